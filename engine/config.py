@@ -1,0 +1,140 @@
+"""models.yaml as frozen specs: what is served and to whom, every problem reported at once with line and key.
+
+How this machine runs it (folders, ports, the database) is the server's settings; whether a model fits is for
+whoever loads it. What an entry may say is engine/config_specs.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from engine.config_document import Document, Location, Problem, read_document, shown
+from engine.config_report import check_spec, did_you_mean, unknown_key
+from engine.config_specs import (
+    SPEC_BY_TASK,
+    ChatEngineSpec,
+    ChatModelSpec,
+    CommonModelSpec,
+    ModelSpec,
+    TierNames,
+    TierSpec,
+)
+from engine.errors import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = [
+    "ChatEngineSpec",
+    "ChatModelSpec",
+    "Config",
+    "ConfigError",
+    "ModelSpec",
+    "Problem",
+    "TierSpec",
+    "load_config",
+]
+
+
+# A file that is something else altogether has a problem on every line.
+LISTED_PROBLEMS = 200
+
+
+class ConfigError(LoadError):
+    """models.yaml is wrong. The message lists every problem; `problems` holds them one by one."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path = path
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
+        listed = self.problems[:LISTED_PROBLEMS]
+        width = max((len(str(problem.line)) for problem in listed if problem.line), default=0)
+        lines = [f"{path}: {len(problems)} problem{'s' if len(problems) != 1 else ''}"]
+        for problem in listed:
+            where = f"line {problem.line:<{width}}  " if problem.line else ""
+            what = f"{problem.key}: {problem.message}" if problem.key else problem.message
+            lines.append(f"  {where}{what}")
+        if len(problems) > len(listed):
+            lines.append(f"  and {len(problems) - len(listed)} more")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A models.yaml without problems; both mappings are read-only, by id, in the file's order."""
+
+    path: Path
+    models: Mapping[str, ModelSpec]
+    tiers: Mapping[str, TierSpec]
+
+
+def load_config(path: Path) -> Config:
+    """Read models.yaml.
+
+    Raises:
+        ConfigError: The file is missing or wrong; it names every problem, not the first alone.
+    """
+    document = read_document(path)
+    models: dict[str, ModelSpec] = {}
+    tiers: dict[str, TierSpec] = {}
+    if document.root is not None:
+        for key in document.root:
+            if key not in {"models", "tiers"}:
+                document.add_problem((key,), unknown_key(key, ("models", "tiers")))
+        names = _tier_names(document.root.get("tiers"))
+        for location, entry in _entries(document, "models"):
+            model = _check_model(entry, location, document, names)
+            if model:
+                models[model.id] = model
+        for location, entry in _entries(document, "tiers"):
+            tier = check_spec(TierSpec, entry, location, document, names)
+            if tier:
+                tiers[tier.id] = tier
+    if document.problems:
+        raise ConfigError(path, document.problems)
+    return Config(path, MappingProxyType(models), MappingProxyType(tiers))
+
+
+def _entries(document: Document, section: str) -> list[tuple[Location, dict[str, object]]]:
+    entries = (document.root or {}).get(section)
+    if not isinstance(entries, dict) or not entries:
+        what = "must hold" if isinstance(entries, dict) or entries is None else "must be a mapping with"
+        document.add_problem((section,), f"{what} at least one of the {section}, each under its own name")
+        return []
+    found: list[tuple[Location, dict[str, object]]] = []
+    for name, entry in entries.items():
+        if isinstance(entry, dict):
+            found.append(((section, name), entry))
+        else:
+            message = "must be a mapping: put its `key: value` lines below, indented"
+            document.add_problem((section, name), message)
+    return found
+
+
+def _check_model(
+    entry: dict[str, object], location: Location, document: Document, names: TierNames | None
+) -> ModelSpec | None:
+    task = entry.get("task")
+    if isinstance(task, str) and task not in SPEC_BY_TASK:
+        tasks = ", ".join(f"`{known}`" for known in SPEC_BY_TASK)
+        message = f"there is no task `{shown(task)}`; there is {tasks}{did_you_mean(task, SPEC_BY_TASK)}"
+        document.add_problem((*location, "task"), message)
+        # Which keys belong to it is unknown, so only what all tasks share is checked.
+        common = {key: entry[key] for key in CommonModelSpec.model_fields if key in entry}
+        check_spec(CommonModelSpec, common, location, document, names)
+        return None
+    spec = SPEC_BY_TASK[task if isinstance(task, str) else "chat"]
+    return check_spec(spec, entry, location, document, names)
+
+
+def _tier_names(tiers: object) -> TierNames | None:
+    """Return None when the tiers themselves are so wrong that checking names against them would mislead."""
+    if not isinstance(tiers, dict) or not tiers:
+        return None
+    lists = [tier.get("models") if isinstance(tier, dict) else None for tier in tiers.values()]
+    usable = {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
+    if not all(isinstance(names, list) for names in lists):
+        usable |= set(tiers)
+    return TierNames(frozenset(tiers), frozenset(usable))

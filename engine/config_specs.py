@@ -1,0 +1,194 @@
+"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config.py's.
+
+The strings under the fields are the help that editors show, by way of models.schema.json.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from engine.config_document import shown
+from engine.config_report import did_you_mean, plain_error
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise plain_error(f"names `{shown(name)}` {times} times: keep one")
+    return names
+
+
+def _words(message: str) -> dict[str, Any]:
+    # Editors show `patternErrorMessage` instead of the regular expression; our own messages use it too.
+    return {"patternErrorMessage": message}
+
+
+Id = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9]([./]?[A-Za-z0-9_-])*$",
+        max_length=64,
+        json_schema_extra=_words(
+            "a name of at most 64 letters, digits and `-` `_` `.` `/`"
+            " (starting with a letter or digit, without `..` or `//`)"
+        ),
+    ),
+]
+Folder = Annotated[
+    str,
+    Field(
+        pattern=r"^[^/\\\x00-\x1f.~][^/\\\x00-\x1f]*(/[^/\\\x00-\x1f.~][^/\\\x00-\x1f]*)*$",
+        max_length=255,
+        json_schema_extra=_words(
+            "a folder below the weights directory, like `my-model` or `team/my-model`"
+            " (relative, without `..`, no part starting with a dot or `~`)"
+        ),
+    ),
+]
+Word = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9_]+$",
+        max_length=64,
+        json_schema_extra=_words("a name of small letters, digits and `_`"),
+    ),
+]
+Name = TypeVar("Name", bound=str)
+# Strict mode would refuse YAML's lists for tuples.
+Names = Annotated[
+    tuple[Name, ...],
+    Field(strict=False, min_length=1, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(_each_once),
+]
+ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TierNames:
+    """What the file's tiers are called, for the checks that look across entries."""
+
+    defined: frozenset[str]
+    usable: frozenset[str]
+
+
+def _check_defined(tier: str, names: TierNames) -> None:
+    if tier not in names.defined:
+        raise plain_error(f"there is no tier `{shown(tier)}` under `tiers`{did_you_mean(tier, names.defined)}")
+
+
+class TierSpec(Spec):
+    """A tier of keys."""
+
+    id: Id
+    models: Names[str]
+    """Keys of this tier may use the models of these tiers."""
+
+    @field_validator("models")
+    @classmethod
+    def _tiers_exist(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if isinstance(info.context, TierNames):
+            for name in names:
+                _check_defined(name, info.context)
+        return names
+
+
+class CommonModelSpec(Spec):
+    """What every model has, whatever its task."""
+
+    id: Id
+    tier: str
+    """Which keys may use the model: those whose tier lists this one (see `tiers` below)."""
+    owned_by: Annotated[str, Field(min_length=1, max_length=64)] = "hearth"
+    """Shown in the list of models as its owner."""
+    description: Annotated[str, Field(max_length=1000)] = ""
+    """One or two sentences for the people who choose a model."""
+    weights: Folder
+    """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
+    demo: Word | None = None
+    """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
+
+    @field_validator("tier")
+    @classmethod
+    def _some_key_may_use_it(cls, tier: str, info: ValidationInfo) -> str:
+        if isinstance(info.context, TierNames):
+            _check_defined(tier, info.context)
+            if tier not in info.context.usable:
+                message = f"no tier lists `{tier}` under its `models`, so no key could use this model"
+                raise plain_error(f"{message}: add it to one")
+        return tier
+
+
+class ChatEngineSpec(Spec):
+    """What vLLM is told about a chat model. Every value has a default."""
+
+    context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens of prompt and answer together. null: what the model's own configuration says."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens of one answer at most. null: whatever the prompt leaves of the context."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Requests that are generated at the same time; more wait in the queue."""
+    max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Requests that may wait. The next one is answered with 503 server_overloaded."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of the weights in memory. auto: what the model was saved in."""
+    kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
+    """GiB for the KV cache, which holds the running conversations. null: on a GPU what
+    gpu_memory_utilization leaves, on a CPU 1 GiB (demo model: 0.0625)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory for this model, weights and cache together. Shares of models on one GPU
+    must add up to less than 1. Without effect on a CPU."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs that the model is split over."""
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
+    enforce_eager: bool | None = None
+    """true: skip compilation and CUDA graphs, for a faster start and slower answers. null: true on a CPU."""
+    tool_parser: Word | None = None
+    """vLLM's parser of function calls, like hermes or llama3_json. null: chosen from the
+    model's family; none: no parser."""
+    reasoning_parser: Word | None = None
+    """vLLM's parser of thinking sections, like qwen3. null: chosen from the
+    model's family; none: no parser."""
+
+    @field_validator("max_output_tokens")
+    @classmethod
+    def _fits_the_context(cls, tokens: int | None, info: ValidationInfo) -> int | None:
+        context = info.data.get("context_length")
+        if tokens is not None and context is not None and tokens > context:
+            raise plain_error(f"must be at most context_length ({context}), not {tokens}")
+        return tokens
+
+
+class ChatModelSpec(CommonModelSpec):
+    """A chat model."""
+
+    task: Literal["chat"]
+    """What the model does."""
+    capabilities: Annotated[Names[ChatCapability], Field(json_schema_extra={"contains": {"const": "chat"}})]
+    """What clients may ask of it; each is checked against the model when it is loaded."""
+    engine: ChatEngineSpec = ChatEngineSpec()
+    """What vLLM is told. Every value has a default."""
+
+    @field_validator("capabilities")
+    @classmethod
+    def _can_chat(cls, capabilities: tuple[ChatCapability, ...]) -> tuple[ChatCapability, ...]:
+        if "chat" not in capabilities:
+            raise plain_error("must contain `chat`, because the task is chat")
+        return capabilities
+
+
+# A task is added here: its spec class joins the union, and nothing else in this file changes.
+ModelSpec: TypeAlias = ChatModelSpec
+SPEC_BY_TASK: dict[str, type[ModelSpec]] = {
+    get_args(spec.model_fields["task"].annotation)[0]: spec for spec in (get_args(ModelSpec) or (ModelSpec,))
+}

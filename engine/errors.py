@@ -1,0 +1,80 @@
+"""What can go wrong in the engine, sorted by whose fault it is.
+
+EngineError
+├── RequestError              the caller's: the request can never work as it is
+│   ├── ContextLengthError    prompt + max_tokens do not fit the model
+│   └── UnsupportedCapabilityError
+├── UnknownModelError         the caller's: no such model
+├── OverloadedError           too much work: try again later
+├── UnavailableError          the model cannot answer right now
+│   ├── ModelLoadingError     it has not been ready yet, or is being loaded again on purpose
+│   └── EngineDiedError       its process died; it is being restarted
+├── GenerationError           this one answer failed, the engine lives
+└── LoadError                 the operator's: a model cannot be loaded
+    └── ConfigError           models.yaml is wrong (engine/config.py)
+
+Messages are written by us and may be shown to clients: no path, no prompt, no text of a lower library.
+The lower library's error is kept as `__cause__`.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Any failure that the engine reports; `message` is safe to show to a client."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RequestError(EngineError):
+    """The request is wrong. `param` is the path of the field, like `messages[2].content`."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    """Prompt and answer together are longer than the model's context."""
+
+
+class UnsupportedCapabilityError(RequestError):
+    """The model exists but cannot do what was asked."""
+
+
+class UnknownModelError(EngineError):
+    """No model of that name is configured."""
+
+
+class OverloadedError(EngineError):
+    """The queue is full. `retry_after_seconds` is an honest guess."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnavailableError(EngineError):
+    """The model cannot take requests now. `retry_after_seconds` is an honest guess."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ModelLoadingError(UnavailableError):
+    """The model is being loaded."""
+
+
+class EngineDiedError(UnavailableError):
+    """The engine process died, before or during this request."""
+
+
+class GenerationError(EngineError):
+    """The engine gave up on this answer; the next request may well succeed."""
+
+
+class LoadError(EngineError):
+    """A model cannot be loaded. The message is for the operator and may name files."""
