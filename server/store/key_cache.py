@@ -1,0 +1,167 @@
+"""Keeps recently seen keys in memory, so that a request rarely asks the database and outlives its hiccups.
+
+Owns freshness, staleness and the batch of last-used dates; what a valid key is, is `keys.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from server.store.errors import StoreError, StoreUnavailableError
+from server.store.key_format import ParsedKey, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from types import TracebackType
+
+    from server.store.keys import ApiKey, KeyStore
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Known:
+    key: ApiKey
+    confirmed_at: float  # when the store was last asked and vouched for it
+    ask_again_at: float
+
+
+@dataclass(eq=False)
+class KeyCache:
+    """Authenticates through a bounded memory of what the store said. Use as `async with`; see also `flush`.
+
+    A revoked key stops working `ttl_seconds` + one lookup after the revocation, in every process. While
+    the store fails, keys seen before go on working until `stale_seconds` after it last vouched for them; all
+    others raise StoreUnavailableError: nobody can tell whether they are valid. `clock` is monotonic seconds.
+    """
+
+    store: KeyStore
+    ttl_seconds: float = 5.0
+    unknown_ttl_seconds: float = 1.0
+    max_entries: int = 4096
+    clock: Callable[[], float] = time.monotonic
+    stale_seconds: float = 300.0
+    lookup_timeout_seconds: float = 3.0
+    flush_every_seconds: float = 60.0
+    # Both by SHA-256 of the presented text, least recently used first. Apart from each other, so that a
+    # stranger's stream of invented keys cannot push out the real ones.
+    _known: OrderedDict[bytes, _Known] = field(default_factory=OrderedDict, init=False, repr=False)
+    _unknown: OrderedDict[bytes, float] = field(default_factory=OrderedDict, init=False, repr=False)
+    _lookups: dict[bytes, asyncio.Task[ApiKey | None]] = field(default_factory=dict, init=False, repr=False)
+    _used: dict[str, datetime] = field(default_factory=dict, init=False, repr=False)
+    _flushing: asyncio.Task[None] | None = field(default=None, init=False, repr=False)
+
+    async def __aenter__(self) -> Self:
+        self._flushing = asyncio.create_task(self._flush_for_ever())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, and write the last-used dates. A failing store does not hold up the shutdown."""
+        tasks = [*self._lookups.values(), *([self._flushing] if self._flushing else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._try_to_flush()
+
+    async def authenticate(self, text: str) -> ApiKey | None:
+        """The usable key with this text, or None. Any text may be given. Raises StoreUnavailableError."""
+        presented = parse(text)
+        if presented is None:
+            return None
+        now = self.clock()
+        known = self._known.get(presented.sha256)
+        if known is not None and now < known.ask_again_at:
+            self._known.move_to_end(presented.sha256)
+            return self._admit(known.key)
+        if now < self._unknown.get(presented.sha256, now):
+            return None
+        try:
+            return self._admit(await self._look_up(presented))
+        except StoreUnavailableError:
+            stale = self._stale(presented)
+            if stale is None:
+                raise
+            return self._admit(stale)
+
+    async def flush(self) -> None:
+        """Write the collected last-used dates in one transaction. On StoreUnavailableError they are kept."""
+        used, self._used = self._used, {}
+        try:
+            await self.store.record_use(used)
+        except BaseException:
+            self._used = used | self._used
+            raise
+
+    def _admit(self, key: ApiKey | None) -> ApiKey | None:
+        if key is None:
+            return None
+        now = self.store.clock()
+        if not key.usable_at(now):
+            return None
+        self._used[key.public_id] = now
+        return key
+
+    def _stale(self, presented: ParsedKey) -> ApiKey | None:
+        known = self._known.get(presented.sha256)
+        now = self.clock()
+        if known is None or now - known.confirmed_at > self.stale_seconds:
+            return None
+        # One request per ttl waits for the failing store, not every one
+        known.ask_again_at = now + self.ttl_seconds
+        return known.key
+
+    async def _look_up(self, presented: ParsedKey) -> ApiKey | None:
+        lookup = self._lookups.get(presented.sha256)
+        if lookup is None:
+            # A task of its own: callers that leave must not take the answer away from the others
+            lookup = asyncio.create_task(self._ask(presented))
+            self._lookups[presented.sha256] = lookup
+            lookup.add_done_callback(lambda done: self._landed(presented, done))
+        await asyncio.wait({lookup}, timeout=self.lookup_timeout_seconds)
+        if not lookup.done() or lookup.cancelled():
+            raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.")
+        return lookup.result()
+
+    async def _ask(self, presented: ParsedKey) -> ApiKey | None:
+        asked_at = self.clock()
+        key = await self.store.check(presented)
+        # Known is recorded here rather than by the caller, so that an answer after the timeout counts too
+        if key is None:
+            self._known.pop(presented.sha256, None)
+            self._unknown[presented.sha256] = self.clock() + self.unknown_ttl_seconds
+            self._unknown.move_to_end(presented.sha256)
+        else:
+            self._unknown.pop(presented.sha256, None)
+            self._known[presented.sha256] = _Known(key, asked_at, asked_at + self.ttl_seconds)
+            self._known.move_to_end(presented.sha256)
+        for entries in (self._known, self._unknown):
+            while len(entries) > self.max_entries:
+                entries.popitem(last=False)
+        return key
+
+    def _landed(self, presented: ParsedKey, lookup: asyncio.Task[ApiKey | None]) -> None:
+        self._lookups.pop(presented.sha256, None)
+        if not lookup.cancelled():
+            lookup.exception()  # callers may have stopped waiting; an unread error would be printed
+
+    async def _flush_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self.flush_every_seconds)
+            await self._try_to_flush()
+
+    async def _try_to_flush(self) -> None:
+        try:
+            await self.flush()
+        except StoreError as error:
+            logger.warning("last-used dates of %d keys are not written yet: %s", len(self._used), error.message)

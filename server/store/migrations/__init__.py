@@ -1,0 +1,41 @@
+"""The schema's version: which one this release wants, and how a database gets there.
+
+Alembic is imported only when there is something to do. Versions are numbers padded to four digits, so that
+a database from a newer release can be told from a foreign one. A new one: `python -m server.store.migrations
+"add usage"`, edit the file, and raise HEAD.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy import Connection
+
+HEAD = "0001"
+VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's database must not look like ours
+
+
+def config() -> Config:
+    """Alembic's configuration, without an ini file."""
+    from alembic.config import Config
+
+    folder = Path(__file__).parent
+    settings = Config()
+    # Config parses with interpolation: a percent sign in the installation path would be a reference
+    settings.set_main_option("script_location", str(folder).replace("%", "%%"))
+    settings.set_main_option("version_locations", str(folder / "versions").replace("%", "%%"))
+    settings.set_main_option("path_separator", "newline")
+    settings.set_main_option("file_template", "%%(rev)s_%%(slug)s")
+    return settings
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to HEAD inside the caller's transaction; does nothing where it is there already."""
+    from alembic import command
+
+    settings = config()
+    settings.attributes["connection"] = connection
+    command.upgrade(settings, HEAD)

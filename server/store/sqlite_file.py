@@ -1,0 +1,144 @@
+"""What is special about a database in one SQLite file: making it, judging it before use, WAL mode.
+
+All of it blocks and runs in a thread when the store opens. Nothing here writes to a file it has not judged
+sound and ours; a damaged one is left exactly as it is for its owner to restore.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from server.store.errors import StoreError
+from server.store.migrations import HEAD, VERSION_TABLE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_REMEDY = (
+    "Hearth has not changed it. Stop the server, move the file (and those ending in -wal and -shm) aside, "
+    "and put a backup in its place; without a backup, start anew and create new keys. See docs/keys.md, "
+    "'When the database is damaged'."
+)
+
+
+def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
+    """Make the file if there is none, judge it, switch it to WAL; returns its schema version, None if empty.
+
+    Raises StoreError, with the remedy, for a file that is damaged, foreign, too new or unreachable.
+    """
+    try:
+        _create(path)
+        version = _judge(path, busy_timeout_seconds)
+        _switch_to_wal(path, busy_timeout_seconds)
+    except sqlite3.Error as error:
+        raise _explained(path, error) from error
+    except OSError as error:
+        raise StoreError(
+            f"The key database {path} cannot be reached: {error.strerror}. Check that the data directory "
+            "exists on a local disk and belongs to the user that runs Hearth."
+        ) from error
+    return version
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Tells whether a path still names the file it named before. Raises OSError."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _create(path: Path) -> None:
+    # Asked in this order, because another process may be making both right now
+    log = path.with_name(path.name + "-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    if path.exists():
+        return
+    if has_log:
+        raise StoreError(
+            f"The key database {path} is gone, but its log {log.name} is still there, so it was moved or "
+            f"deleted. Put {path.name} back beside its log, or restore a backup. To start anew without the "
+            f"old keys, move {log.name} aside."
+        )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives its -wal and -shm files the mode of the database
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+
+
+def _judge(path: Path, busy_timeout_seconds: float) -> str | None:
+    with closing(_connect(path, "ro", busy_timeout_seconds)) as connection:
+        problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
+        if problems != ["ok"]:
+            raise StoreError(f"The key database {path} is damaged (SQLite: {problems[0]}). {_REMEDY}")
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables:
+            return None
+        if VERSION_TABLE not in tables:
+            raise StoreError(
+                f"{path} is a database of another program: it has tables, but none named {VERSION_TABLE}. "
+                "Hearth has not changed it. Point the data directory somewhere else, or move that file "
+                "away."
+            )
+        row = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()  # noqa: S608 - our constant
+    return _known(path, str(row[0])) if row else None
+
+
+def _known(path: Path, version: str) -> str:
+    if version.isdecimal() and int(version) <= int(HEAD):
+        return version
+    raise StoreError(
+        f"The key database {path} has schema {version[:32]!r}; this release of Hearth knows schemas up to "
+        f"{HEAD}. A newer release has used it. Run that release again, or restore the backup made before "
+        "the upgrade (see docs/keys.md). Hearth has not changed the file."
+    )
+
+
+def _switch_to_wal(path: Path, busy_timeout_seconds: float) -> None:
+    """WAL lets requests read keys while somebody writes. The file remembers it, so this happens once."""
+    deadline = time.monotonic() + busy_timeout_seconds
+    with closing(_connect(path, "rw", busy_timeout_seconds)) as connection:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            return
+        while True:
+            try:
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            except sqlite3.OperationalError as error:
+                # SQLite does not wait here when two processes make the switch at once
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                break
+    if mode != "wal":
+        raise StoreError(
+            f"The file system of {path} does not allow SQLite's write-ahead log. Use a local disk, not a network share."
+        )
+
+
+def _connect(path: Path, mode: str, busy_timeout_seconds: float) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=busy_timeout_seconds,
+        isolation_level=None,
+    )
+
+
+def _explained(path: Path, error: sqlite3.Error) -> StoreError:
+    name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+    if name == "SQLITE_NOTADB":
+        return StoreError(f"{path} is not a SQLite database, or its first page is overwritten. {_REMEDY}")
+    if name.startswith("SQLITE_CORRUPT"):
+        return StoreError(f"The key database {path} is damaged (SQLite: {error}). {_REMEDY}")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreError(
+            f"The key database {path} is locked by another program. Close what holds it (`fuser {path}` "
+            "names it) and start again."
+        )
+    return StoreError(
+        f"The key database {path} cannot be opened (SQLite: {error}, {name}). Check that file and directory "
+        "belong to the user that runs Hearth, that the disk is not full and that the path is a file on a "
+        "local disk."
+    )

@@ -1,0 +1,83 @@
+"""Real locks, moved files and second processes for the tests of the store."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from server.store import sqlite_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+# Imports once and forks, because a Python start per writer would take most of the test's time. For a line
+# "WRITERS KEYS" it forks writers; they say their pid and each key once acknowledged; then it says how each ended.
+WRITERS = """
+import asyncio, os, sys
+import aiosqlite, alembic.command
+from server.store import Database, KeyStore
+
+def say(line):
+    os.write(1, (line + "\\n").encode())
+
+async def create_keys(count):
+    async with await Database.open(sys.argv[1], busy_timeout_seconds=60) as database:
+        store = KeyStore(database)
+        for number in range(count):
+            _, key = await store.create(f"key {number}", "standard")
+            say(f"{os.getpid()} {key.public_id}")
+
+say("ready")
+for line in sys.stdin:
+    writers, keys = map(int, line.split())
+    for _ in range(writers):
+        if os.fork() == 0:
+            code = 1
+            try:
+                asyncio.run(create_keys(keys))
+                code = 0
+            finally:
+                os._exit(code)
+    for _ in range(writers):
+        _, status = os.wait()
+        say(f"ended {os.waitstatus_to_exitcode(status)}")
+"""
+
+
+@contextmanager
+def moved_away(file: Path) -> Iterator[None]:
+    away = file.rename(file.with_suffix(".away"))
+    yield
+    away.rename(file)
+
+
+@contextmanager
+def held(file: Path, *statements: str) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for statement in (*statements, "BEGIN EXCLUSIVE"):
+            connection.execute(statement)
+        yield connection
+
+
+def run_python(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@contextmanager
+def writers(file: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WRITERS, sqlite_url(file)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()

@@ -1,0 +1,138 @@
+"""`hearth keys` as people and scripts use it, against a real database and the models.yaml of this repository."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli_keys import app
+from server.store import ApiKey, Database, KeyStore, sqlite_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    Keys = Callable[..., Result]
+
+MODELS = Path(__file__).parents[2] / "models.yaml"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    environment = {"HEARTH_DATA_DIR": str(tmp_path), "HEARTH_MODELS": str(MODELS), "COLUMNS": "40"}
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments, env=environment)
+
+    return run
+
+
+def created(keys: Keys, *arguments: str) -> dict[str, Any]:
+    result = keys("create", "--name", "laptop", "--tier", "standard", "--json", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    value = json.loads(result.stdout)
+    assert isinstance(value, dict)
+    return value
+
+
+def authenticated(folder: Path, text: str) -> ApiKey | None:
+    async def ask() -> ApiKey | None:
+        async with await Database.open(sqlite_url(folder)) as database:
+            return await KeyStore(database).authenticate(text)
+
+    return asyncio.run(ask())
+
+
+def test_create_prints_one_json_object_with_a_key_that_works(keys: Keys, tmp_path: Path) -> None:
+    value = created(keys, "--scope", "models", "--scope", "chat", "--model", "service-plus")
+    key = authenticated(tmp_path, value["key"])
+    assert key is not None
+    assert list(value) == ["key", "public_id", "name", "tier", "scopes", "models", "expires_at", "created_at"]
+    assert (value["public_id"], value["scopes"]) == (key.public_id, ["chat", "models"])
+    assert (value["models"], value["expires_at"]) == (["service-plus"], None)
+    assert value["created_at"] == f"{key.created_at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def test_create_for_people_prints_the_key_alone_and_whole_on_its_line(keys: Keys, tmp_path: Path) -> None:
+    result = keys("create", "--name", "laptop", "--tier", "standard")
+    assert result.exit_code == 0
+    [text] = [line for line in result.stdout.splitlines() if line.startswith("hk_")]
+    assert authenticated(tmp_path, text)
+    assert "Shown once" in result.stdout
+
+
+@pytest.mark.parametrize(("given", "ends"), [("2099-01-31", "2099-01-31T23:59:59Z"), ("90d", None), ("4w", None)])
+def test_an_end_is_a_day_or_a_span(keys: Keys, given: str, ends: str | None) -> None:
+    value = created(keys, "--expires", given)
+    assert value["expires_at"] > value["created_at"]
+    assert ends in (None, value["expires_at"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tier", "standart"], ["standart", "Did you mean 'standard'?", "enhanced"]),
+        (["--scope", "chta"], ["chta", "Did you mean 'chat'?", "metrics"]),
+        (["--model", "service-pls"], ["service-pls", "Did you mean 'service-plus'?", "service-pro"]),
+        (["--model", "service-pro"], ["standard", "may not use", "enhanced"]),
+        (["--expires", "soon"], ["soon", "90d", "2027-01-31"]),
+        (["--expires", "999999w"], ["999999w"]),
+        (["--expires", "2020-01-01"], ["passed"]),
+        (["--expires", "0d"], ["passed"]),
+        (["--name", "a\tb"], ["printable"]),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_would_be_right(
+    keys: Keys, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = keys("create", "--name", "laptop", "--tier", "standard", "--json", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert [word for word in words if word not in result.stderr] == []
+    assert json.loads(keys("list", "--json").stdout) == {"keys": []}
+
+
+def test_list_shows_whole_ids_and_nothing_of_a_secret(keys: Keys) -> None:
+    assert "No keys yet" in keys("list").stdout
+    values = [created(keys), created(keys, "--name", "[red] door")]
+    shown = keys("list").stdout
+    assert all(value["public_id"] in shown for value in values)
+    assert "[red] door" in shown
+    for output in (shown, keys("list", "--json").stdout):
+        assert not any(value["key"].split("_")[2][:12] in output for value in values)
+    listed = json.loads(keys("list", "--json").stdout)["keys"]
+    assert [key["public_id"] for key in listed] == [value["public_id"] for value in values]
+
+
+@pytest.mark.parametrize("form", ["{public_id}", "hk_{public_id}", "{key}", "{key}mistyped"])
+def test_revoke_takes_the_id_in_any_form_and_never_repeats_a_secret(keys: Keys, tmp_path: Path, form: str) -> None:
+    value = created(keys)
+    result = keys("revoke", form.format(**value))
+    assert result.exit_code == 0
+    assert value["public_id"] in result.stdout
+    assert value["key"].split("_")[2][:12] not in result.output
+    assert authenticated(tmp_path, value["key"]) is None
+    again = keys("revoke", value["public_id"], "--json")
+    assert (again.exit_code, json.loads(again.stdout)["public_id"]) == (0, value["public_id"])
+
+
+def test_revoking_an_unknown_or_garbled_id_is_refused_without_repeating_it(keys: Keys) -> None:
+    unknown = keys("revoke", "0123456789Ab", "--json")
+    assert (unknown.exit_code, unknown.stdout) == (2, "")
+    assert "no key 0123456789Ab" in unknown.stderr
+    garbled = keys("revoke", "7YZqUXECKXVf2i8Fz128xGfkge8WLpqt")
+    assert garbled.exit_code == 2
+    assert "7YZqUXEC" not in garbled.output
+
+
+def test_a_damaged_database_is_reported_with_the_remedy(keys: Keys, tmp_path: Path) -> None:
+    (tmp_path / "hearth.db").write_bytes(b"this is no database" * 300)
+    result = keys("list", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "is not a SQLite database" in result.stderr
+    assert "docs/keys.md" in result.stderr

@@ -1,0 +1,248 @@
+"""The database file: opening, damage, and several processes. Real SQLite files, real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import select
+import signal
+import sqlite3
+import stat
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from store_parts import held, moved_away, run_python, writers
+
+from server.store import Database, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
+from server.store.key_format import new_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "hearth.db"
+
+
+@pytest.fixture
+async def database(file: Path) -> AsyncIterator[Database]:
+    async with await Database.open(sqlite_url(file), busy_timeout_seconds=0.05) as database:
+        yield database
+
+
+async def fill(file: Path, count: int = 60) -> None:
+    async with await Database.open(sqlite_url(file)) as database:
+        for number in range(count):
+            await KeyStore(database).create(f"key {number}" + "x" * 40, "standard")
+
+
+def contents(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+async def test_a_new_database_and_its_folder_are_the_owners_alone(file: Path, database: Database) -> None:
+    await KeyStore(database).create("laptop", "standard")
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
+    assert modes == {"hearth.db": 0o600, "hearth.db-wal": 0o600, "hearth.db-shm": 0o600}
+
+
+async def test_commits_are_synced_to_the_disk_and_log_ahead(database: Database) -> None:
+    async with database.reading() as connection:
+        pragmas = {
+            name: (await connection.exec_driver_sql(f"PRAGMA {name}")).scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 50}
+
+
+@pytest.mark.parametrize("name", ["hearth.db", "a b#c%20?d.db", "ü.db"])
+async def test_the_url_of_a_path_leads_back_to_it(tmp_path: Path, name: str) -> None:
+    async with await Database.open(sqlite_url(tmp_path / name)):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+def test_the_url_of_a_folder_is_that_of_hearth_db_in_it(tmp_path: Path) -> None:
+    assert sqlite_url(tmp_path) == sqlite_url(tmp_path / "hearth.db")
+
+
+def test_the_schema_that_the_code_expects_is_the_newest_migration() -> None:
+    from alembic.script import ScriptDirectory
+
+    assert ScriptDirectory.from_config(migrations.config()).get_heads() == [migrations.HEAD]
+
+
+async def test_the_migrations_make_the_tables_that_the_code_describes(database: Database) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    from server.store.schema import metadata
+
+    async with database.reading() as connection:
+        differences = await connection.run_sync(
+            lambda plain: compare_metadata(
+                MigrationContext.configure(plain, opts={"version_table": migrations.VERSION_TABLE}), metadata
+            )
+        )
+    assert differences == []
+
+
+def test_an_up_to_date_database_opens_without_loading_alembic(file: Path) -> None:
+    asyncio.run(fill(file, 1))
+    program = (
+        "import asyncio, sys; from server.store import Database\n"
+        "async def main():\n"
+        "    async with await Database.open(sys.argv[1]): print('alembic' in sys.modules)\n"
+        "asyncio.run(main())"
+    )
+    assert run_python(program, sqlite_url(file)) == "False\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite+aiosqlite://",
+        "sqlite+aiosqlite:///:memory:",
+        "sqlite+aiosqlite:////tmp/x.db?mode=ro",
+        "postgresql+psycopg://hearth:swordfish@db/hearth",
+        "nonsense swordfish",
+    ],
+)
+async def test_a_url_that_is_no_sqlite_file_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(StoreError, match="sqlite\\+aiosqlite:////") as caught:
+        await Database.open(url)
+    assert "swordfish" not in caught.value.message
+
+
+def overwritten(file: Path, offset: int, length: int) -> bytes:
+    with file.open("r+b") as handle:
+        handle.seek(offset)
+        handle.write(random.Random(7).randbytes(length))  # noqa: S311 - the same damage every time
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "words"),
+    [(4096, 8192, "is damaged"), (0, 100, "is not a SQLite database"), (100, 3000, "is damaged")],
+)
+async def test_a_damaged_file_is_refused_with_the_remedy_and_left_as_it_is(
+    file: Path, offset: int, length: int, words: str
+) -> None:
+    await fill(file)
+    before = overwritten(file, offset, length)
+    with pytest.raises(StoreError, match=words) as caught:
+        await Database.open(sqlite_url(file))
+    assert str(file) in caught.value.message
+    assert "backup" in caught.value.message
+    assert contents(file) == before
+
+
+async def test_a_cut_off_file_is_refused_and_left_as_it_is(file: Path) -> None:
+    await fill(file)
+    before = contents(file)[:-4096]
+    os.truncate(file, len(before))
+    with pytest.raises(StoreError, match="damaged"):
+        await Database.open(sqlite_url(file))
+    assert contents(file) == before
+
+
+@pytest.mark.parametrize("version", ["0002", "9999", "f00ba4"])
+async def test_a_database_of_a_newer_release_is_refused_and_left_as_it_is(file: Path, version: str) -> None:
+    await fill(file, 1)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE hearth_schema SET version_num = ?", (version,))
+    before = contents(file)
+    with pytest.raises(StoreError, match="newer release"):
+        await Database.open(sqlite_url(file))
+    assert contents(file) == before
+
+
+async def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    before = contents(file)
+    with pytest.raises(StoreError, match="another program"):
+        await Database.open(sqlite_url(file))
+    assert contents(file) == before
+
+
+async def test_a_database_that_was_moved_away_from_its_log_is_not_made_anew(file: Path) -> None:
+    async with await Database.open(sqlite_url(file)) as database:
+        await KeyStore(database).create("laptop", "standard")
+        with moved_away(file):
+            with pytest.raises(StoreError, match="is gone, but its log"):
+                await Database.open(sqlite_url(file))
+            assert not await asyncio.to_thread(file.exists)
+
+
+async def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        await Database.open(f"sqlite+aiosqlite:///{tmp_path}")
+
+
+async def test_a_locked_database_is_refused_at_the_start(file: Path) -> None:
+    await fill(file, 1)
+    with held(file, "PRAGMA locking_mode = EXCLUSIVE"), pytest.raises(StoreError, match="is locked"):
+        await Database.open(sqlite_url(file), busy_timeout_seconds=0.05)
+
+
+async def test_damage_while_running_fails_closed_for_unknown_keys(file: Path) -> None:
+    await fill(file)
+    async with await Database.open(sqlite_url(file)) as database:
+        overwritten(file, 4096, 4096 * 8)
+        with pytest.raises(StoreUnavailableError):
+            await KeyStore(database).authenticate(new_key().text)
+
+
+def test_processes_that_open_a_new_database_and_write_at_once_all_succeed(file: Path) -> None:
+    with writers(file) as process:
+        out, _ = process.communicate("5 8\n", timeout=60)
+    lines = out.splitlines()
+    assert [line for line in lines if line.startswith("ended")] == ["ended 0"] * 5
+    acknowledged = {line.split()[1] for line in lines if not line.startswith("ended")}
+    assert len(acknowledged) == 40
+    assert public_ids(file) == acknowledged
+
+
+def public_ids(file: Path) -> set[str]:
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return {row[0] for row in connection.execute("SELECT public_id FROM api_key")}
+
+
+def test_no_acknowledged_key_is_lost_when_its_writer_is_killed(file: Path) -> None:
+    dice = random.Random(20)  # noqa: S311 - the same moments every time
+    acknowledged: set[str] = set()
+    with writers(file) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(20):
+            process.stdin.write("1 1000000\n")
+            process.stdin.flush()
+            lines = [process.stdout.readline() for _ in range(dice.randint(1, 6))]
+            select.select([], [], [], dice.random() * 0.005)  # anywhere in the next commits
+            os.kill(int(lines[0].split()[0]), signal.SIGKILL)
+            # What was acknowledged before the kill but not read yet counts too
+            lines += list(iter(process.stdout.readline, "ended -9\n"))
+            acknowledged |= {line.split()[1] for line in lines}
+            assert acknowledged <= public_ids(file)
+    assert len(acknowledged) >= 20
+
+
+async def test_while_another_process_writes_keys_are_read_and_writes_are_refused(
+    file: Path, database: Database
+) -> None:
+    store = KeyStore(database)
+    text, key = await store.create("laptop", "standard")
+    with held(file):
+        assert await store.authenticate(text) == key
+        assert await store.authenticate(new_key().text) is None
+        with pytest.raises(StoreUnavailableError, match="locked") as caught:
+            await store.create("phone", "standard")
+    assert caught.value.retry_after_seconds > 0
+    await store.create("phone", "standard")
