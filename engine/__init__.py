@@ -1,0 +1,63 @@
+"""Hearth's engine: models and hardware. This module is the front door; nothing else needs importing."""
+
+from engine.config import Config, ConfigError, ModelSpec, TierSpec, load_config
+from engine.engine import Engine
+from engine.errors import (
+    ContextLengthError,
+    EngineDiedError,
+    EngineError,
+    GenerationError,
+    LoadError,
+    ModelLoadingError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+    UnknownModelError,
+    UnsupportedCapabilityError,
+)
+from engine.types import (
+    ChatChoice,
+    ChatDelta,
+    ChatRequest,
+    ChatResult,
+    ChatStep,
+    FinishReason,
+    ModelHealth,
+    ModelInfo,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
+
+__all__ = [
+    "ChatChoice",
+    "ChatDelta",
+    "ChatRequest",
+    "ChatResult",
+    "ChatStep",
+    "Config",
+    "ConfigError",
+    "ContextLengthError",
+    "Engine",
+    "EngineDiedError",
+    "EngineError",
+    "FinishReason",
+    "GenerationError",
+    "LoadError",
+    "ModelHealth",
+    "ModelInfo",
+    "ModelLoadingError",
+    "ModelSpec",
+    "OverloadedError",
+    "RequestError",
+    "TierSpec",
+    "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
+    "UnavailableError",
+    "UnknownModelError",
+    "UnsupportedCapabilityError",
+    "Usage",
+    "load_config",
+]

@@ -1,0 +1,34 @@
+"""The only place that imports vllm, torch, transformers: one file per library and task. Imported when a model loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator
+
+    from engine.types import ChatRequest, ChatResult, ChatStep
+
+
+class ChatBackend(Protocol):
+    """A loaded chat model. `died` is set once, the moment its process is gone; it never comes back to life."""
+
+    context_length: int
+    died: asyncio.Event
+
+    def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
+        """Yield the answer step by step. Closing the generator aborts. Raises `EngineError`s."""
+        ...
+
+    async def complete(self, request: ChatRequest) -> ChatResult:
+        """Return the whole answer. Cancelling aborts. Raises `EngineError`s."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End it gracefully, within seconds."""
+        ...
+
+    def terminate(self) -> None:
+        """End it now."""
+        ...

@@ -1,0 +1,125 @@
+"""Turns vLLM's exceptions into ours. Their texts may hold parts of a prompt or paths: none is passed on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from vllm.exceptions import GenerationError as VllmGenerationError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from engine.errors import (
+    ContextLengthError,
+    EngineDiedError,
+    EngineError,
+    GenerationError,
+    OverloadedError,
+    RequestError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROMPT_PARAMETERS = {"input_tokens", "input_text", "prompt"}
+# vLLM's parameter -> the field that the client knows. Anything else is not named: it may not be a field of ours.
+_FIELDS = {
+    **{
+        name: name
+        for name in [
+            "temperature",
+            "top_p",
+            "logprobs",
+            "top_logprobs",
+            "logit_bias",
+            "max_tokens",
+            "messages",
+            "tools",
+            "tool_choice",
+            "reasoning_effort",
+            "response_format",
+            "seed",
+            "stop",
+            "n",
+        ]
+    },
+    "chat_template": "messages",
+    "tool_calls": "messages",
+    "max_completion_tokens": "max_tokens",
+    "structured_outputs": "response_format",
+}
+
+
+@contextmanager
+def translated_errors(context_length: int) -> Iterator[None]:
+    """Raise `EngineError`s only. What is not vLLM's own passes through: it is our bug."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except EngineDeadError as error:
+        raise engine_died() from error
+    except GracefulHTTPError as error:
+        raise OverloadedError(
+            "The queue of this model is full. Try again in a few seconds.", retry_after_seconds=2
+        ) from error
+    except VLLMClientError as error:
+        raise _request_error(error, context_length) from error
+    except (VllmGenerationError, EngineGenerateError) as error:
+        raise GenerationError("The model gave up on this answer. Send the request again.") from error
+
+
+@contextmanager
+def translated_template_errors() -> Iterator[None]:
+    """A chat template may refuse a conversation with any of these; which one depends on the model."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise RequestError(
+            "The model's chat template refused this conversation. Check the order of the roles and that each "
+            "message has the content that its role needs.",
+            param="messages",
+        ) from error
+
+
+def engine_died() -> EngineDiedError:
+    """What every request gets whose engine process is gone."""
+    return EngineDiedError(
+        "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
+        retry_after_seconds=5,
+    )
+
+
+def check_context(prompt_tokens: int, max_tokens: int | None, context_length: int) -> None:
+    """Refuse what cannot fit. An answer needs room for at least one token."""
+    asked = prompt_tokens + (max_tokens if max_tokens is not None else 1)
+    if asked <= context_length:
+        return
+    if max_tokens is None:
+        raise ContextLengthError(
+            f"This model's maximum context length is {context_length} tokens. However, your messages come to "
+            f"{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the messages.",
+            param="messages",
+        )
+    raise ContextLengthError(
+        f"This model's maximum context length is {context_length} tokens. However, you requested {asked} tokens "
+        f"({prompt_tokens} in the messages, {max_tokens} in the completion). Please shorten the messages or ask "
+        "for fewer tokens.",
+        param="messages",
+    )
+
+
+def _request_error(error: VLLMClientError, context_length: int) -> RequestError:
+    parameter = error.parameter if isinstance(error, VLLMValidationError) else None
+    if parameter in _PROMPT_PARAMETERS:
+        return ContextLengthError(
+            f"This model's maximum context length is {context_length} tokens. However, your messages come to more "
+            f"than that: at least {context_length + 1} tokens. Please shorten the messages.",
+            param="messages",
+        )
+    name = _FIELDS.get(parameter or "")
+    if name is None:
+        return RequestError("The model cannot work with this request. Check its fields against the API page.")
+    return RequestError(
+        f"The model cannot work with this value of `{name}`. Check it against the API page.", param=name
+    )

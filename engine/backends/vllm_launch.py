@@ -1,0 +1,139 @@
+"""How vLLM's processes are started: environment, starter threads, and on a CPU a fork server that is already warm.
+
+Knows nothing of requests. vLLM changes `os.environ` whenever it makes a configuration, so all of that
+happens under `CONFIG_LOCK`, one engine at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import queue
+import threading
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+CONFIG_LOCK = threading.Lock()
+
+# What an engine process imports anyway. A fork of a process that has them is ready in 5 s, a new one in 20 s.
+_PRELOAD = [
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.model_executor.model_loader",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.sample.sampler",
+    "vllm.model_executor.models.qwen3",
+]
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # set it to INFO to see what vLLM does
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations
+    "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "5",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def runs_on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build (its distribution is called vllm-cpu)."""
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def prepare(cpu_threads: int) -> None:
+    """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load.
+
+    The fork server imports vLLM in its own process, so this returns at once.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not runs_on_cpu():
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
+    multiprocessing.set_forkserver_preload(_PRELOAD)
+    before = os.environ.get("LD_PRELOAD")
+    os.environ["LD_PRELOAD"] = ":".join(_preloaded_libraries())
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["LD_PRELOAD"]
+        else:
+            os.environ["LD_PRELOAD"] = before
+
+
+def use_fork_server() -> None:
+    """Let vLLM start its engine processes from the fork server. It has no setting for that (0.32)."""
+    import vllm.v1.engine.utils as launcher
+
+    launcher.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+
+
+def _preloaded_libraries() -> list[str]:
+    """What vLLM's CPU platform puts into LD_PRELOAD of its processes: PyTorch's libgomp and tcmalloc."""
+    found = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
+    for package, pattern in (
+        ("vllm", "libs/libtcmalloc_minimal*.so*"),
+        ("torch", "lib/libgomp*.so*"),
+        ("torch", "../torch.libs/libgomp*.so*"),
+    ):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            found += [str(path.resolve()) for path in sorted(Path(spec.origin).parent.glob(pattern))[:1]]
+    return found
+
+
+class StarterThread:
+    """Runs blocking starts one after the other on a thread that lives as long as the server.
+
+    A thread of a pool will not do: the kernel kills a child when the thread that started it ends
+    (engine/backends/vllm_plugin.py). Engines that share a device share one of these.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        # A daemon: a start that hangs must not keep the server from ending.
+        threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        """Run `job` on the thread; its result or exception comes back. Cancelling stops the wait, not the job."""
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._jobs.put((future, job))
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            try:
+                result, error = job(), None
+            except BaseException as caught:  # noqa: BLE001  # handed to whoever waits
+                result, error = None, caught
+            loop = future.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

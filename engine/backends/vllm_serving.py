@@ -1,0 +1,247 @@
+"""The one file that binds to vLLM's chat serving classes: rendering, sampling and parsing are theirs, the results ours.
+
+`TypedChat` replaces the two generators that build HTTP answers by ones that yield `ChatStep` and `ChatResult`;
+everything before them (templates, tokenising, tool and reasoning parsers, logprobs) is vLLM's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from engine.backends.vllm_errors import check_context
+from engine.errors import GenerationError
+from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, ToolCallDelta, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine.types import FinishReason
+
+
+def build_chat(engine: Any, *, name: str, tool_parser: str | None, reasoning_parser: str | None) -> TypedChat:
+    """Make the serving object of a started `AsyncLLM`. A parser that does not fit the tokenizer raises here."""
+    parsing = {
+        "enable_auto_tools": tool_parser is not None,
+        "tool_parser": tool_parser,
+        "reasoning_parser": reasoning_parser or "",
+        "tool_strict_level": "parameter",  # arguments always satisfy the schema
+        "request_logger": None,
+        "chat_template": None,
+        "chat_template_content_format": "auto",
+    }
+    renderer = OnlineRenderer(
+        model_config=engine.model_config, renderer=engine.renderer, **_known(OnlineRenderer, parsing)
+    )
+    renderer.warmup()
+    models = OpenAIServingModels(
+        engine_client=engine,
+        base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
+        lora_modules=None,
+    )
+    return TypedChat(
+        engine_client=engine,
+        models=models,
+        response_role="assistant",
+        online_renderer=renderer,
+        **_known(OpenAIServingChat, parsing),
+    )
+
+
+def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what this version of vLLM does not have yet: its constructors only ever gained arguments."""
+    accepted = inspect.signature(target.__init__).parameters  # type: ignore[misc]
+    return {name: value for name, value in arguments.items() if name in accepted}
+
+
+class TypedChat(OpenAIServingChat):  # type: ignore[misc]
+    """vLLM's chat serving with typed output. `stream=True` in the request gives an async generator of steps."""
+
+    def needs_parser(self, request: Any) -> bool:
+        """Whether the answer may hold more than text: tool calls or reasoning."""
+        return self.parser_cls is not None and (bool(request.tools) or self._include_reasoning_tokens_details)
+
+    async def render_chat_request(self, request: Any) -> Any:
+        """Render and tokenise, then hold prompt and answer to the context: vLLM would cut the answer instead."""
+        conversation, inputs = await super().render_chat_request(request)
+        for item in inputs:
+            check_context(
+                self._extract_prompt_len(item),
+                request.max_completion_tokens,
+                self.model_config.max_model_len,
+            )
+        return conversation, inputs
+
+    async def chat_completion_stream_generator(  # noqa: PLR0913  # vLLM's signature
+        self,
+        request: Any,
+        result_generator: Any,
+        request_id: str,
+        model_name: str,  # noqa: ARG002
+        conversation: Any,  # noqa: ARG002
+        tokenizer: Any,
+        request_metadata: Any,  # noqa: ARG002
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> AsyncGenerator[ChatStep, None]:
+        """Yield one `ChatStep` per engine step. Closing it aborts the generation."""
+        parsed = self.needs_parser(request)
+        choices = [
+            _Choice(self._make_parser(request, tokenizer, chat_template_kwargs) if parsed else None)
+            for _ in range(request.n)
+        ]
+        try:
+            async for output in result_generator:
+                deltas = tuple(
+                    delta
+                    for piece in output.outputs
+                    if (delta := self._delta(request, output, piece, choices[piece.index], tokenizer)) is not None
+                )
+                yield ChatStep(deltas, self._usage(output, choices))
+        finally:
+            await result_generator.aclose()
+
+    async def chat_completion_full_generator(  # noqa: PLR0913  # vLLM's signature
+        self,
+        request: Any,
+        result_generator: Any,
+        request_id: str,  # noqa: ARG002
+        model_name: str,  # noqa: ARG002
+        conversation: Any,  # noqa: ARG002
+        tokenizer: Any,
+        request_metadata: Any,  # noqa: ARG002
+        **_: Any,
+    ) -> ChatResult:
+        """Wait for the whole answer. Only for answers that are plain text (`needs_parser` is false)."""
+        final: Any = None
+        try:
+            async for output in result_generator:
+                final = output
+        finally:
+            await result_generator.aclose()
+        choices = [_Choice(None) for _ in range(request.n)]
+        answers = []
+        for piece in final.outputs:
+            choice = choices[piece.index]
+            choice.completion_tokens = len(piece.token_ids)
+            answers.append(
+                ChatChoice(
+                    index=piece.index,
+                    content=piece.text,
+                    reasoning="",
+                    tool_calls=(),
+                    logprobs=self._logprobs(request, piece, tokenizer),
+                    finish_reason=_finish_reason(piece.finish_reason),
+                )
+            )
+        answers.sort(key=lambda answer: answer.index)
+        return ChatResult(tuple(answers), self._usage(final, choices))
+
+    def _delta(self, request: Any, output: Any, piece: Any, choice: _Choice, tokenizer: Any) -> ChatDelta | None:
+        if choice.finished:
+            return None
+        choice.completion_tokens += len(piece.token_ids)
+        delta = ChatDelta(piece.index, logprobs=self._logprobs(request, piece, tokenizer))
+        if choice.parser is None:
+            delta.content = piece.text
+        else:
+            self._parse(request, output, piece, choice, delta)
+        if piece.finish_reason is not None:
+            choice.finished = True
+            delta.finish_reason = _finish_reason(piece.finish_reason)
+            named = not isinstance(request.tool_choice, str)
+            if delta.finish_reason == "stop" and choice.called_tools and not named:
+                delta.finish_reason = "tool_calls"
+        return delta
+
+    def _parse(self, request: Any, output: Any, piece: Any, choice: _Choice, delta: ChatDelta) -> None:
+        """Run vLLM's parsers over the new text. They may hold text back until they know what it is."""
+        token_ids = list(piece.token_ids)
+        message = choice.parser.parse_delta(
+            delta_text=piece.text,
+            delta_token_ids=token_ids,
+            request=request,
+            prompt_token_ids=output.prompt_token_ids,
+            finished=piece.finish_reason is not None,
+        )
+        if self._include_reasoning_tokens_details:
+            choice.token_ids += token_ids
+            choice.reasoning_tokens = choice.parser.count_reasoning_tokens(tuple(choice.token_ids))
+        if message is None:
+            return
+        delta.content = message.content or ""
+        delta.reasoning = message.reasoning or ""
+        calls = message.tool_calls
+        if calls and not request.parallel_tool_calls:
+            calls = [call for call in calls if call.index == 0]
+        delta.tool_calls = tuple(_tool_call(call) for call in calls)
+        choice.called_tools = choice.called_tools or bool(delta.tool_calls)
+
+    def _logprobs(self, request: Any, piece: Any, tokenizer: Any) -> tuple[TokenLogprob, ...] | None:
+        if not request.logprobs or piece.logprobs is None:
+            return None
+        made = self._create_chat_logprobs(
+            token_ids=piece.token_ids,
+            top_logprobs=piece.logprobs,
+            tokenizer=tokenizer,
+            num_output_top_logprobs=request.top_logprobs,
+        )
+        return tuple(
+            _logprob(entry, tuple(_logprob(other) for other in entry.top_logprobs)) for entry in made.content or ()
+        )
+
+    def _usage(self, output: Any, choices: list[_Choice]) -> Usage:
+        reasoning = self._include_reasoning_tokens_details
+        return Usage(
+            prompt_tokens=len(output.prompt_token_ids or ()),
+            completion_tokens=sum(choice.completion_tokens for choice in choices),
+            cached_tokens=output.num_cached_tokens,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in choices) if reasoning else None,
+        )
+
+
+class _Choice:
+    """What has been seen of one choice while it streams."""
+
+    __slots__ = ("called_tools", "completion_tokens", "finished", "parser", "reasoning_tokens", "token_ids")
+
+    def __init__(self, parser: Any) -> None:
+        self.parser = parser
+        self.completion_tokens = 0
+        self.reasoning_tokens = 0
+        self.token_ids: list[int] = []
+        self.called_tools = False
+        self.finished = False
+
+
+def _tool_call(call: Any) -> ToolCallDelta:
+    function = call.function
+    return ToolCallDelta(
+        index=call.index,
+        id=call.id,
+        name=function.name if function else None,
+        arguments=(function.arguments if function else None) or "",
+    )
+
+
+def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    return TokenLogprob(
+        token=entry.token,
+        logprob=entry.logprob,
+        bytes=None if entry.bytes is None else tuple(entry.bytes),
+        top=top,
+    )
+
+
+def _finish_reason(reason: str | None) -> FinishReason:
+    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
+    if reason in {"stop", "length"}:
+        return cast("FinishReason", reason)
+    if reason == "repetition":
+        return "stop"
+    raise GenerationError("The model gave up on this answer. Send the request again.")

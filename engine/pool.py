@@ -1,0 +1,195 @@
+"""Keeps every configured model loaded: states, restarts with back-off, and who may use a model right now.
+
+How a model is loaded is left to the `load` function it is given (engine/engine.py); requests are not seen here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError
+from engine.types import ModelHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from engine.backends import ChatBackend
+    from engine.config import ModelSpec
+    from engine.types import ModelStatus
+
+    Report = Callable[[str, float], None]
+    Load = Callable[[ModelSpec, Report], Awaitable[ChatBackend]]
+
+_log = logging.getLogger("hearth.pool")
+
+_LONGEST_BACKOFF_SECONDS = 60.0
+_STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
+_FIRST_LOAD_ATTEMPTS = 3
+
+
+class Pool:
+    """One slot per model, each looked after by one task. All methods belong to the event loop."""
+
+    def __init__(self, specs: Iterable[ModelSpec], load: Load) -> None:
+        self._slots = {spec.id: _Slot(spec) for spec in specs}
+        self._load = load
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to load every model and return at once."""
+        self._tasks = [
+            asyncio.create_task(self._keep_loaded(slot), name=f"pool-{slot.spec.id}") for slot in self._slots.values()
+        ]
+
+    async def stop(self) -> None:
+        """Stop loading and restarting, then end every model gracefully."""
+        await self._cancel_tasks()
+        await asyncio.gather(*(backend.shutdown() for backend in self._take_backends()))
+
+    async def terminate(self) -> None:
+        """The same at once: whatever runs is lost."""
+        for backend in self._take_backends():
+            backend.terminate()
+        await self._cancel_tasks()
+
+    def get(self, model: str) -> ChatBackend:
+        """Return the ready backend of `model`.
+
+        Raises `UnknownModelError`, or an `UnavailableError` that says what is going on and for how long.
+        """
+        slot = self._slots.get(model)
+        if slot is None:
+            raise UnknownModelError("There is no such model here. GET /v1/models lists the ones that you may use.")
+        if slot.backend is None or slot.backend.died.is_set():
+            raise slot.unavailable()
+        return slot.backend
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """What every model is doing, in the order of models.yaml."""
+        return tuple(slot.health() for slot in self._slots.values())
+
+    async def wait_for_change(self) -> None:
+        """Return when any model's state or phase has changed since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def _keep_loaded(self, slot: _Slot) -> None:
+        quick_deaths = 0
+        while True:
+            await asyncio.sleep(backoff_seconds(quick_deaths))
+            slot.enter("loading", "waiting for its turn", 0.0)
+            self._changed.set()
+            backend = await self._try_load(slot)
+            if backend is None:
+                quick_deaths += 1
+                if slot.fatal or (slot.restarts == 0 and quick_deaths >= _FIRST_LOAD_ATTEMPTS):
+                    return
+                continue
+            ready_at = time.monotonic()
+            await backend.died.wait()
+            _log.error("%s: its engine process died; restarting it", slot.spec.id)
+            slot.lost()
+            self._changed.set()
+            await backend.shutdown()
+            quick_deaths = 0 if time.monotonic() - ready_at > _STEADY_SECONDS else quick_deaths + 1
+
+    async def _try_load(self, slot: _Slot) -> ChatBackend | None:
+        def report(phase: str, progress: float) -> None:
+            loop.call_soon_threadsafe(self._report, slot, phase, progress)
+
+        loop = asyncio.get_running_loop()
+        try:
+            slot.backend = await self._load(slot.spec, report)
+        except LoadError as error:
+            _log.error("%s cannot be loaded. %s", slot.spec.id, error.message)  # ours, no trace needed
+            slot.fail(error.message, fatal=True)
+        except Exception:  # a start can fail in any way that its libraries can think of
+            _log.exception("%s: its engine did not start", slot.spec.id)
+            slot.fail("The engine did not start; the server's log says why.", fatal=False)
+        else:
+            slot.enter("ready", "ready", 1.0)
+            slot.error = None
+        self._changed.set()
+        return slot.backend
+
+    def _report(self, slot: _Slot, phase: str, progress: float) -> None:
+        if slot.status == "loading":
+            slot.phase, slot.progress = phase, progress
+            self._changed.set()
+
+    def _take_backends(self) -> list[ChatBackend]:
+        taken = [slot.backend for slot in self._slots.values() if slot.backend is not None]
+        for slot in self._slots.values():
+            slot.backend = None
+            slot.enter("unloaded", "stopped", 0.0)
+        return taken
+
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def backoff_seconds(quick_deaths: int) -> float:
+    """0 at first, then 1, 2, 4 ... up to a minute."""
+    return 0.0 if quick_deaths == 0 else min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (quick_deaths - 1))
+
+
+@dataclass(slots=True)
+class _Slot:
+    spec: ModelSpec
+    status: ModelStatus = "loading"
+    phase: str = "waiting for its turn"
+    progress: float = 0.0
+    since: float = field(default_factory=time.monotonic)
+    backend: ChatBackend | None = None
+    restarts: int = 0
+    died: bool = False
+    error: str | None = None
+    fatal: bool = False
+
+    def enter(self, status: ModelStatus, phase: str, progress: float) -> None:
+        self.status, self.phase, self.progress, self.since = status, phase, progress, time.monotonic()
+        self.died = self.died and status != "ready"
+
+    def lost(self) -> None:
+        self.backend = None
+        self.restarts += 1
+        self.died = True
+        self.enter("loading", "restarting after its engine died", 0.0)
+
+    def fail(self, error: str, *, fatal: bool) -> None:
+        self.error, self.fatal = error, fatal
+        self.enter("failed", "failed", 0.0)
+
+    def unavailable(self) -> UnavailableError:
+        if self.died or self.backend is not None:
+            return EngineDiedError(
+                "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
+                retry_after_seconds=5,
+            )
+        if self.status == "failed":
+            return UnavailableError(
+                "This model could not be loaded. Ask whoever runs this server: its log says why.",
+                retry_after_seconds=60,
+            )
+        return ModelLoadingError(
+            f"This model is still being loaded ({self.phase}). Try again in a few seconds.",
+            retry_after_seconds=5 if self.progress >= 0.5 else 10,
+        )
+
+    def health(self) -> ModelHealth:
+        return ModelHealth(
+            id=self.spec.id,
+            status=self.status,
+            phase=self.phase,
+            progress=self.progress,
+            elapsed_seconds=round(time.monotonic() - self.since, 1),
+            restarts=self.restarts,
+            error=self.error,
+        )

@@ -1,0 +1,156 @@
+"""What crosses the border between the engine and whoever uses it: plain frozen data, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One conversation to answer, already checked field by field.
+
+    `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention.
+    `request_id` is ours, never the client's. `cache_salt` separates prefix caches: requests share cached
+    prompts only with requests of the same salt. `max_tokens` None means as much as the model allows.
+    """
+
+    request_id: str
+    model: str
+    messages: list[dict[str, Any]]
+    temperature: float = 1.0
+    top_p: float | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts so far. `cached_tokens` are part of `prompt_tokens`; None where not known."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call. `id` and `name` come once, with the first piece of call `index`."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its natural-log probability; `top` holds the likeliest alternatives, itself without."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(slots=True)
+class ChatDelta:
+    """What one engine step added to choice `index`. The last delta of a choice has a `finish_reason`."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class ChatStep:
+    """All that one engine step brought for one request, with the usage up to here."""
+
+    deltas: tuple[ChatDelta, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A complete tool call; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """One complete answer."""
+
+    index: int
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResult:
+    """All answers to one request, in the order of their index."""
+
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model as its users see it. `context_length` is None until the model has been loaded once."""
+
+    id: str
+    tier: str
+    owned_by: str
+    description: str
+    capabilities: tuple[str, ...]
+    status: ModelStatus
+    demo: bool
+    created: int
+    context_length: int | None
+    max_output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHealth:
+    """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
+
+    `error` says why the model is not ready, in our words; `restarts` counts deaths since the start.
+    """
+
+    id: str
+    status: ModelStatus
+    phase: str
+    progress: float
+    elapsed_seconds: float
+    restarts: int
+    error: str | None

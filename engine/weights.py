@@ -1,0 +1,73 @@
+"""What may be loaded from a model folder. Model files are hostile: safetensors only, and no code from the folder."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import LoadError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CONFIG_LIMIT_BYTES = 4 * 2**20
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `LoadError`, naming the file, unless `folder` holds a model in Hugging Face layout that is safe to load."""
+    config = _read_config(folder / "config.json")
+    if _mentions(config, "auto_map"):
+        raise LoadError(
+            f"{folder.name}/config.json has `auto_map`: the model wants to run code of its own, which is never done "
+            "here. Use a model whose architecture vLLM supports itself."
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise LoadError(
+            f"{folder.name} holds no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
+            "offers safetensors (pickle formats like .bin and .pt can run code and are refused)."
+        )
+    for file in folder.glob("*.safetensors"):
+        _check_header(file)
+
+
+def _read_config(file: Path) -> Any:
+    try:
+        if file.stat().st_size > _CONFIG_LIMIT_BYTES:
+            raise LoadError(f"{file.parent.name}/config.json is larger than 4 MiB: that is no model configuration.")
+        return json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise LoadError(f"{file.parent.name} holds no config.json: it is no complete model folder.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{file.parent.name}/config.json cannot be read as JSON. Download the model again.") from error
+
+
+def _mentions(value: Any, key: str) -> bool:
+    if isinstance(value, dict):
+        return key in value or any(_mentions(item, key) for item in value.values())
+    return isinstance(value, list) and any(_mentions(item, key) for item in value)
+
+
+def _check_header(file: Path) -> None:
+    """A safetensors file starts with the length of its JSON header; every tensor must lie inside the file.
+
+    Source: the format's description in the safetensors repository.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= min(size - 8, 100 * 2**20):
+            raise _broken(file)
+        try:
+            header = json.loads(stream.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            complete = 8 + length + max(ends, default=0) == size
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+            raise _broken(file) from error
+    if not complete:
+        raise _broken(file)
+
+
+def _broken(file: Path) -> LoadError:
+    return LoadError(
+        f"{file.parent.name}/{file.name} is cut off or damaged: its header does not match its size. Download it again."
+    )
