@@ -1,0 +1,1 @@
+"""HTTP in front of the engine: keys, limits, the contract. Knows nothing of GPUs."""

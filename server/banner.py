@@ -1,0 +1,107 @@
+"""What the person who started the server sees: address, key, progress of the models, and a line to try."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from engine import Config, Engine, ModelHealth
+
+_QUESTION = "What is the capital of France?"
+
+
+class Banner:
+    """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
+
+    def __init__(self, config: Config, base_url: str, first_key: str | None) -> None:
+        self._config = config
+        self._base_url = base_url
+        self._first_key = first_key
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._said: dict[str, str] = {}
+        self._bars = Progress(
+            TextColumn("  {task.description:<16}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[phase]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+
+    async def follow(self, engine: Engine) -> None:
+        """Greet, show the models coming up, and say when all is ready; then report what changes."""
+        self._greet()
+        tasks = {health.id: self._bars.add_task(health.id, total=1.0, phase="") for health in engine.health()}
+        if self._console.is_terminal:
+            self._bars.start()
+        announced = False
+        while True:
+            for health in engine.health():
+                self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase)
+                self._report(health)
+            settled = all(health.status in {"ready", "failed"} for health in engine.health())
+            if settled and not announced:
+                announced = True
+                self.close()
+                self._announce(engine)
+            await engine.wait_for_change()
+
+    def draining(self, running: int, seconds: float) -> None:
+        """Say that the server is ending."""
+        self._say(
+            f"Shutting down: {running} running requests have up to {seconds:.0f} s. A second signal ends at once."
+            if running
+            else "Shutting down."
+        )
+
+    def close(self) -> None:
+        """Stop drawing."""
+        self._bars.stop()
+
+    def _greet(self) -> None:
+        self._say(f"\nHearth listens. Base URL: {self._base_url}")
+        if self._first_key is not None:
+            self._say(f"API key (admin, shown once, keep it): {self._first_key}")
+        self._say("Loading the models:")
+
+    def _report(self, health: ModelHealth) -> None:
+        """One line per new phase where bars cannot be drawn, and afterwards everywhere."""
+        if self._said.get(health.id) == health.phase:
+            return
+        self._said[health.id] = health.phase
+        if not self._bars.live.is_started:
+            self._say(f"  {health.id}: {health.phase}")
+        if health.error is not None:
+            self._say(f"  {health.id}: {health.error}")
+
+    def _announce(self, engine: Engine) -> None:
+        models = engine.models()
+        usable = [model for model in models if model.status == "ready"]
+        if not usable:
+            self._say("No model could be loaded; the lines above say why. The server stays up and answers 503.")
+            return
+        demos = [model.id for model in models if model.demo]
+        if demos:
+            self._say(
+                f"{', '.join(demos)}: tiny demo models that know a few dozen sentences. For real ones, put a model "
+                "into a folder of the weights directory (docs/models-yaml.md)."
+            )
+        self._say("Ready. Try:\n")
+        self._say(self._curl(usable[0].id) + "\n")
+
+    def _curl(self, model: str) -> str:
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": _QUESTION}], "temperature": 0})
+        key = self._first_key or "$HEARTH_KEY"
+        hint = "" if self._first_key else "  # HEARTH_KEY: a key of yours; make one with: hearth keys create"
+        return (
+            f'curl {self._base_url}/chat/completions -H "Authorization: Bearer {key}" '
+            f"-H 'Content-Type: application/json' -d '{body}'{hint}"
+        )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False)
+        sys.stdout.flush()

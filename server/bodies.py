@@ -1,0 +1,124 @@
+"""Reads request bodies: capped while they arrive, and JSON so strict that no two parsers could read it differently."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+
+from server.errors import ApiError
+from server.hangup import ClientGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from starlette.responses import Response
+
+_MAX_DEPTH = 64
+_INT64 = range(-(2**63), 2**63)
+# Only a text with one of these can hold a number out of range; most bodies need no second look.
+_BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+# A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
+_DRAIN_BYTES = 64 * 2**20
+
+
+class StrictRoute(APIRoute):
+    """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Read and check the body before FastAPI looks at it."""
+        handler = super().get_route_handler()
+        takes_body = self.body_field is not None
+
+        async def strict_handler(request: Request) -> Response:
+            if takes_body:
+                await _read_into(request)
+            return await handler(request)
+
+        return strict_handler
+
+
+async def _read_into(request: Request) -> None:
+    _check_content_type(request)
+    body = await _read_capped(request, request.app.state.settings.max_body_bytes)
+    # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
+    request._body = body
+    request._json = parse_strict_json(body)
+
+
+def _check_content_type(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the JSON as it is.")
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            "The body must be JSON. Send the header `Content-Type: application/json`.",
+        )
+
+
+async def _read_capped(request: Request, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                chunks.append(chunk)
+            elif size > limit + _DRAIN_BYTES:
+                break
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+    if size > limit:
+        raise ApiError(
+            413,
+            "request_too_large",
+            f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB). Send less at once, "
+            "or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES.",
+            headers={"Connection": "close"},
+        )
+    return b"".join(chunks)
+
+
+def parse_strict_json(body: bytes) -> Any:
+    """Parse UTF-8 JSON. Raises `ApiError` 400 for anything else.
+
+    Refused beyond the grammar: NaN and infinities (also 1e999), lone surrogates, a byte order mark, more than
+    64 levels, integers beyond int64.
+    """
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise _invalid("The body is not valid JSON in UTF-8.") from error
+    if body.count(b"[") + body.count(b"{") > _MAX_DEPTH or _BIG_NUMBER.search(body):
+        _check_values(value)
+    return value
+
+
+def _check_values(value: Any) -> None:
+    """Walk level by level, so that a deep document costs no stack."""
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, float) and math.isinf(item):
+                raise _invalid("The body holds a number that is too large.")
+            elif isinstance(item, int) and item not in _INT64:
+                raise _invalid("The body holds an integer beyond 64 bits.")
+        if not below:
+            return
+        level = below
+    raise _invalid(f"The body is nested more than {_MAX_DEPTH} levels deep.")
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, "invalid_json", message)

@@ -1,0 +1,93 @@
+"""What routes ask for: the engine, the settings, and a key that may do what the route does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
+
+from engine import Config, Engine, ModelInfo
+from server.drain import Drain
+from server.errors import ApiError
+from server.settings import Settings
+from server.store import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def engine_of(request: Request) -> Engine:
+    """Return the app's engine."""
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+def settings_of(request: Request) -> Settings:
+    """Return the app's settings."""
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def drain_of(request: Request) -> Drain:
+    """Return the app's drain."""
+    drain: Drain = request.app.state.drain
+    return drain
+
+
+def key_with(scope: str) -> Callable[[Request], ApiKey]:
+    """Make a dependency that gives the request's key if it has `scope`, and a 403 otherwise."""
+
+    def key(request: Request) -> ApiKey:
+        found: ApiKey = request.state.key
+        if scope not in found.scopes:
+            raise ApiError(
+                403,
+                "insufficient_permissions",
+                f"This key lacks the scope `{scope}`. Ask whoever runs this server for a key that has it.",
+                type="permission_error",
+            )
+        return found
+
+    return key
+
+
+class Access:
+    """Which models a key may use: those of its tier, and of its own list if it has one."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+
+    def models(self, key: ApiKey) -> list[ModelInfo]:
+        """Return what the key may use, in the order of models.yaml."""
+        tier = self._config.tiers.get(key.tier)
+        allowed = () if tier is None else tier.models
+        return [
+            model
+            for model in self._engine.models()
+            if model.tier in allowed and (key.models is None or model.id in key.models)
+        ]
+
+    def model(self, key: ApiKey, model: str) -> ModelInfo:
+        """Return one model. An unknown one and one that the key may not use get the same answer."""
+        for info in self.models(key):
+            if info.id == model:
+                return info
+        raise ApiError(
+            404,
+            "model_not_found",
+            "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
+            param="model",
+        )
+
+
+def access_of(request: Request) -> Access:
+    """Return the app's access rules."""
+    access: Access = request.app.state.access
+    return access
+
+
+TheEngine = Annotated[Engine, Depends(engine_of)]
+TheSettings = Annotated[Settings, Depends(settings_of)]
+TheDrain = Annotated[Drain, Depends(drain_of)]
+TheAccess = Annotated[Access, Depends(access_of)]

@@ -1,0 +1,49 @@
+"""The end of a server's life: stop taking work, let running work finish, then cut what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Drain:
+    """Counts running requests and says when they must stop. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # A future rather than an event: hundreds of streams can wait on it without a task each.
+        self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one running request."""
+        self.running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if self.running == 0:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more work, wait up to `seconds` for what runs, then make the rest stop and wait for that."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            self.cut()
+            await self._idle.wait()
+
+    def cut(self) -> None:
+        """Make everything that runs stop now, with an error to its client."""
+        self.draining = True
+        if not self.expired.done():
+            self.expired.set_result(None)

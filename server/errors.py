@@ -1,0 +1,157 @@
+"""Every failure on its way to the client: one table makes status and body, one shape everywhere.
+
+Routes raise; nothing here shows the text of an exception that is not ours, a key, a path or the prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import engine
+from server.validation import first_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+_log = logging.getLogger("hearth.server")
+
+
+class ApiError(Exception):
+    """A failure with its place in the contract's table. `message` is ours and says what to do next."""
+
+    def __init__(  # noqa: PLR0913  # the parts of an error body
+        self,
+        status: int,
+        code: str | None,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002  # the name on the wire
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.type = type
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return the object under `error`, as it goes over the wire."""
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+    def response(self) -> Response:
+        """Return the whole HTTP answer."""
+        return Response(
+            msgspec.json.encode({"error": self.body()}),
+            self.status,
+            self.headers,
+            media_type="application/json",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    status: int
+    code: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+# The engine's error -> its row; the first class that fits counts, so the special ones stand first.
+_TABLE: tuple[tuple[type[engine.EngineError], _Row], ...] = (
+    (engine.ContextLengthError, _Row(400, "context_length_exceeded")),
+    (engine.UnsupportedCapabilityError, _Row(400, "unsupported_capability")),
+    (engine.RequestError, _Row(400, "invalid_value")),
+    (engine.UnknownModelError, _Row(404, "model_not_found", param="model")),
+    (engine.OverloadedError, _Row(503, "server_overloaded", "server_error")),
+    (engine.ModelLoadingError, _Row(503, "model_loading", "server_error")),
+    (engine.UnavailableError, _Row(503, "engine_unavailable", "server_error")),
+    (engine.GenerationError, _Row(500, "internal_error", "server_error")),
+)
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """Translate any failure. One that nobody expected is logged with its trace and becomes a 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, engine.EngineError):
+        for kind, row in _TABLE:
+            if isinstance(error, kind):
+                return _from_row(error, row)
+    _log.error("unexpected failure", exc_info=error)
+    return ApiError(
+        500,
+        "internal_error",
+        "Something went wrong on our side. Try again; if it stays, tell whoever runs this server the x-request-id.",
+        type="server_error",
+    )
+
+
+def _from_row(error: engine.EngineError, row: _Row) -> ApiError:
+    headers = dict(row.headers)
+    retry_after = getattr(error, "retry_after_seconds", None)
+    if retry_after is not None:
+        headers["Retry-After"] = str(retry_after)
+    return ApiError(
+        row.status,
+        row.code,
+        error.message,
+        type=row.type,
+        param=getattr(error, "param", None) or row.param,
+        headers=headers,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make every failure of the app come out in the contract's shape."""
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    for kind in (ApiError, engine.EngineError, Exception):
+        app.add_exception_handler(kind, _any)
+
+
+async def _any(request: Request, error: Exception) -> Response:
+    return _answer(request, to_api_error(error))
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
+    problem = first_problem(error)
+    return _answer(request, ApiError(400, problem.code, problem.message, param=problem.param))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: no such path, no such method."""
+    assert isinstance(error, HTTPException)  # noqa: S101
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {_advice(request)}"))
+    if error.status_code == 405:
+        sentence = f"This address takes {headers.get('Allow', 'another method')} only."
+        return _answer(request, ApiError(405, "method_not_allowed", sentence, headers=headers))
+    return _answer(request, ApiError(error.status_code, None, "This request cannot be answered.", headers=headers))
+
+
+def _answer(request: Request, error: ApiError) -> Response:
+    request.state.record.error_code = error.code
+    return error.response()
+
+
+def _advice(request: Request) -> str:
+    """The most frequent mistake is a base address without /v1."""
+    if not request.url.path.startswith("/v1/"):
+        return "The base address ends in /v1, like http://<this server>/v1."
+    return "The paths under /v1 are listed in the API page of the documentation."

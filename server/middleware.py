@@ -1,0 +1,142 @@
+"""What surrounds every request, as pure ASGI: its id and access line, the server's end, and who is asking."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers, MutableHeaders
+
+from server.access_log import RequestRecord
+from server.errors import ApiError, to_api_error
+from server.hangup import shutting_down
+from server.store import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from server.drain import Drain
+    from server.store import KeyCache
+
+# The whole list of what answers without a key.
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class RequestContext:
+    """Outermost: gives every answer its `x-request-id`, writes the access line, and lets no exception out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes pass through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(scope), scope["method"], _client(scope))
+        state = scope.setdefault("state", {})
+        state["record"] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(raw=message.setdefault("headers", [])).append("x-request-id", record.request_id)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # last resort: the app's own handlers have answered or cannot
+            to_api_error(error)
+        finally:
+            _complete(record, scope)
+            record.write()
+
+
+class Gate:
+    """Counts running requests and refuses new ones once the server is ending. Health stays open."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes pass through."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        drain: Drain = scope["app"].state.drain
+        if drain.draining:
+            await _refuse(shutting_down(), scope, receive, send)
+            return
+        with drain.request():
+            await self._app(scope, receive, send)
+
+
+class Authentication:
+    """Deny by default: what is not in `OPEN_PATHS` needs a valid key, also paths that do not exist."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes pass through."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = await _authenticate(scope["app"].state.keys, Headers(scope=scope).get("authorization"))
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+            return
+        scope["state"]["key"] = key
+        scope["state"]["record"].key = key.public_id
+        await self._app(scope, receive, send)
+
+
+async def _authenticate(keys: KeyCache, header: str | None) -> Any:
+    scheme, _, text = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not text.strip():
+        raise _unauthorized("Send your key in the header `Authorization: Bearer <key>`.")
+    try:
+        key = await keys.authenticate(text.strip())
+    except StoreUnavailableError as error:
+        raise ApiError(
+            503,
+            "server_overloaded",
+            "Keys cannot be checked right now. Try again in a few seconds.",
+            type="server_error",
+            headers={"Retry-After": "5"},
+        ) from error
+    if key is None:
+        raise _unauthorized(
+            "This key is not valid here: it is unknown, expired or revoked. Ask whoever runs this server for a new one."
+        )
+    return key
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["state"]["record"].error_code = error.code
+    await error.response()(scope, receive, send)
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _client(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def _complete(record: RequestRecord, scope: Scope) -> None:
+    route = scope.get("route")
+    record.route = getattr(route, "path", None)
+    if scope["state"].get("client_gone") or record.status is None:
+        record.status = 499

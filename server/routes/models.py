@@ -1,0 +1,26 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from server.dependencies import TheAccess, key_with
+from server.schemas.models import Model, ModelList
+from server.store import ApiKey
+
+router = APIRouter(prefix="/v1", tags=["models"])
+_Key = Annotated[ApiKey, Depends(key_with("models"))]
+
+
+@router.get("/models")
+async def list_models(key: _Key, access: TheAccess) -> ModelList:
+    """List the models that this key may use."""
+    return ModelList(data=[Model.of(info) for info in access.models(key)])
+
+
+@router.get("/models/{model:path}")
+async def retrieve_model(model: str, key: _Key, access: TheAccess) -> Model:
+    """Show one model."""
+    return Model.of(access.model(key, model))

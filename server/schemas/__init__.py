@@ -1,0 +1,1 @@
+"""What each endpoint accepts and returns, in files of the same names as the routes."""
