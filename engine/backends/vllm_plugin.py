@@ -6,6 +6,8 @@ import ctypes
 import multiprocessing
 import os
 import signal
+from multiprocessing import forkserver
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -26,10 +28,23 @@ def _die_with_parent() -> None:
     The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
     the server does (engine/backends/vllm_launch.py), and the fork server has only one.
     """
+    _let_fork_server_end()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)  # it died between our fork and the line above
+
+
+def _let_fork_server_end() -> None:
+    """Close our end of the pipe by which the fork server sees that nobody needs it any more.
+
+    Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
+    keep each other alive after the server's death.
+    """
+    server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+    if server._forkserver_alive_fd is not None:  # noqa: SLF001
+        os.close(server._forkserver_alive_fd)  # noqa: SLF001
+        server._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def _init_amx() -> None:

@@ -77,11 +77,11 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
             )
         return conversation, inputs
 
-    async def chat_completion_stream_generator(  # noqa: PLR0913  # vLLM's signature
+    async def chat_completion_stream_generator(  # noqa: PLR0913, PLR0917  # vLLM's signature
         self,
         request: Any,
         result_generator: Any,
-        request_id: str,
+        request_id: str,  # noqa: ARG002
         model_name: str,  # noqa: ARG002
         conversation: Any,  # noqa: ARG002
         tokenizer: Any,
@@ -106,7 +106,7 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
         finally:
             await result_generator.aclose()
 
-    async def chat_completion_full_generator(  # noqa: PLR0913  # vLLM's signature
+    async def chat_completion_full_generator(  # noqa: PLR0913, PLR0917  # vLLM's signature
         self,
         request: Any,
         result_generator: Any,
