@@ -46,8 +46,8 @@ async def _read_into(request: Request) -> None:
     _check_content_type(request)
     body = await _read_capped(request, request.app.state.settings.max_body_bytes)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
-    request._body = body
-    request._json = parse_strict_json(body)
+    request._body = body  # noqa: SLF001
+    request._json = parse_strict_json(body)  # noqa: SLF001
 
 
 def _check_content_type(request: Request) -> None:

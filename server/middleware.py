@@ -48,10 +48,11 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # last resort: the app's own handlers have answered or cannot
+        except Exception as error:  # noqa: BLE001  # last resort: the app's own handlers have answered or cannot
             to_api_error(error)
         finally:
-            _complete(record, scope)
+            record.route = getattr(scope.get("route"), "path", None)
+            record.status = record.status or 499  # nothing was sent: there was nobody to send it to
             record.write()
 
 
@@ -133,10 +134,3 @@ def _request_id(scope: Scope) -> str:
 def _client(scope: Scope) -> str | None:
     client = scope.get("client")
     return client[0] if client else None
-
-
-def _complete(record: RequestRecord, scope: Scope) -> None:
-    route = scope.get("route")
-    record.route = getattr(route, "path", None)
-    if scope["state"].get("client_gone") or record.status is None:
-        record.status = 499

@@ -13,6 +13,7 @@ import uvicorn
 
 from server.app import create_app
 from server.banner import Banner
+from server.protocol import JsonErrorProtocol
 from server.store import SCOPES, Database, KeyStore, sqlite_url
 from server.store.database import FILE_NAME
 
@@ -59,7 +60,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=JsonErrorProtocol,
                 lifespan="on",
                 log_config=None,
                 access_log=False,

@@ -1,4 +1,4 @@
-"""How this machine runs Hearth: environment variables `HEARTH_*`, read once at start. What is served is models.yaml's."""
+"""How this machine runs Hearth: environment variables `HEARTH_*`, read once. What is served is models.yaml's."""
 
 from __future__ import annotations
 

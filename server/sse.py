@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
+    from server.access_log import RequestRecord
     from server.drain import Drain
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -69,15 +70,16 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end, the client leaves, or the server does."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        record: RequestRecord = scope["state"]["record"]
         last = b""
         try:
             await until_hangup(self._pump(send), receive, self._drain)
         except ClientGoneError:
-            scope["state"]["client_gone"] = True
+            record.status = 499
             return
-        except Exception as error:  # the status is sent: what goes wrong now can only be an event
+        except Exception as error:  # noqa: BLE001  # the status is sent: what goes wrong now can only be an event
             api_error = to_api_error(error)
-            scope["state"]["error_code"] = api_error.code
+            record.error_code = api_error.code
             last = b"data: " + msgspec.json.encode({"error": api_error.body()}) + b"\n\n"
         await send({"type": "http.response.body", "body": last})
 

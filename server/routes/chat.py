@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 
 
 @router.post("/chat/completions", response_class=Response)
-async def create_chat_completion(  # noqa: PLR0913  # what FastAPI injects
+async def create_chat_completion(
     body: ChatCompletionBody,
     request: Request,
     key: Annotated[ApiKey, Depends(key_with("chat"))],

@@ -23,7 +23,7 @@ async def live() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
-    """Answer 200 when every model is ready and the server is not shutting down, 503 otherwise, with the state of each."""
+    """Answer 200 when every model is ready and the server is not ending, else 503; with the state of each model."""
     models = engine.health()
     status = "draining" if drain.draining else _overall(models)
     body = {"status": status, "models": {health.id: _model(health) for health in models}}
