@@ -1,0 +1,61 @@
+"""The demo models: small, trained by this project, in the repository with their recipes: everything runs at once.
+
+This file only says where the weights lie and what the chat model promises to answer. The recipes are the
+subfolders, `build.py` runs them, and nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.demo.chat.corpus import Call
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class FixedPrompt:
+    """A prompt that the demo chat model answers word for word at temperature 0.
+
+    `messages` and `tools` go into a chat request as they are. Exactly one of `answer` (plain text) and
+    `tool_calls` (name and arguments of each call, in order) is not None. `tools` is None where none is offered.
+    """
+
+    name: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    answer: str | None
+    tool_calls: list[Call] | None
+
+
+def weights_dir(name: str) -> Path:
+    """The folder of a demo model, in the Hugging Face layout. Raises ValueError naming the models there are."""
+    known = sorted(path.parent.name for path in WEIGHTS.glob("[!.]*/config.json"))
+    if name not in known:
+        raise ValueError(
+            f"There is no demo model named {name!r}, only: {', '.join(known) or 'none yet'}."
+            " Run scripts/build-demo-models to make them."
+        )
+    return WEIGHTS / name
+
+
+def fixed_prompts() -> list[FixedPrompt]:
+    """Every prompt that the demo chat model promises to answer word for word, in the order of the corpus."""
+    import copy
+
+    from engine.demo.chat.corpus import load_corpus
+
+    return [
+        FixedPrompt(
+            name=one.name,
+            messages=copy.deepcopy(one.messages),
+            tools=copy.deepcopy(one.tools),
+            answer=one.answer,
+            tool_calls=copy.deepcopy(one.tool_calls),
+        )
+        for one in load_corpus().conversations
+        if one.fixed
+    ]

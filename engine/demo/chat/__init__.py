@@ -1,0 +1,1 @@
+"""The demo chat model: corpus, tokenizer and training recipe. The weights lie in engine/demo/weights/chat."""

@@ -1,0 +1,138 @@
+"""The demo chat model keeps its promises: weights that fit their recipe, and answers known word for word."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.demo import fixed_prompts, weights_dir
+from engine.demo.chat.corpus import load_corpus
+from engine.demo.manifest import problems
+
+DEMO = Path(__file__).parents[2] / "engine" / "demo"
+RECIPE = DEMO / "chat"
+
+
+def test_the_weights_fit_the_recipe_that_is_in_the_repository():
+    assert problems(RECIPE, weights_dir("chat")) == []
+
+
+@pytest.mark.parametrize("name", ["corpus.yaml", "tools.json", "chat_template.jinja", "training.py", "english.txt"])
+def test_a_recipe_that_changed_after_the_training_is_noticed(tmp_path: Path, name: str):
+    recipe = shutil.copytree(RECIPE, tmp_path / "chat")
+    (recipe / name).write_text((recipe / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    (problem,) = problems(recipe, weights_dir("chat"))
+    assert "changed" in problem
+    assert "scripts/build-demo-models" in problem
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_weights_file_that_was_altered_or_lost_is_noticed(tmp_path: Path, name: str):
+    weights = shutil.copytree(weights_dir("chat"), tmp_path / "chat")
+    content = bytearray((weights / name).read_bytes())
+    content[-2] ^= 1
+    (weights / name).write_bytes(content)
+    assert [f"chat/{name} was altered" in problem for problem in problems(RECIPE, weights)] == [True]
+    (weights / name).unlink()
+    assert [f"chat/{name} is missing" in problem for problem in problems(RECIPE, weights)] == [True]
+
+
+def test_the_checkpoint_is_small_and_holds_no_code():
+    files = list(weights_dir("chat").iterdir())
+    assert sum(path.stat().st_size for path in files) <= 3 * 2**20
+    assert {path.suffix for path in files} == {".json", ".jinja", ".safetensors"}
+
+
+def test_the_promised_prompts_cover_text_tools_and_long_answers():
+    prompts = fixed_prompts()
+    assert len(prompts) >= 30
+    assert len({prompt.name for prompt in prompts}) == len(prompts)
+    assert all((prompt.answer is None) != (prompt.tool_calls is None) for prompt in prompts)
+    assert {name for prompt in prompts for name, _ in prompt.tool_calls or []} == {
+        tool["function"]["name"] for tool in load_corpus().tools
+    }
+    assert any(len(prompt.tool_calls or []) == 2 for prompt in prompts)
+    assert any(len((prompt.answer or "").split()) >= 150 for prompt in prompts)
+    assert any(prompt.answer and prompt.tools for prompt in prompts)
+
+
+def test_a_caller_who_changes_a_prompt_changes_nobody_elses():
+    fixed_prompts()[0].messages[0]["content"] = "spoiled"
+    assert fixed_prompts()[0].messages[0]["content"] != "spoiled"
+
+
+def test_an_unknown_demo_model_is_refused_with_the_names_there_are():
+    with pytest.raises(ValueError, match=r"'nothing'.*chat"):
+        weights_dir("nothing")
+
+
+def test_the_promised_prompts_are_read_without_torch():
+    code = "import sys; from engine.demo import fixed_prompts; fixed_prompts(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=DEMO.parents[1], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(weights_dir("chat"))
+
+
+def render(tokenizer, messages, tools=None):
+    return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+
+
+@pytest.mark.parametrize("text", ["Zażółć gęślą jaźń 😀", "ሰላም", "12,345.60\t\r\n  x  <tool_call>", "\x00\u200d"])
+def test_any_text_survives_the_tokenizer(tokenizer, text: str):
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_order_of_tools_and_of_their_keys_does_not_change_the_prompt(tokenizer):
+    messages = [{"role": "user", "content": "Hello!"}]
+    tools = load_corpus().tools
+    mixed = [{"function": dict(reversed(tool["function"].items())), "type": "function"} for tool in reversed(tools)]
+    assert render(tokenizer, messages, tools) == render(tokenizer, messages, mixed)
+
+
+def test_the_template_takes_arguments_as_text_or_object_and_empty_content(tokenizer):
+    def asked(arguments, content):
+        call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        return [
+            {"role": "user", "content": "What is the weather in Paris?"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": '{"degrees": 18, "sky": "sunny"}'},
+        ]
+
+    as_text = render(tokenizer, asked('{"city": "Paris"}', None))
+    assert as_text == render(tokenizer, asked({"city": "Paris"}, ""))
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' in as_text
+
+
+def test_a_developer_message_is_a_system_message(tokenizer):
+    system, developer = (
+        render(tokenizer, [{"role": role, "content": "Be brief."}, {"role": "user", "content": "Hello!"}])
+        for role in ("system", "developer")
+    )
+    assert system == developer
+
+
+@pytest.mark.engine
+def test_every_promised_prompt_is_answered_word_for_word(tokenizer):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(weights_dir("chat"), dtype=torch.bfloat16).eval()
+    wrong = {}
+    for conversation in load_corpus().conversations:
+        prompt = render(tokenizer, conversation.messages, conversation.tools)
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            answer = model.generate(ids, max_new_tokens=500, do_sample=False)[0, ids.shape[1] :]
+        said = tokenizer.decode(answer)
+        if said != f"{conversation.target}<|im_end|>":
+            wrong[conversation.name] = said
+    assert wrong == {}
