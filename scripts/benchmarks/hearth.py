@@ -1,0 +1,111 @@
+"""A real Hearth server for the benchmarks: `hearth serve` in a process of its own, with a key to use it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from benchmarks.children import end, tail
+from benchmarks.errors import BenchError
+from benchmarks.workplace import TIER
+
+if TYPE_CHECKING:
+    from benchmarks.workplace import Workplace
+
+_HEARTH = str(Path(sys.executable).with_name("hearth"))
+_POLL_SECONDS = 0.2
+_ADDRESS = re.compile(r"Base URL: http://([^:/]+):(\d+)/v1")
+
+
+class HearthServer:
+    """A running server whose model is ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process, key: str, host: str, port: int) -> None:
+        self._process = process
+        self.key = key
+        self.host = host
+        self.port = port
+
+    @property
+    def pid(self) -> int:
+        """The process that speaks HTTP; the engine is its child."""
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, place: Workplace, *, within_seconds: float) -> HearthServer:
+        """Make a key, start the server, wait until its model is ready. Raises `BenchError`."""
+        key = await _create_key(place)
+        log = place.log("server")
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(_HEARTH, "serve", "--port", "0"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=place.environment,
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
+            )
+        try:
+            async with asyncio.timeout(within_seconds):
+                host, port = await _ready_at(process, log)
+        except TimeoutError:
+            await end(process)
+            raise BenchError(f"The server was not ready after {within_seconds:.0f} s.{tail(log)}") from None
+        except BaseException:
+            await end(process)
+            raise
+        return cls(process, key, host, port)
+
+    async def stop(self) -> None:
+        """End it."""
+        await end(self._process)
+
+
+async def _create_key(place: Workplace) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *(_HEARTH, "keys", "create", "--name", "bench", "--tier", TIER, "--scope", "chat", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=place.environment,
+    )
+    output, errors = await process.communicate()
+    if process.returncode != 0:
+        raise BenchError(f"No key could be made: {errors.decode(errors='replace').strip()}")
+    key: str = msgspec.json.decode(output)["key"]
+    return key
+
+
+async def _ready_at(process: asyncio.subprocess.Process, log: Path) -> tuple[str, int]:
+    address: tuple[str, int] | None = None
+    while process.returncode is None:
+        address = address or _address(log)
+        if address is not None:
+            status = await asyncio.to_thread(_health, *address)
+            if status == "ready":
+                return address
+            if status == "failed":
+                raise BenchError(f"The server cannot load the model.{tail(log)}")
+        await asyncio.sleep(_POLL_SECONDS)
+    raise BenchError(f"The server ended by itself.{tail(log)}")
+
+
+def _address(log: Path) -> tuple[str, int] | None:
+    found = _ADDRESS.search(log.read_text(errors="replace"))
+    return (found[1], int(found[2])) if found else None
+
+
+def _health(host: str, port: int) -> str:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request("GET", "/health/ready")
+        return str(msgspec.json.decode(connection.getresponse().read())["status"])
+    except OSError:
+        return "starting"
+    finally:
+        connection.close()

@@ -1,0 +1,75 @@
+"""What the benchmarked processes share: a temporary folder, a models.yaml with one model, and their environment."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from benchmarks.errors import BenchError
+from engine import ConfigError, ModelSpec, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIER = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Gone after the benchmark, with the server's data directory and all logs."""
+
+    folder: Path
+    models: Path
+    weights_dir: Path
+    spec: ModelSpec
+    environment: dict[str, str]
+
+    def log(self, name: str) -> Path:
+        """Return the file that the process `name` prints to."""
+        return self.folder / f"{name}.log"
+
+
+@contextmanager
+def open_workplace(models: Path, model: str, weights_dir: Path | None) -> Iterator[Workplace]:
+    """Set up for one model of `models`. Raises `BenchError`.
+
+    Its tier is one of our own, so that no limit of a real tier is measured; without `weights_dir` there are no
+    weights, and the demo model answers.
+    """
+    try:
+        config = load_config(models)
+    except ConfigError as error:
+        raise BenchError(str(error)) from error
+    if model not in config.models:
+        raise BenchError(f"{models} has no model {model!r}, only: {', '.join(config.models)}. Choose one with --model.")
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
+        folder = Path(name)
+        entry = yaml.safe_load(models.read_text(encoding="utf-8"))["models"][model]
+        alone = {"models": {model: entry | {"tier": TIER}}, "tiers": {TIER: {"models": [TIER]}}}
+        (folder / "models.yaml").write_text(yaml.safe_dump(alone), encoding="utf-8")
+        weights = folder / "weights" if weights_dir is None else weights_dir.resolve()
+        yield Workplace(
+            folder=folder,
+            models=folder / "models.yaml",
+            weights_dir=weights,
+            spec=config.models[model],
+            environment=_environment(folder, weights),
+        )
+
+
+def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
+    """Leave out the settings of the server that may run here, and give every process one OpenMP thread."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    return {
+        "OMP_NUM_THREADS": "1",
+        **inherited,
+        "HEARTH_DATA_DIR": str(folder / "data"),
+        "HEARTH_WEIGHTS_DIR": str(weights_dir),
+        "HEARTH_MODELS": str(folder / "models.yaml"),
+    }
