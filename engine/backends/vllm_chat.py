@@ -192,8 +192,7 @@ def _start_engine(launch: Launch) -> Any:
         launch.report("reading the model's configuration", 0.4)
         arguments = AsyncEngineArgs(**_engine_arguments(launch))
         config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        if vllm_launch.runs_on_cpu():
-            vllm_launch.use_fork_server()
+        vllm_launch.start_engines_our_way()
     launch.report("starting the engine process", 0.5)
     return AsyncLLM.from_vllm_config(
         vllm_config=config,

@@ -14,8 +14,11 @@ import os
 import queue
 import threading
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from engine.backends.vllm_plugin import tie_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,11 +82,33 @@ def prepare(cpu_threads: int) -> None:
             os.environ["LD_PRELOAD"] = before
 
 
-def use_fork_server() -> None:
-    """Let vLLM start its engine processes from the fork server. It has no setting for that (0.32)."""
+def start_engines_our_way() -> None:
+    """Have vLLM start its engine processes tied to ours, on a CPU from the fork server. It has no setting (0.32)."""
     import vllm.v1.engine.utils as launcher
 
-    launcher.get_mp_context = lambda: multiprocessing.get_context("forkserver")
+    context = _ForkServer() if runs_on_cpu() else _Spawn()
+    launcher.get_mp_context = lambda: context
+
+
+class _ForkedEngine(ForkServerProcess):
+    def run(self) -> None:
+        # Not left to the plugin: before vLLM loads that, it waits minutes for a server that may be gone.
+        tie_to_parent()
+        super().run()
+
+
+class _SpawnedEngine(SpawnProcess):
+    def run(self) -> None:
+        tie_to_parent()
+        super().run()
+
+
+class _ForkServer(ForkServerContext):
+    Process = _ForkedEngine
+
+
+class _Spawn(SpawnContext):
+    Process = _SpawnedEngine
 
 
 def _preloaded_libraries() -> list[str]:

@@ -1,4 +1,8 @@
-"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`): ties its life to ours, readies AMX."""
+"""Runs in every process of an engine: ties its life to the server's, readies AMX.
+
+The engine's own process calls `tie_to_parent` before anything else (vllm_launch.py). Processes that vLLM starts
+from there come here through the entry point `vllm.general_plugins`.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +17,26 @@ _PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
-    """Called by vLLM itself, early in each of its processes; does nothing in the process that serves HTTP."""
+    """Called by vLLM itself in each of its processes; does nothing in the process that serves HTTP."""
     if multiprocessing.parent_process() is None:
         return
-    _die_with_parent()
-    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
-    os.setpgid(0, 0)
+    tie_to_parent()
     _init_amx()
 
 
-def _die_with_parent() -> None:
-    """No engine outlives the server, not even after `kill -9`.
+def tie_to_parent() -> None:
+    """Make this process end with the server, however the server ends. Safe to call twice.
 
     The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
-    the server does (engine/backends/vllm_launch.py), and the fork server has only one.
+    the server does (vllm_launch.py), and the fork server has only one.
     """
     _let_fork_server_end()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)  # it died between our fork and the line above
+    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
+    os.setpgid(0, 0)
 
 
 def _let_fork_server_end() -> None:
