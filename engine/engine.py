@@ -47,10 +47,12 @@ class Engine:
     async def stop(self) -> None:
         """End all models gracefully (a few seconds); running requests fail."""
         await self._pool.stop()
+        _clean_up()
 
     async def terminate(self) -> None:
         """End all models now."""
         await self._pool.terminate()
+        _clean_up()
 
     async def chat(self, request: ChatRequest) -> ChatResult:
         """Return the whole answer. Cancelling the call aborts the generation."""
@@ -144,3 +146,9 @@ class Engine:
             context_length=context_length,
             max_output_tokens=spec.engine.max_output_tokens or context_length,
         )
+
+
+def _clean_up() -> None:
+    from engine.backends import vllm_launch
+
+    vllm_launch.clean_up()

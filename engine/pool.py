@@ -108,7 +108,7 @@ class Pool:
         except LoadError as error:
             _log.error("%s cannot be loaded. %s", slot.spec.id, error.message)  # ours, no trace needed
             slot.fail(error.message, fatal=True)
-        except Exception:  # a start can fail in any way that its libraries can think of
+        except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", slot.spec.id)
             slot.fail("The engine did not start; the server's log says why.", fatal=False)
         else:

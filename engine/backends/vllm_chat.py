@@ -111,10 +111,7 @@ class VllmChat:
         """End the engine process at once."""
         self._unwatch_processes()
         _kill_processes(self._engine)
-
-    def process_ids(self) -> list[int]:
-        """The engine's processes."""
-        return [process.pid for process in _processes(self._engine) if process.pid is not None]
+        self._engine.shutdown(timeout=0)  # its sockets; the processes are gone
 
     def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
         from engine.backends.vllm_request import translate

@@ -109,6 +109,17 @@ def check_context(prompt_tokens: int, max_tokens: int | None, context_length: in
     )
 
 
+def check_answer_alone(max_tokens: int, context_length: int) -> None:
+    """Refuse what could not fit after the shortest of prompts, before anything is tokenised."""
+    if max_tokens < context_length:
+        return
+    raise ContextLengthError(
+        f"This model's maximum context length is {context_length} tokens. However, you requested {max_tokens} tokens "
+        "in the completion alone, which leaves no room for the messages. Please ask for fewer tokens.",
+        param="max_tokens",
+    )
+
+
 def _request_error(error: VLLMClientError, context_length: int) -> RequestError:
     parameter = error.parameter if isinstance(error, VLLMValidationError) else None
     if parameter in _PROMPT_PARAMETERS:

@@ -12,6 +12,8 @@ import importlib.util
 import multiprocessing
 import os
 import queue
+import shutil
+import tempfile
 import threading
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
@@ -67,6 +69,7 @@ def prepare(cpu_threads: int) -> None:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
     if not runs_on_cpu():
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
@@ -80,6 +83,23 @@ def prepare(cpu_threads: int) -> None:
             del os.environ["LD_PRELOAD"]
         else:
             os.environ["LD_PRELOAD"] = before
+
+
+def clean_up() -> None:
+    """Remove what `prepare` made. Once, after the last engine has ended."""
+    shutil.rmtree(os.environ.pop("VLLM_RPC_BASE_PATH"), ignore_errors=True)
+
+
+def _make_socket_folder() -> Path:
+    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever.
+
+    Folders of servers that were killed are removed on the way.
+    """
+    for left in Path(tempfile.gettempdir()).glob("hearth-*-*"):
+        pid = left.name.split("-")[1]
+        if left.is_dir() and pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"hearth-{os.getpid()}-"))
 
 
 def start_engines_our_way() -> None:

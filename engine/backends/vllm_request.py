@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionToolsParam,
 )
 
-from engine.backends.vllm_errors import check_context
+from engine.backends.vllm_errors import check_answer_alone
 
 if TYPE_CHECKING:
     from engine.types import ChatRequest
@@ -25,7 +25,7 @@ def translate(
     """
     max_tokens = request.max_tokens if request.max_tokens is not None else max_output_tokens
     if request.max_tokens is not None:
-        check_context(1, request.max_tokens, context_length)
+        check_answer_alone(request.max_tokens, context_length)
     fields: dict[str, Any] = {
         "model": request.model,
         # Copied: vLLM's renderer changes messages in place.
@@ -49,6 +49,9 @@ def translate(
         "ignore_eos": request.ignore_eos,
         "parallel_tool_calls": request.parallel_tool_calls,
     }
+    if request.n > 1 and request.temperature == 0:
+        # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.
+        fields["temperature"], fields["top_k"] = 1.0, 1
     if request.tools:
         fields["tools"] = [ChatCompletionToolsParam.model_validate(tool) for tool in request.tools]
         fields["tool_choice"] = _tool_choice(request.tool_choice)

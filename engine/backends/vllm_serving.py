@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from engine.backends.vllm_errors import check_context
+from engine.backends.vllm_errors import check_context, translated_template_errors
 from engine.errors import GenerationError
 from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, ToolCallDelta, Usage
 
@@ -68,7 +68,8 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
 
     async def render_chat_request(self, request: Any) -> Any:
         """Render and tokenise, then hold prompt and answer to the context: vLLM would cut the answer instead."""
-        conversation, inputs = await super().render_chat_request(request)
+        with translated_template_errors():
+            conversation, inputs = await super().render_chat_request(request)
         for item in inputs:
             check_context(
                 self._extract_prompt_len(item),
