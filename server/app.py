@@ -43,6 +43,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
         docs_url=None,
         redoc_url=None,
         strict_content_type=False,
+        redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
     app.state.config = config

@@ -1,4 +1,4 @@
-"""Reads request bodies: capped while they arrive, and JSON so strict that no two parsers could read it differently."""
+"""Reads request bodies: capped while they arrive, and strict JSON."""
 
 from __future__ import annotations
 
@@ -102,22 +102,19 @@ def parse_strict_json(body: bytes) -> Any:
 
 def _check_values(value: Any) -> None:
     """Walk level by level, so that a deep document costs no stack."""
-    level = [value]
-    for _ in range(_MAX_DEPTH + 1):
+    level, depth = [value], 0
+    while level:
         below: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
+            if isinstance(item, (dict, list)):
+                if depth == _MAX_DEPTH:
+                    raise _invalid(f"The body is nested more than {_MAX_DEPTH} levels deep.")
+                below.extend(item.values() if isinstance(item, dict) else item)
             elif isinstance(item, float) and math.isinf(item):
                 raise _invalid("The body holds a number that is too large.")
             elif isinstance(item, int) and item not in _INT64:
                 raise _invalid("The body holds an integer beyond 64 bits.")
-        if not below:
-            return
-        level = below
-    raise _invalid(f"The body is nested more than {_MAX_DEPTH} levels deep.")
+        level, depth = below, depth + 1
 
 
 def _invalid(message: str) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import Annotated
@@ -44,6 +45,10 @@ def serve(  # one argument per flag
     except (SettingsError, StartError, EngineError, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(1) from None
+    # Everything has ended and is written. Taking torch and vLLM apart module by module would cost another 2 s.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def first_problem(error: RequestValidationError) -> Problem:
     cause = finding.get("ctx", {}).get("error")
     param = cause.param if isinstance(cause, FieldError) else field_path(finding, error.body)
     missing = finding["type"] in {"missing", "union_tag_not_found"}
-    code = "missing_field" if missing else "invalid_value"
+    code = "missing_field" if missing else getattr(cause, "code", "invalid_value")
     if param is None:
         if missing:
             return Problem(None, "invalid_json", "The body is empty. Send a JSON object.")
@@ -70,10 +71,13 @@ def first_problem(error: RequestValidationError) -> Problem:
 
 
 def _most_telling(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Of several findings take the one deepest in the body: in a union the others are branches not meant."""
+    """Of several findings take the one deepest in the body: in a union the others are branches not meant.
+
+    Equally deep, the one whose branch has the right type is meant.
+    """
     first = findings[0]
     same_field = [item for item in findings if item["loc"][:2] == first["loc"][:2]]
-    return max(same_field, key=lambda item: len(item["loc"]))
+    return max(same_field, key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")))
 
 
 def _sentence(finding: Mapping[str, Any]) -> str:
@@ -99,6 +103,8 @@ def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
     path, here = "", body
     for depth, part in enumerate(location):
         last = depth == len(location) - 1
+        if re.fullmatch(r"messages\[\d+\]", path) and isinstance(here, dict) and part == here.get("role") and not last:
+            continue  # names the branch; a message may hold a field of that name all the same
         if isinstance(part, int) and isinstance(here, list) and part < len(here):
             path, here = f"{path}[{part}]", here[part]
         elif isinstance(part, str) and isinstance(here, dict) and (part in here or last):

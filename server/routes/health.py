@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/health", tags=["health"])
 
 
-@router.get("/live")
+@router.api_route("/live", methods=["GET", "HEAD"])
 async def live() -> dict[str, str]:
     """Answer 200 as long as the process answers at all; never waits for an engine."""
     return {"status": "ok"}
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
     """Answer 200 when every model is ready and the server is not ending, else 503; with the state of each model."""
     models = engine.health()

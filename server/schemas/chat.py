@@ -5,11 +5,17 @@ Unknown fields are ignored, since real clients send many. Messages of validators
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from server.schemas.chat_checks import (
+    call_arguments,
+    object_schema,
+    stop_sequences,
+    template_switches,
+    token_biases,
+)
 from server.validation import FieldError
 
 _INT64_MAX = 2**63 - 1
@@ -29,45 +35,6 @@ EngineField = Annotated[Any, _refused(_NOT_FOR_REQUESTS)]
 GuidedField = Annotated[Any, _refused("is not supported: use `response_format` with a JSON schema instead")]
 PositiveInt = Annotated[int, Field(ge=1, le=_INT64_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-
-
-def _token_biases(value: Any) -> Any:
-    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
-    if value is None:
-        return value
-    sentence = "must map at most 1024 token ids (digits) to numbers from -100 to 100"
-    if not isinstance(value, dict) or len(value) > 1024:
-        raise ValueError(sentence)
-    for token, bias in value.items():
-        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
-        if not number or not re.fullmatch(r"[0-9]{1,9}", token):
-            raise ValueError(sentence)
-    return value
-
-
-def _template_switches(value: Any) -> Any:
-    if value is None:
-        return value
-    known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
-    if not known or not all(isinstance(switch, bool) for switch in value.values()):
-        raise ValueError("may hold `enable_thinking` (true or false) only")
-    return value
-
-
-def _object(value: Any) -> Any:
-    if value is not None and not isinstance(value, dict):
-        raise ValueError("must be an object")
-    return value
-
-
-def _stop_sequences(value: Any) -> Any:
-    if value is None:
-        return ()
-    sequences = [value] if isinstance(value, str) else value
-    good = isinstance(sequences, list) and len(sequences) <= 4
-    if not good or not all(isinstance(item, str) and 1 <= len(item) <= 256 for item in sequences):
-        raise ValueError("must be a string or an array of at most 4 strings, each of 1 to 256 characters")
-    return tuple(sequences)
 
 
 class Strict(BaseModel):
@@ -136,7 +103,7 @@ class CalledFunction(Strict):
     """The function of an earlier tool call; `arguments` is JSON text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: str
+    arguments: Annotated[str, AfterValidator(call_arguments)]
 
 
 class ToolCallMessagePart(Strict):
@@ -172,7 +139,7 @@ class FunctionDefinition(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, BeforeValidator(_object)] = None
+    parameters: Annotated[dict[str, Any] | None, BeforeValidator(object_schema)] = None
     strict: bool | None = None
 
 
@@ -201,7 +168,7 @@ class JsonSchemaFormat(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    json_schema: Annotated[dict[str, Any], BeforeValidator(_object), Field(alias="schema")]
+    json_schema: Annotated[dict[str, Any], BeforeValidator(object_schema), Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -243,11 +210,11 @@ class ChatCompletionBody(Strict):
     """Upper bound on generated tokens. Default: as many as the model allows."""
     max_completion_tokens: PositiveInt | None = None
     """The same under its newer name; wins over `max_tokens`."""
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop_sequences)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(stop_sequences)] = ()
     seed: Annotated[int, Field(ge=-(2**63), le=_INT64_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[Any, AfterValidator(_token_biases)] = None
+    logit_bias: Annotated[Any, AfterValidator(token_biases)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Needs `logprobs: true`."""
@@ -258,7 +225,7 @@ class ChatCompletionBody(Strict):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
-    chat_template_kwargs: Annotated[Any, AfterValidator(_template_switches)] = None
+    chat_template_kwargs: Annotated[Any, AfterValidator(template_switches)] = None
     """`enable_thinking` only."""
     ignore_eos: bool | None = None
     """Go on until `max_tokens`, for benchmarks."""
