@@ -92,9 +92,7 @@ def test_what_is_left_out_has_its_default(tmp_path):
 
 
 def test_what_is_written_arrives(tmp_path):
-    engine = (
-        "{context_length: 8, max_output_tokens: 8, kv_cache_gib: 1, enforce_eager: true, tool_parser: none}"
-    )
+    engine = "{context_length: 8, max_output_tokens: 8, kv_cache_gib: 1, enforce_eager: true, tool_parser: none}"
     spec = load(tmp_path, GOOD.replace("\n      dtype: auto", f" {engine}")).models["a"].engine
     assert (spec.context_length, spec.max_output_tokens, spec.kv_cache_gib) == (8, 8, 1.0)
     assert (spec.enforce_eager, spec.tool_parser) == (True, "none")
@@ -147,9 +145,7 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, text, line, message):
 
 
 def test_a_missing_file_says_what_to_do(tmp_path):
-    with pytest.raises(
-        LoadError, match=r"copy models\.yaml from the repository, or point HEARTH_MODELS at yours"
-    ):
+    with pytest.raises(LoadError, match=r"copy models\.yaml from the repository, or point HEARTH_MODELS at yours"):
         load_config(tmp_path / "nowhere.yaml")
 
 
@@ -190,9 +186,7 @@ WORDS = st.sampled_from(
 )
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.text(max_size=4), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.text(max_size=4), inner, max_size=4),
     max_leaves=12,
 )
 # fmt: off

@@ -1,0 +1,74 @@
+"""One real server for the whole run, and clients that talk to it. Tests that use them are marked `engine`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# pytest puts this folder on the path, where `engine` would be the folder of tests: the real package comes first.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import httpx2
+import openai
+import pytest
+from serving import CANARY, Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from serving import Key
+
+# Read by vLLM and OpenMP also where a test loads a model in this process.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server with the demo models, stopped at the end of the run, where its end and its silence are checked."""
+    with Server(tmp_path_factory.mktemp("hearth")) as running:
+        yield running
+        assert running.stop() == 0, running.log()
+        assert running.admin_key is not None
+        _assert_nothing_leaked(running, running.admin_key)
+
+
+@pytest.fixture(scope="session")
+def admin_key(server: Server) -> Key:
+    assert server.admin_key is not None
+    return server.admin_key
+
+
+@pytest.fixture(scope="session")
+async def client(server: Server, admin_key: Key) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=server.base_url, api_key=admin_key.text, max_retries=0, timeout=60
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def sync_client(server: Server, admin_key: Key) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.base_url, api_key=admin_key.text, max_retries=0, timeout=60) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def http(server: Server, admin_key: Key) -> AsyncIterator[httpx2.AsyncClient]:
+    """Plain HTTP with the key, at the address without /v1."""
+    headers = {"Authorization": f"Bearer {admin_key.text}"}
+    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=60) as opened:
+        yield opened
+
+
+def _assert_nothing_leaked(server: Server, admin_key: Key) -> None:
+    """The first key is shown twice at the start, on purpose. Nothing else may hold a key, and nothing a prompt."""
+    shown = [line for line in server.log().splitlines() if admin_key.secret in line]
+    assert [line.split(maxsplit=1)[0] for line in shown] == ["API", "curl"], shown
+    secrets = [CANARY, *(key.secret for key in server.made_keys)]
+    assert not any(secret in server.log() for secret in secrets)
+    for file in (path for path in server.data_dir.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        leaked = [secret for secret in [*secrets, admin_key.secret] if secret.encode() in content]
+        assert leaked == [], f"{file.name} holds a key's secret or a prompt"

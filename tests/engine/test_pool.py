@@ -1,0 +1,204 @@
+"""The pool keeps models loaded. Its loads are fakes that hold a state open until the test lets them go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
+from engine.pool import Pool, backoff_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from engine import ModelSpec
+
+SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())
+PLUS, PRO = (spec.id for spec in SPECS)
+
+
+class Backend:
+    """A backend that answers nothing and remembers how it ended."""
+
+    context_length = 7
+
+    def __init__(self) -> None:
+        self.died = asyncio.Event()
+        self.ended: list[str] = []
+
+    async def shutdown(self) -> None:
+        self.ended.append("shutdown")
+
+    def terminate(self) -> None:
+        self.ended.append("terminate")
+
+
+class Loads:
+    """The `load` of a pool: each call waits until the test settles it."""
+
+    def __init__(self) -> None:
+        self.calls: asyncio.Queue[Load] = asyncio.Queue()
+        self.cancelled: list[str] = []
+        self.count = 0
+
+    async def __call__(self, spec: ModelSpec, report: Any) -> Any:
+        self.count += 1
+        load = Load(spec.id, report)
+        self.calls.put_nowait(load)
+        try:
+            return await load.outcome
+        except asyncio.CancelledError:
+            self.cancelled.append(spec.id)
+            raise
+
+    async def next(self) -> Load:
+        return await asyncio.wait_for(self.calls.get(), 10)
+
+
+class Load:
+    def __init__(self, model: str, report: Any) -> None:
+        self.model = model
+        self.report = report
+        self.outcome: asyncio.Future[Backend] = asyncio.get_running_loop().create_future()
+
+    def succeed(self) -> Backend:
+        backend = Backend()
+        self.outcome.set_result(backend)
+        return backend
+
+
+@pytest.fixture
+def loads() -> Loads:
+    return Loads()
+
+
+@pytest.fixture
+async def pool(loads: Loads) -> AsyncIterator[Pool]:
+    made = Pool(SPECS[:1], loads)
+    made.start()
+    yield made
+    await made.stop()
+
+
+async def until(pool: Pool, status: str, phase: str = "", model: int = 0) -> None:
+    """Wait for the pool to say so. Pools report every change, so nothing is polled."""
+    while (health := pool.health()[model]).status != status or phase not in health.phase:
+        await asyncio.wait_for(pool.wait_for_change(), 10)
+
+
+async def test_a_model_that_loads_says_how_far_it_is(pool: Pool, loads: Loads):
+    load = await loads.next()
+    for phase, progress, patience in (("importing", 0.1, 10), ("warming up", 0.9, 5)):
+        load.report(phase, progress)
+        await until(pool, "loading", phase)
+        assert pool.health()[0].progress == progress
+        with pytest.raises(ModelLoadingError, match=phase) as caught:
+            pool.get(PLUS)
+        assert caught.value.retry_after_seconds == patience
+
+
+async def test_a_ready_model_is_handed_out_and_an_unknown_one_is_not(pool: Pool, loads: Loads):
+    backend = (await loads.next()).succeed()
+    await until(pool, "ready")
+    assert pool.get(PLUS) is backend
+    assert pool.health()[0].progress == 1.0
+    with pytest.raises(UnknownModelError):
+        pool.get("nobody")
+
+
+async def test_a_report_that_comes_after_the_load_changes_nothing(pool: Pool, loads: Loads):
+    load = await loads.next()
+    load.succeed()
+    await until(pool, "ready")
+    load.report("importing", 0.1)
+    await asyncio.sleep(0)  # lets the loop deliver it
+    assert (pool.health()[0].status, pool.health()[0].phase) == ("ready", "ready")
+
+
+async def test_a_dead_engine_is_refused_at_once_then_restarted(pool: Pool, loads: Loads):
+    first = (await loads.next()).succeed()
+    await until(pool, "ready")
+    first.died.set()
+    with pytest.raises(EngineDiedError) as caught:  # before any task of the pool has had its turn
+        pool.get(PLUS)
+    assert caught.value.retry_after_seconds == 5
+    again = await loads.next()
+    assert first.ended == ["shutdown"]
+    assert (pool.health()[0].status, pool.health()[0].restarts) == ("loading", 1)
+    with pytest.raises(EngineDiedError):
+        pool.get(PLUS)
+    second = again.succeed()
+    await until(pool, "ready")
+    assert pool.get(PLUS) is second
+    assert pool.health()[0].restarts == 1
+
+
+async def test_a_model_that_can_never_load_fails_for_good_and_leaves_its_neighbour_alone(loads: Loads):
+    pool = Pool(SPECS, loads)
+    pool.start()
+    calls = {load.model: load for load in (await loads.next(), await loads.next())}
+    calls[PLUS].outcome.set_exception(LoadError("the reason, for the operator"))
+    backend = calls[PRO].succeed()
+    await until(pool, "failed")
+    await until(pool, "ready", model=1)
+    assert pool.get(PRO) is backend
+    assert pool.health()[0].error == "the reason, for the operator"
+    with pytest.raises(UnavailableError) as caught:
+        pool.get(PLUS)
+    assert not isinstance(caught.value, (ModelLoadingError, EngineDiedError))
+    assert "the reason" not in caught.value.message
+    assert caught.value.retry_after_seconds == 60
+    await pool.stop()
+    assert loads.count == 2
+
+
+async def test_a_load_that_fails_by_chance_is_tried_again(pool: Pool, loads: Loads):
+    (await loads.next()).outcome.set_exception(RuntimeError("something with a path /secret"))
+    await until(pool, "failed")
+    assert "/secret" not in (pool.health()[0].error or "")
+    (await loads.next()).succeed()
+    await until(pool, "ready")
+    assert pool.health()[0].error is None
+
+
+async def test_a_first_load_is_given_up_after_three_attempts(pool: Pool, loads: Loads):
+    for _ in range(3):
+        (await loads.next()).outcome.set_exception(RuntimeError)
+    (task,) = pool._tasks
+    await asyncio.wait_for(task, 10)
+    assert pool.health()[0].status == "failed"
+    assert loads.count == 3
+
+
+async def test_stopping_cancels_loads_and_ends_ready_models_gracefully(loads: Loads):
+    pool = Pool(SPECS, loads)
+    pool.start()
+    calls = {load.model: load for load in (await loads.next(), await loads.next())}
+    backend = calls[PRO].succeed()
+    await until(pool, "ready", model=1)
+    await pool.stop()
+    assert loads.cancelled == [PLUS]
+    assert backend.ended == ["shutdown"]
+    assert {health.status for health in pool.health()} == {"unloaded"}
+    for model in (PLUS, PRO):
+        with pytest.raises(UnavailableError):
+            pool.get(model)
+
+
+async def test_terminating_ends_ready_models_at_once_and_restarts_nothing(loads: Loads):
+    pool = Pool(SPECS[:1], loads)
+    pool.start()
+    backend = (await loads.next()).succeed()
+    await until(pool, "ready")
+    await pool.terminate()
+    backend.died.set()
+    assert backend.ended == ["terminate"]
+    assert loads.count == 1
+
+
+def test_the_pauses_between_restarts_double_up_to_a_minute():
+    assert [backoff_seconds(deaths) for deaths in range(9)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert backoff_seconds(1000) == 60

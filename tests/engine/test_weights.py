@@ -1,0 +1,92 @@
+"""A model folder is checked before anything of it is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from engine import LoadError
+from engine.demo import weights_dir
+from engine.weights import check_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(weights_dir("chat"), tmp_path / "model")
+
+
+def replace(folder: Path, name: str, content: bytes | None) -> None:
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+
+
+def safetensors(header: object, tensors: bytes = b"", *, length: int | None = None) -> bytes:
+    text = json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + tensors
+
+
+def test_the_demo_model_may_be_loaded(folder: Path):
+    check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("config.json", None, "holds no config.json"),
+        ("config.json", b"", "cannot be read as JSON"),
+        ("config.json", b'{"a": ', "cannot be read as JSON"),
+        ("config.json", b"[" * 100_000, "cannot be read as JSON"),
+        ("config.json", b"\xff\xfe{}", "cannot be read as JSON"),
+        ("config.json", b'"' + b"x" * 5 * 2**20 + b'"', "larger than 4 MiB"),
+        ("config.json", b'{"auto_map": {"AutoModel": "evil.Model"}}', "auto_map"),
+        ("config.json", b'{"text_config": [{"auto_map": {}}]}', "auto_map"),
+        ("model.safetensors", None, "holds no .safetensors file"),
+        ("model.safetensors", b"", "cut off or damaged"),
+        ("model.safetensors", b"\x02\0\0", "cut off or damaged"),
+        ("model.safetensors", safetensors({}, length=2**62), "cut off or damaged"),
+        ("model.safetensors", safetensors({}, length=0), "cut off or damaged"),
+        ("model.safetensors", safetensors([]), "cut off or damaged"),
+        ("model.safetensors", safetensors({"a": 1}), "cut off or damaged"),
+        ("model.safetensors", safetensors({"a": {"data_offsets": [0, "x"]}}), "cut off or damaged"),
+        ("model.safetensors", safetensors({"a": {"data_offsets": [0, 10]}}, b"123456789"), "cut off or damaged"),
+        ("model.safetensors", safetensors({"a": {"data_offsets": [0, 8]}}, b"123456789"), "cut off or damaged"),
+        ("model.safetensors", (50_000).to_bytes(8, "little") + b"[" * 50_000, "cut off or damaged"),
+        ("model.safetensors", (8).to_bytes(8, "little") + b"not JSON", "cut off or damaged"),
+    ],
+)
+def test_a_folder_that_is_broken_or_unsafe_is_refused_by_name(
+    folder: Path, name: str, content: bytes | None, complaint: str
+):
+    replace(folder, name, content)
+    with pytest.raises(LoadError, match=complaint) as caught:
+        check_folder(folder)
+    assert "model" in caught.value.message
+    assert str(folder.parent) not in caught.value.message
+
+
+def test_a_download_that_stopped_early_is_noticed_wherever_it_stopped(folder: Path):
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for kept in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:kept])
+        with pytest.raises(LoadError, match="cut off or damaged"):
+            check_folder(folder)
+
+
+def test_pickled_weights_do_not_count_as_weights(folder: Path):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(LoadError, match="pickle"):
+        check_folder(folder)
+
+
+def test_the_second_of_two_files_is_checked_as_well(folder: Path):
+    (folder / "model-00002-of-00002.safetensors").write_bytes(b"short")
+    with pytest.raises(LoadError, match="00002"):
+        check_folder(folder)

@@ -1,0 +1,184 @@
+"""Deny by default: who gets in with which key, and that nothing but health answers without one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+from chat_parts import CHAT, HELLO, MODEL, assert_error
+from serving import poll_until
+
+from engine import load_config
+from server.app import create_app
+from server.middleware import OPEN_PATHS
+from server.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving import Key, Server
+
+pytestmark = pytest.mark.engine
+
+REQUEST = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 1}
+GARBAGE = [
+    None,
+    "",
+    "Bearer",
+    "Bearer a b",
+    "Bearer garbage",
+    "Bearer " + "x" * 50_000,
+    "Bearer hk_",
+    "Bearer hk_aaaaaaaaaaaa_" + "b" * 49,
+    "Bearer \u00e9".encode(),
+    "Basic dXNlcjpwYXNz",
+    "Bearer null",
+]
+
+
+def every_route() -> list[tuple[str, str]]:
+    """Method and path of everything the app has, as the app itself lists it."""
+    app = create_app(load_settings(), load_config(Path(__file__).parents[2] / "models.yaml"))
+    return sorted(
+        (method, re.sub(r"\{[^}]*\}", MODEL, route.path))
+        for route in app.routes
+        for method in getattr(route, "methods", None) or ["GET"]
+    )
+
+
+ROUTES = every_route()
+CLOSED = [*[(method, path) for method, path in ROUTES if path not in OPEN_PATHS], ("GET", "/no/such/path")]
+
+
+@pytest.fixture(scope="module")
+def anonymous(server: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.root_url, timeout=60) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def standard_key(server: Server) -> Key:
+    return server.make_key("standard", tier="standard")
+
+
+@pytest.fixture(scope="module")
+def models_only_key(server: Server) -> Key:
+    return server.make_key("models only", options=["--scope", "models"])
+
+
+@pytest.fixture(scope="module")
+def chat_only_key(server: Server) -> Key:
+    return server.make_key("chat only", options=["--scope", "chat", "--model", "service-pro"])
+
+
+def bearer(key: Key) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key.text}"}
+
+
+def assert_unauthorized(response: httpx2.Response) -> None:
+    assert response.headers["www-authenticate"] == "Bearer"
+    if response.request.method == "HEAD":
+        assert response.status_code == 401
+    else:
+        assert_error(response, 401, "invalid_api_key")
+
+
+def test_the_app_has_the_routes_of_the_contract_and_two_of_them_are_open():
+    assert {("POST", CHAT), ("GET", "/v1/models"), ("GET", f"/v1/models/{MODEL}")} <= set(ROUTES)
+    assert {"/health/live", "/health/ready"} == OPEN_PATHS
+    assert {path for _, path in ROUTES if path in OPEN_PATHS} == OPEN_PATHS
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_nothing_answers_without_a_valid_key(anonymous: httpx2.Client, method: str, path: str):
+    for header in GARBAGE:
+        headers = {} if header is None else {"Authorization": header}
+        response = anonymous.request(method, path, headers=headers, json=REQUEST if method == "POST" else None)
+        assert_unauthorized(response)
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+@pytest.mark.parametrize("header", GARBAGE[:4])
+def test_health_answers_anybody(anonymous: httpx2.Client, path: str, header: str | None):
+    headers = {} if header is None else {"Authorization": header}
+    assert anonymous.get(path, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/health/live/", "/health/../v1/models", "/HEALTH/LIVE", "/health/live%2f..", "/health"]
+)
+def test_what_only_looks_like_health_needs_a_key(anonymous: httpx2.Client, path: str):
+    assert_unauthorized(anonymous.get(path))
+
+
+def test_a_key_in_the_address_is_no_key(anonymous: httpx2.Client, admin_key: Key):
+    response = anonymous.get("/v1/models", params={"api_key": admin_key.public_id, "key": admin_key.public_id})
+    assert_unauthorized(response)
+
+
+def test_a_key_with_one_letter_changed_is_refused(anonymous: httpx2.Client, admin_key: Key):
+    for position in (3, 16, len(admin_key.text) - 1):
+        letter = "A" if admin_key.text[position] != "A" else "B"
+        changed = admin_key.text[:position] + letter + admin_key.text[position + 1 :]
+        response = anonymous.get("/v1/models", headers={"Authorization": f"Bearer {changed}"})
+        assert_unauthorized(response)
+        assert changed[16:] not in response.text
+
+
+def test_the_scheme_is_read_in_any_case(anonymous: httpx2.Client, admin_key: Key):
+    assert anonymous.get("/v1/models", headers={"Authorization": f"bearer {admin_key.text}"}).status_code == 200
+
+
+def test_a_revoked_key_is_refused_within_ten_seconds(server: Server, anonymous: httpx2.Client):
+    key = server.make_key("soon gone")
+    assert anonymous.get("/v1/models", headers=bearer(key)).status_code == 200
+    server.revoke(key)
+    poll_until(lambda: anonymous.get("/v1/models", headers=bearer(key)).status_code == 401, 10)
+    for method, path in CLOSED:
+        assert_unauthorized(anonymous.request(method, path, headers=bearer(key)))
+
+
+def test_a_key_does_only_what_its_scopes_say(anonymous: httpx2.Client, models_only_key: Key, chat_only_key: Key):
+    assert anonymous.get("/v1/models", headers=bearer(models_only_key)).status_code == 200
+    refused = anonymous.post(CHAT, json=REQUEST, headers=bearer(models_only_key))
+    assert_error(refused, 403, "insufficient_permissions")
+    assert "`chat`" in refused.json()["error"]["message"]
+    for path in ("/v1/models", f"/v1/models/{MODEL}"):
+        assert_error(anonymous.get(path, headers=bearer(chat_only_key)), 403, "insufficient_permissions")
+
+
+def test_a_missing_scope_is_told_before_the_body_is_judged(anonymous: httpx2.Client, models_only_key: Key):
+    response = anonymous.post(CHAT, json=REQUEST | {"model": "nobody"}, headers=bearer(models_only_key))
+    assert_error(response, 403, "insufficient_permissions")
+
+
+def test_a_standard_key_does_not_see_that_there_is_more(anonymous: httpx2.Client, standard_key: Key):
+    headers = bearer(standard_key)
+    listed = anonymous.get("/v1/models", headers=headers).json()["data"]
+    assert [model["id"] for model in listed] == ["service-plus"]
+    assert anonymous.post(CHAT, json=REQUEST, headers=headers).status_code == 200
+    for name in ("service-pro", "nobody"):
+        hidden = anonymous.get(f"/v1/models/{name}", headers=headers)
+        assert_error(hidden, 404, "model_not_found", "model")
+        for stream in (False, True):
+            response = anonymous.post(CHAT, json=REQUEST | {"model": name, "stream": stream}, headers=headers)
+            assert_error(response, 404, "model_not_found", "model")
+            assert response.json() == hidden.json()
+
+
+def test_a_key_for_one_model_may_use_no_other(anonymous: httpx2.Client, chat_only_key: Key):
+    headers = bearer(chat_only_key)
+    assert anonymous.post(CHAT, json=REQUEST | {"model": "service-pro"}, headers=headers).status_code == 200
+    assert_error(anonymous.post(CHAT, json=REQUEST, headers=headers), 404, "model_not_found", "model")
+
+
+def test_no_secret_is_written_down(server: Server, standard_key: Key, models_only_key: Key, chat_only_key: Key):
+    """The database and the access log hold public ids only, and the server printed nothing of these keys."""
+    files = [path.read_bytes() for path in server.data_dir.rglob("*") if path.is_file()]
+    for key in (standard_key, models_only_key, chat_only_key):
+        assert key.secret not in server.log()
+        assert not any(key.secret.encode() in content for content in files)
+        assert any(key.public_id.encode() in content for content in files)

@@ -1,0 +1,68 @@
+"""Schemas that would keep the grammar compiler busy, or that no value can satisfy, are refused before it sees them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from server.schemas.json_schema import SchemaTooComplexError, check_schema
+
+
+def properties(count: int) -> dict[str, Any]:
+    return {f"p{i}": {"type": "string"} for i in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ({"enum": ["x" * 20] * 5000}, "64 KiB"),
+        ({"properties": properties(257)}, "256 properties"),
+        ({"items": {"properties": {**properties(200), "p0": {"properties": properties(57)}}}}, "256 properties"),
+        ({"type": "array", "minItems": 10**7}, "1000 repeats"),
+        ({"type": "array", "maxItems": 1e7}, "1000 repeats"),
+        ({"anyOf": [{"type": "string", "maxLength": 1001}]}, "1000 repeats"),
+        ({"type": "string", "pattern": "a{5000}"}, "1000 repeats"),
+        ({"type": "string", "pattern": "(b{1,5000})"}, "1000 repeats"),
+        ({"type": "string", "pattern": "a" * 257}, "256 characters"),
+        ({"$ref": "#"}, "refer to itself"),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#"}]}, "refer to itself"),
+        (
+            {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"oneOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+            "refer to itself",
+        ),
+        ({"$ref": "http://127.0.0.1/schema"}, "parts of itself"),
+        ({"items": {"$ref": "file:///etc/passwd"}}, "parts of itself"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_schema_beyond_the_limits_is_refused(schema: dict[str, Any], complaint: str):
+    with pytest.raises(SchemaTooComplexError, match=complaint) as caught:
+        check_schema(schema)
+    assert caught.value.code == "schema_too_complex"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"properties": properties(256)},
+        {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
+        {"$defs": {"a/b": {"type": "string"}}, "anyOf": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/a~1b"}]},
+        {"$ref": "#/nowhere/0/x"},
+        {"properties": {"$ref": {"type": "string"}, "pattern": {"type": "string"}}},
+        {"type": "string", "minLength": 1000, "pattern": "^[a-z]{1,1000}$"},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_ordinary_schema_passes(schema: dict[str, Any]):
+    check_schema(schema)
+
+
+def test_the_worst_schema_that_fits_is_checked_in_no_time():
+    many = 2500
+    schema = {"$defs": {"a": {}}, "anyOf": [{"$ref": "#/$defs/a"}] * many}
+    started = time.perf_counter()
+    check_schema(schema)
+    assert time.perf_counter() - started < 0.5

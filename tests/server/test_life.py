@@ -1,0 +1,234 @@
+"""Life and death, with real processes and real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import openai
+import psutil
+import pytest
+from serving import Server, async_poll_until, poll_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+LONG = {
+    "messages": [{"role": "user", "content": "Count from 1 to 100."}],
+    "temperature": 0,
+    "max_tokens": 1900,
+    "extra_body": {"ignore_eos": True},
+}
+SHORT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For the tests that a server survives, and for the one after them that it does not."""
+    with Server(tmp_path_factory.mktemp("life")) as server:
+        yield server
+
+
+@asynccontextmanager
+async def client_of(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
+    assert server.admin_key is not None
+    async with openai.AsyncOpenAI(
+        base_url=server.base_url, api_key=server.admin_key.text, max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+def engine_processes(server: Server) -> list[psutil.Process]:
+    return [child for child in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in title(child)]
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def assert_all_gone(processes: list[psutil.Process], seconds: float = 5) -> None:
+    poll_until(lambda: not any(alive(process) for process in processes), seconds, describe=lambda: str(processes))
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Stream:
+    """A streamed answer that is being read in the background; `outcome` is how it ended."""
+
+    def __init__(self, client: openai.AsyncOpenAI, model: str) -> None:
+        self.started = asyncio.Event()
+        self.finish_reason: str | None = None
+        self.task = asyncio.create_task(self._read(client, model))
+
+    async def _read(self, client: openai.AsyncOpenAI, model: str) -> openai.APIError | None:
+        try:
+            stream: Any = await client.chat.completions.create(model=model, stream=True, **LONG)  # type: ignore[call-overload]
+            async for chunk in stream:
+                self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
+                if chunk.choices[0].delta.content:
+                    self.started.set()
+        except openai.APIError as error:
+            return error
+        return None
+
+
+def ready(server: Server) -> dict[str, Any]:
+    answer = httpx2.get(f"{server.root_url}/health/ready", timeout=10)
+    return {"code": answer.status_code, **answer.json()}
+
+
+async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_model_goes_on(own_server: Server) -> None:
+    async with client_of(own_server) as client:
+        # Which process is whose: only the killed model's streams end.
+        victim = engine_processes(own_server)[0]
+        streams = {model: [Stream(client, model) for _ in range(3)] for model in ("service-plus", "service-pro")}
+        await asyncio.gather(*(stream.started.wait() for group in streams.values() for stream in group))
+
+        killed_at = time.monotonic()
+        victim.kill()
+        await async_poll_until(lambda: ready(own_server)["code"] == 503, 2)
+        states = ready(own_server)["models"]
+        killed = next(model for model, state in states.items() if state["restarts"] == 1)
+        spared = next(model for model in states if model != killed)
+
+        outcomes = await asyncio.gather(*(stream.task for stream in streams[killed]))
+        assert time.monotonic() - killed_at < 5
+        assert ["restarted" in str(outcome) for outcome in outcomes] == [True] * 3, outcomes
+        assert all(stream.finish_reason is None for stream in streams[killed])
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.chat.completions.create(model=killed, **SHORT)  # type: ignore[call-overload]
+        assert refused.value.status_code == 503
+        assert refused.value.code == "engine_unavailable"
+        assert int(refused.value.response.headers["retry-after"]) > 0
+
+        other = await client.chat.completions.create(model=spared, **SHORT)  # type: ignore[call-overload]
+        assert other.choices[0].message.content == "The capital of France is Paris."
+        assert await asyncio.gather(*(stream.task for stream in streams[spared])) == [None] * 3
+
+        await async_poll_until(lambda: ready(own_server)["code"] == 200, 60)
+        again = await client.chat.completions.create(model=killed, **SHORT)  # type: ignore[call-overload]
+        assert again.choices[0].message.content == "The capital of France is Paris."
+
+
+async def test_plain_request_on_a_killed_engine_gets_503(own_server: Server) -> None:
+    async with client_of(own_server) as client:
+        requests = [
+            asyncio.create_task(client.chat.completions.create(model=model, **LONG))  # type: ignore[call-overload]
+            for model in ("service-plus", "service-pro")
+        ]
+        stream = Stream(client, "service-plus")
+        await stream.started.wait()
+        for process in engine_processes(own_server):
+            process.kill()
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        assert [getattr(outcome, "code", outcome) for outcome in outcomes] == ["engine_unavailable"] * 2
+        await stream.task
+
+
+def test_second_server_on_the_same_port_says_so(own_server: Server, tmp_path: Path) -> None:
+    port = own_server.base_url.split(":")[2].split("/")[0]
+    second = Server(tmp_path / "second", arguments=["--port", port])
+    with pytest.raises(AssertionError, match=r"Cannot listen on .* take another port"):
+        second.start()
+    assert second.wait() == 1
+
+
+async def test_kill_9_of_the_server_leaves_no_engine_neither_a_stopped_nor_a_newborn_one(own_server: Server) -> None:
+    await async_poll_until(lambda: ready(own_server)["code"] == 200, 60)
+    stopped, killed = engine_processes(own_server)
+    before = {process.pid for process in psutil.Process(own_server.pid).children(recursive=True)}
+    stopped.suspend()
+    killed.kill()
+    # Its successor waits for a handshake with the server, before vLLM has loaded any plugin.
+    await async_poll_until(lambda: bool(_newborn(own_server, before)), 30)
+    family = psutil.Process(own_server.pid).children(recursive=True)
+    os.kill(own_server.pid, signal.SIGKILL)
+    assert_all_gone(family)
+
+
+def _newborn(server: Server, before: set[int]) -> list[psutil.Process]:
+    return [process for process in psutil.Process(server.pid).children(recursive=True) if process.pid not in before]
+
+
+async def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        await _drain_to_the_end(server)
+
+
+async def _drain_to_the_end(own_server: Server) -> None:
+    family = psutil.Process(own_server.pid).children(recursive=True)
+    async with client_of(own_server) as client:
+        stream = Stream(client, "service-plus")
+        plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))  # type: ignore[call-overload]
+        await stream.started.wait()
+        os.kill(own_server.pid, signal.SIGTERM)
+        await async_poll_until(lambda: ready(own_server)["status"] == "draining", 2)
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.chat.completions.create(model="service-plus", **SHORT)  # type: ignore[call-overload]
+        assert refused.value.code == "server_overloaded"
+        assert await stream.task is None
+        assert stream.finish_reason == "length"
+        assert (await plain).usage.completion_tokens == LONG["max_tokens"]
+    assert own_server.wait() == 0
+    assert_all_gone(family)
+
+
+@pytest.mark.parametrize("how", ["drain time is over", "second signal, Ctrl-C"])
+async def test_answers_that_outlast_the_drain_end_with_an_error(tmp_path: Path, how: str) -> None:
+    twice = how.startswith("second")
+    with Server(tmp_path, environment={"HEARTH_DRAIN_SECONDS": "60" if twice else "0.5"}) as server:
+        family = psutil.Process(server.pid).children(recursive=True)
+        async with client_of(server) as client:
+            streams = [Stream(client, "service-plus") for _ in range(8)]
+            plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))  # type: ignore[call-overload]
+            await asyncio.gather(*(stream.started.wait() for stream in streams))
+            # A terminal sends Ctrl-C to the whole group: engines must not take it for theirs.
+            os.killpg(server.pid, signal.SIGINT if twice else signal.SIGTERM)
+            await async_poll_until(lambda: ready(server)["status"] == "draining", 2)
+            if twice:
+                os.kill(server.pid, signal.SIGTERM)
+            outcomes = await asyncio.gather(*(stream.task for stream in streams))
+            assert all("shutting down" in str(outcome) for outcome in outcomes)
+            with pytest.raises(openai.InternalServerError, match="shutting down"):
+                await plain
+        assert server.wait(seconds=15) == 0
+        assert_all_gone(family)
+
+
+async def test_sigterm_while_models_load_ends_within_seconds(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        server.start()
+        refusal = httpx2.post(
+            f"{server.base_url}/chat/completions",
+            json={"model": "service-plus", **SHORT},
+            headers={"Authorization": f"Bearer {server.admin_key.text}"},  # type: ignore[union-attr]
+            timeout=30,
+        )
+        assert refusal.status_code == 503
+        assert refusal.json()["error"]["code"] == "model_loading"
+        assert int(refusal.headers["retry-after"]) > 0
+        server.wait_for_line("starting the engine process")
+        family = psutil.Process(server.pid).children(recursive=True)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 10
+        assert_all_gone(family)
+    finally:
+        server.kill()

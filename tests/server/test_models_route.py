@@ -1,0 +1,55 @@
+"""What `GET /v1/models` says about each model."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from chat_parts import assert_error
+
+if TYPE_CHECKING:
+    import httpx2
+
+pytestmark = pytest.mark.engine
+
+FIELDS = [
+    "id",
+    "object",
+    "created",
+    "owned_by",
+    "tier",
+    "capabilities",
+    "status",
+    "context_length",
+    "max_output_tokens",
+    "description",
+    "demo",
+]
+
+
+async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.AsyncClient):
+    answer = (await http.get("/v1/models")).json()
+    assert list(answer) == ["object", "data"]
+    assert answer["object"] == "list"
+    assert [(model["id"], model["tier"]) for model in answer["data"]] == [
+        ("service-plus", "standard"),
+        ("service-pro", "enhanced"),
+    ]
+    for model in answer["data"]:
+        assert list(model) == FIELDS
+        assert (model["object"], model["status"], model["owned_by"]) == ("model", "ready", "hearth")
+        assert model["capabilities"] == ["chat", "streaming", "function_calling"]
+        assert model["context_length"] == model["max_output_tokens"] == 2048
+        assert 0 <= time.time() - model["created"] < 3600
+        assert model["demo"] is True
+
+
+async def test_one_model_is_shown_as_in_the_list(http: httpx2.AsyncClient):
+    for model in (await http.get("/v1/models")).json()["data"]:
+        assert (await http.get(f"/v1/models/{model['id']}")).json() == model
+
+
+@pytest.mark.parametrize("name", ["nobody", "SERVICE-PLUS", "service-plus/x", "%00", "..%2f..%2fetc%2fpasswd", "", "é"])
+async def test_a_model_that_is_not_there_is_not_found(http: httpx2.AsyncClient, name: str):
+    assert_error(await http.get(f"/v1/models/{name}"), 404, "model_not_found", "model")
