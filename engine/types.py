@@ -18,7 +18,8 @@ class ChatRequest:
 
     `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention.
     `request_id` is ours, never the client's. `cache_salt` separates prefix caches: requests share cached
-    prompts only with requests of the same salt. `max_tokens` None means as much as the model allows.
+    prompts only with requests of the same salt. `background` requests let interactive ones go first.
+    `max_tokens` None means as much as the model allows.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class ChatRequest:
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
     ignore_eos: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

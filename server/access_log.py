@@ -37,6 +37,8 @@ class RequestRecord:
     completion_tokens: int | None = None
     time_to_first_token_seconds: float | None = None
     finish_reason: str | None = None
+    items: int | None = None
+    failed_items: int | None = None
 
     def first_token(self) -> None:
         """Note the time of the first token, once."""

@@ -14,7 +14,7 @@ from server.dependencies import Access
 from server.drain import Drain
 from server.hangup import ClientGoneError, client_gone
 from server.middleware import Authentication, Gate, RequestContext
-from server.routes import chat, health, models
+from server.routes import batch, chat, health, models
 from server.store import Database, KeyCache, KeyStore, sqlite_url
 from server.store.database import FILE_NAME
 
@@ -50,7 +50,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.terminate = False
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
-    for module in (chat, models, health):
+    for module in (chat, batch, models, health):
         app.include_router(module.router)
     return app
 

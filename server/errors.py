@@ -18,7 +18,7 @@ import engine
 from server.validation import first_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI
     from starlette.requests import Request
@@ -115,6 +115,12 @@ def _from_row(error: engine.EngineError, row: _Row) -> ApiError:
     )
 
 
+def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """Make the 400 for what pydantic found in a body; each `loc` starts at the body."""
+    problem = first_problem(findings, body)
+    return ApiError(400, problem.code, problem.message, param=problem.param)
+
+
 def install(app: FastAPI) -> None:
     """Make every failure of the app come out in the contract's shape."""
     app.add_exception_handler(RequestValidationError, _validation)
@@ -129,8 +135,8 @@ async def _any(request: Request, error: Exception) -> Response:
 
 async def _validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
-    problem = first_problem(error)
-    return _answer(request, ApiError(400, problem.code, problem.message, param=problem.param))
+    findings = [{**finding, "loc": finding["loc"][1:]} for finding in error.errors()]  # without "body"
+    return _answer(request, invalid_body(findings, error.body))
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fastapi.exceptions import RequestValidationError
-
 _SENTENCES = {
     "missing": "is missing",
     "string_type": "must be a string",
@@ -56,11 +54,11 @@ class Problem:
     message: str
 
 
-def first_problem(error: RequestValidationError) -> Problem:
-    """Return the first thing that is wrong with the body."""
-    finding = _most_telling(error.errors())
+def first_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> Problem:
+    """Return the most telling of pydantic's `findings` about `body`; their `loc`s start at the body."""
+    finding = _most_telling(findings)
     cause = finding.get("ctx", {}).get("error")
-    param = cause.param if isinstance(cause, FieldError) else field_path(finding, error.body)
+    param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
     missing = finding["type"] in {"missing", "union_tag_not_found"}
     code = "missing_field" if missing else getattr(cause, "code", "invalid_value")
     if param is None:
@@ -76,7 +74,7 @@ def _most_telling(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     Equally deep, the one whose branch has the right type is meant.
     """
     first = findings[0]
-    same_field = [item for item in findings if item["loc"][:2] == first["loc"][:2]]
+    same_field = [item for item in findings if item["loc"][:1] == first["loc"][:1]]
     return max(same_field, key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")))
 
 
@@ -97,7 +95,7 @@ def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
 
     A location also names union branches, which are not in the body: only what leads further into it is kept.
     """
-    location = list(finding["loc"])[1:]  # without "body"
+    location = list(finding["loc"])
     if finding["type"] == "union_tag_not_found" or finding["type"] == "union_tag_invalid":
         location.append(finding["ctx"]["discriminator"].strip("'"))
     path, here = "", body

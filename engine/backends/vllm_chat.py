@@ -212,6 +212,7 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         "max_num_seqs": engine.max_num_seqs,
         "max_num_queued_reqs": engine.max_queued_requests,
         "max_logprobs": 20,
+        "scheduling_policy": "priority",
         "tensor_parallel_size": engine.tensor_parallel_size,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "enforce_eager": bool(engine.enforce_eager),

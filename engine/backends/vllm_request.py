@@ -48,6 +48,7 @@ def translate(
         "cache_salt": request.cache_salt,
         "ignore_eos": request.ignore_eos,
         "parallel_tool_calls": request.parallel_tool_calls,
+        "priority": int(request.background),  # the lower number goes first
     }
     if request.n > 1 and request.temperature == 0:
         # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.

@@ -24,18 +24,16 @@ _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
-def completion(result: ChatResult, *, id_: str, created: int, model: str) -> bytes:
-    """Return a whole chat completion as JSON."""
-    return _encode(
-        {
-            "id": id_,
-            "object": "chat.completion",
-            "created": created,
-            "model": model,
-            "choices": [_choice(choice) for choice in result.choices],
-            "usage": usage_object(result.usage),
-        }
-    )
+def completion(result: ChatResult, *, id_: str, created: int, model: str) -> dict[str, Any]:
+    """Return a whole chat completion, ready to be encoded."""
+    return {
+        "id": id_,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [_choice(choice) for choice in result.choices],
+        "usage": usage_object(result.usage),
+    }
 
 
 class ChunkEncoder:
