@@ -80,7 +80,7 @@ class VllmChat:
         """Yield the answer step by step; closing the generator aborts it. Raises `EngineError`s."""
         from engine.backends.vllm_errors import translated_errors
 
-        with translated_errors(self.context_length):
+        with translated_errors(self.context_length, _grammar_field(request)):
             steps = await self._serving.create_chat_completion(self._translate(request, stream=True))
             try:
                 async for step in steps:
@@ -98,7 +98,7 @@ class VllmChat:
             # Streamed and plain answers agree because they are made by the same parser, step by step.
             async with contextlib.aclosing(self.stream(request)) as steps:
                 return await fold(steps)
-        with translated_errors(self.context_length):
+        with translated_errors(self.context_length, _grammar_field(request)):
             result: ChatResult = await self._serving.create_chat_completion(plain)
             return result
 
@@ -176,6 +176,10 @@ class VllmChat:
                 ignore_eos=True,
             )
         )
+
+
+def _grammar_field(request: ChatRequest) -> str | None:
+    return "response_format" if request.response_format else "tools" if request.tools else None
 
 
 def _start_engine(launch: Launch) -> Any:

@@ -51,8 +51,11 @@ _FIELDS = {
 
 
 @contextmanager
-def translated_errors(context_length: int) -> Iterator[None]:
-    """Raise `EngineError`s only. What is not vLLM's own passes through: it is our bug."""
+def translated_errors(context_length: int, grammar_field: str | None) -> Iterator[None]:
+    """Raise `EngineError`s only. What is not vLLM's own passes through: it is our bug.
+
+    `grammar_field` is the field that holds the request's JSON schemas: vLLM does not say what it refuses there.
+    """
     try:
         yield
     except EngineError:
@@ -64,7 +67,7 @@ def translated_errors(context_length: int) -> Iterator[None]:
             "The queue of this model is full. Try again in a few seconds.", retry_after_seconds=2
         ) from error
     except VLLMClientError as error:
-        raise _request_error(error, context_length) from error
+        raise _request_error(error, context_length, grammar_field) from error
     except (VllmGenerationError, EngineGenerateError) as error:
         raise GenerationError("The model gave up on this answer. Send the request again.") from error
 
@@ -120,7 +123,7 @@ def check_answer_alone(max_tokens: int, context_length: int) -> None:
     )
 
 
-def _request_error(error: VLLMClientError, context_length: int) -> RequestError:
+def _request_error(error: VLLMClientError, context_length: int, grammar_field: str | None) -> RequestError:
     parameter = error.parameter if isinstance(error, VLLMValidationError) else None
     if parameter in _PROMPT_PARAMETERS:
         return ContextLengthError(
@@ -129,6 +132,12 @@ def _request_error(error: VLLMClientError, context_length: int) -> RequestError:
             param="messages",
         )
     name = _FIELDS.get(parameter or "")
+    if parameter is None and grammar_field is not None:
+        return RequestError(
+            f"`{grammar_field}` holds a JSON schema that cannot be followed: it is not valid, or uses keywords that "
+            "are not supported.",
+            param=grammar_field,
+        )
     if name is None:
         return RequestError("The model cannot work with this request. Check its fields against the API page.")
     return RequestError(

@@ -28,6 +28,7 @@ def build_chat(engine: Any, *, name: str, tool_parser: str | None, reasoning_par
     """Make the serving object of a started `AsyncLLM`. A parser that does not fit the tokenizer raises here."""
     parsing = {
         "enable_auto_tools": tool_parser is not None,
+        "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
         "tool_parser": tool_parser,
         "reasoning_parser": reasoning_parser or "",
         "tool_strict_level": "parameter",  # arguments always satisfy the schema
@@ -180,7 +181,7 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
         calls = message.tool_calls
         if calls and not request.parallel_tool_calls:
             calls = [call for call in calls if call.index == 0]
-        delta.tool_calls = tuple(_tool_call(call) for call in calls)
+        delta.tool_calls = tuple(_tool_call(call, cut_off=piece.finish_reason == "length") for call in calls)
         choice.called_tools = choice.called_tools or bool(delta.tool_calls)
 
     def _logprobs(self, request: Any, piece: Any, tokenizer: Any) -> tuple[TokenLogprob, ...] | None:
@@ -220,14 +221,12 @@ class _Choice:
         self.finished = False
 
 
-def _tool_call(call: Any) -> ToolCallDelta:
+def _tool_call(call: Any, *, cut_off: bool) -> ToolCallDelta:
     function = call.function
-    return ToolCallDelta(
-        index=call.index,
-        id=call.id,
-        name=function.name if function else None,
-        arguments=(function.arguments if function else None) or "",
-    )
+    arguments = (function.arguments if function else None) or ""
+    if cut_off and call.id is not None and arguments == "{}":
+        arguments = ""  # vLLM completes a call whose arguments never came; it was cut off, and says so
+    return ToolCallDelta(call.index, call.id, function.name if function else None, arguments)
 
 
 def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
