@@ -41,7 +41,8 @@ class Engine:
         """Begin to load all models."""
         from engine.backends import vllm_launch
 
-        vllm_launch.prepare(self._cpu_threads())
+        compiles = any(spec.engine.enforce_eager is False for spec in self._config.models.values())
+        vllm_launch.prepare(self._cpu_threads(), compiles=compiles)
         self._pool.start()
 
     async def stop(self) -> None:

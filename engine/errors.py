@@ -57,9 +57,9 @@ class OverloadedError(EngineError):
 
 
 class UnavailableError(EngineError):
-    """The model cannot take requests now. `retry_after_seconds` is an honest guess."""
+    """The model cannot take requests now. `retry_after_seconds` is an honest guess, None where waiting is no use."""
 
-    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: int | None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 

@@ -176,7 +176,7 @@ class _Slot:
         if self.status == "failed":
             return UnavailableError(
                 "This model could not be loaded. Ask whoever runs this server: its log says why.",
-                retry_after_seconds=60,
+                retry_after_seconds=None,
             )
         return ModelLoadingError(
             f"This model is still being loaded ({self.phase}). Try again in a few seconds.",

@@ -57,7 +57,8 @@ class RequestRecord:
 
 def open_access_log(folder: Path) -> QueueListener:
     """Write access lines to `folder`/access.jsonl (64 MiB, four old ones kept). Stop the listener at the end."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # set-up may have made it, for everybody to read
     file = RotatingFileHandler(folder / "access.jsonl", maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
     file.setFormatter(logging.Formatter("%(message)s"))
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()

@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from engine import Config, Engine, ModelHealth
+    from engine import Engine, ModelHealth
 
+_HEARTH = ".venv/bin/hearth"  # as a person in the checkout has to type it
 _QUESTION = "What is the capital of France?"
 
 
 class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
-    def __init__(self, config: Config, base_url: str, first_key: str | None) -> None:
-        self._config = config
+    def __init__(self, base_url: str, outside_url: str | None, first_key: str | None) -> None:
         self._base_url = base_url
+        self._outside_url = outside_url
         self._first_key = first_key
         self._console = Console(highlight=False, soft_wrap=True)
         self._said: dict[str, str] = {}
@@ -52,8 +53,9 @@ class Banner:
 
     def draining(self, running: int, seconds: float) -> None:
         """Say that the server is ending."""
+        requests = "1 running request has" if running == 1 else f"{running} running requests have"
         self._say(
-            f"Shutting down: {running} running requests have up to {seconds:.0f} s. A second signal ends at once."
+            f"Shutting down: {requests} up to {seconds:.0f} s. A second signal ends at once."
             if running
             else "Shutting down."
         )
@@ -64,6 +66,8 @@ class Banner:
 
     def _greet(self) -> None:
         self._say(f"\nHearth listens. Base URL: {self._base_url}")
+        if self._outside_url is not None:
+            self._say(f"From other machines: {self._outside_url}")
         if self._first_key is not None:
             self._say(f"API key (admin, shown once, keep it): {self._first_key}")
         self._say("Loading the models:")
@@ -75,8 +79,6 @@ class Banner:
         self._said[health.id] = health.phase
         if not self._bars.live.is_started:
             self._say(f"  {health.id}: {health.phase}")
-        if health.error is not None:
-            self._say(f"  {health.id}: {health.error}")
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
@@ -87,19 +89,21 @@ class Banner:
         demos = [model.id for model in models if model.demo]
         if demos:
             self._say(
-                f"{', '.join(demos)}: tiny demo models that know a few dozen sentences. For real ones, put a model "
-                "into a folder of the weights directory (docs/models-yaml.md)."
+                f"On the tiny demo model, which knows a few dozen sentences: {', '.join(demos)}. For a real one, put "
+                "its files into the weights directory (docs/models-yaml.md)."
             )
-        self._say("Ready. Try:\n")
-        self._say(self._curl(usable[0].id) + "\n")
+        failed = len(models) - len(usable)
+        self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
+        self._say(f"\n{self._curl(usable[0].id)}\n")
+        if self._first_key is None:
+            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {_HEARTH} keys create --name me --tier standard)\n")
 
     def _curl(self, model: str) -> str:
         body = json.dumps({"model": model, "messages": [{"role": "user", "content": _QUESTION}], "temperature": 0})
         key = self._first_key or "$HEARTH_KEY"
-        hint = "" if self._first_key else "  # HEARTH_KEY: a key of yours; make one with: hearth keys create"
         return (
             f'curl {self._base_url}/chat/completions -H "Authorization: Bearer {key}" '
-            f"-H 'Content-Type: application/json' -d '{body}'{hint}"
+            f"-H 'Content-Type: application/json' -d '{body}'"
         )
 
     def _say(self, line: str) -> None:

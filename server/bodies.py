@@ -94,7 +94,9 @@ def parse_strict_json(body: bytes) -> Any:
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise _invalid("The body is not valid JSON in UTF-8.") from error
+        raise _invalid(
+            "The body is not valid JSON in UTF-8. NaN, infinities, lone surrogates, byte order marks are not allowed."
+        ) from error
     if body.count(b"[") + body.count(b"{") > _MAX_DEPTH or _BIG_NUMBER.search(body):
         _check_values(value)
     return value

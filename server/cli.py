@@ -17,7 +17,7 @@ from server.settings import SettingsError, load_settings
 from server.store import StoreError
 
 app = typer.Typer(
-    help="Hearth: chat, images and voices on your own machine.",
+    help="Hearth: chat on your own machine.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )

@@ -11,6 +11,7 @@ import re
 import sys
 from datetime import UTC, datetime, time, timedelta
 from difflib import get_close_matches
+from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -50,8 +51,19 @@ app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+@app.callback()
+def flags(
+    context: typer.Context,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the server keeps its keys [HEARTH_DATA_DIR].")] = None,
+    models: Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")] = None,
+) -> None:
+    """Create, list and revoke API keys. A server started with these flags needs them here too."""
+    context.obj = {"data_dir": data_dir, "models": models}
+
+
 @app.command()
 def create(  # noqa: PLR0913 - one argument per option
+    context: typer.Context,
     *,
     name: Annotated[str, typer.Option(help="Whose key it is, or what for: 1 to 64 characters.")],
     tier: Annotated[str, typer.Option(help="A tier of models.yaml; it decides models and limits.")],
@@ -65,14 +77,14 @@ def create(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Create a key. It is shown once."""
-    settings = _settings()
+    settings = _settings(context)
     _check_names(settings, tier, scope or (), model or ())
     expires_at = None if expires is None else _expiry(expires)
 
     async def make(store: KeyStore) -> tuple[str, ApiKey]:
         return await store.create(name, tier, scope or DEFAULT_SCOPES, model or None, expires_at)
 
-    text, key = _run(settings, make)
+    text, key = _run(settings, make, make_store=True)
     if as_json:
         fields = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at")
         described = _described(key)
@@ -86,9 +98,9 @@ def create(  # noqa: PLR0913 - one argument per option
 
 
 @app.command("list")
-def list_keys(*, as_json: AsJson = False) -> None:
+def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all keys, by their public ids."""
-    keys = _run(_settings(), lambda store: store.list())
+    keys = _run(_settings(context), lambda store: store.list())
     if as_json:
         _print_json({"keys": [_described(key) for key in keys]})
         return
@@ -108,6 +120,7 @@ def list_keys(*, as_json: AsJson = False) -> None:
 
 @app.command()
 def revoke(
+    context: typer.Context,
     public_id: Annotated[str, typer.Argument(help="The id of the key, as `hearth keys list` shows it.")],
     *,
     as_json: AsJson = False,
@@ -117,7 +130,7 @@ def revoke(
     if named is None:
         # What was typed is not repeated: it may be part of a secret
         _refuse("That is no key id. An id is 12 letters and digits; `hearth keys list` shows them.")
-    key = _run(_settings(), lambda store: store.revoke(named))
+    key = _run(_settings(context), lambda store: store.revoke(named))
     if as_json:
         _print_json(_described(key))
         return
@@ -125,16 +138,24 @@ def revoke(
     typer.echo("A running server refuses it within 10 seconds.")
 
 
-def _settings() -> Settings:
+def _settings(context: typer.Context) -> Settings:
     try:
-        return load_settings()
+        return load_settings(**context.obj)
     except SettingsError as error:
         _refuse(str(error))
 
 
-def _run(settings: Settings, work: Callable[[KeyStore], Awaitable[T]]) -> T:
+def _run(settings: Settings, work: Callable[[KeyStore], Awaitable[T]], *, make_store: bool = False) -> T:
+    file = settings.data_dir / FILE_NAME
+    if not make_store and not file.exists():
+        _refuse(
+            f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: hearth keys create; "
+            "2. name the server's data directory: hearth keys --data-dir ..., or HEARTH_DATA_DIR.",
+            code=1,
+        )
+
     async def opened() -> T:
-        async with await Database.open(sqlite_url(settings.data_dir / FILE_NAME)) as database:
+        async with await Database.open(sqlite_url(file)) as database:
             return await work(KeyStore(database))
 
     try:

@@ -105,6 +105,8 @@ def _from_row(error: engine.EngineError, row: _Row) -> ApiError:
     retry_after = getattr(error, "retry_after_seconds", None)
     if retry_after is not None:
         headers["Retry-After"] = str(retry_after)
+    elif row.status == 503:
+        headers["x-should-retry"] = "false"  # the official clients would wait minutes for nothing
     return ApiError(
         row.status,
         row.code,

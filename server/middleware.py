@@ -111,8 +111,10 @@ async def _authenticate(keys: KeyCache, header: str | None) -> Any:
             headers={"Retry-After": "5"},
         ) from error
     if key is None:
+        # litellm knows a bad key by these first words alone; without them it reports a bad request.
         raise _unauthorized(
-            "This key is not valid here: it is unknown, expired or revoked. Ask whoever runs this server for a new one."
+            "Incorrect API key provided: it is unknown here, expired or revoked."
+            " Ask whoever runs this server for a new one."
         )
     return key
 

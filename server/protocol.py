@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, except that what is not HTTP at all is refused in our error shape as well."""
+"""uvicorn's HTTP protocol, except that heads have a limit and every refusal has our error shape."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from server.errors import ApiError
 
 _MAX_HEAD_BYTES = 64 * 2**10
+_LINGER_SECONDS = 1
+
+
+class HeadTooLargeError(Exception):
+    """Raised within the parser, which then gives up on the connection."""
 
 
 class JsonErrorProtocol(HttpToolsProtocol):
@@ -18,42 +23,72 @@ class JsonErrorProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._parts = 0  # that are complete: a head, its body, the next head, ...
-        self._head_bytes = 0
+        self._refused = False
+        self._in_head = True
+        self._heads = 0  # that are complete
+        self._head_bytes = 0  # of the head that is being read, as it came over the wire
+        self._field_bytes = 0  # the same once parsed: a head that comes in one piece is not seen on the wire
 
     def data_received(self, data: bytes) -> None:
         """Read on, but not for ever: httptools would keep a header of any length in memory, before any key is seen."""
-        before = self._parts
+        if self._refused:
+            return
+        began_in_head, heads = self._in_head, self._heads
         super().data_received(data)
-        if self._parts != before or before % 2:
+        if not (began_in_head and self._in_head) or self._heads != heads or self._refused:
             return  # not all of `data` belongs to a head
         self._head_bytes += len(data)
-        if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(ApiError(431, "headers_too_large", "Address and headers are larger than 64 KiB. Send less."))
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse(_too_large())
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._field_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Count the address."""
+        super().on_url(url)
+        self._count(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header."""
+        super().on_header(name, value)
+        self._count(name, value)
 
     def on_headers_complete(self) -> None:
         """Note that the body follows."""
         super().on_headers_complete()
-        self._parts += 1
+        self._in_head = False
+        self._heads += 1
 
     def on_message_complete(self) -> None:
         """Note that the next request may follow."""
         super().on_message_complete()
-        self._parts += 1
+        self._in_head = True
         self._head_bytes = 0
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
-        """Answer bytes that cannot be parsed as HTTP, then close."""
-        self._refuse(ApiError(400, "invalid_http", "This is not a valid HTTP request."))
+        """Answer what the parser gave up on, then close."""
+        too_large = self._field_bytes > _MAX_HEAD_BYTES
+        self._refuse(_too_large() if too_large else ApiError(400, "invalid_http", "This is not a valid HTTP request."))
+
+    def _count(self, *parts: bytes) -> None:
+        self._field_bytes += sum(len(part) for part in parts)
+        if self._field_bytes > _MAX_HEAD_BYTES:
+            raise HeadTooLargeError
 
     def _refuse(self, error: ApiError) -> None:
-        error.headers.update(_headers())
+        error.headers.update({"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"})
         response = error.response()
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         phrase = HTTPStatus(error.status).phrase.encode()
         self.transport.write(b"HTTP/1.1 %d %b\r\n" % (error.status, phrase) + head + b"\r\n" + bytes(response.body))
-        self.transport.close()
+        # Closed at once, with bytes of the client still unread, the answer would be lost in a reset.
+        self._refused = True
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
-def _headers() -> dict[str, str]:
-    return {"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"}
+def _too_large() -> ApiError:
+    return ApiError(431, "headers_too_large", "Address and headers are larger than 64 KiB. Send less.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import signal
 import socket
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -33,7 +33,7 @@ class StartError(Exception):
 
 
 def run(settings: Settings, config: Config) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `StartError` or the store's `StoreError`."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Raises `StartError` or the store's `StoreError`."""
     with _listen(settings) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(settings, config, listener))
 
@@ -48,9 +48,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(settings: Settings, config: Config, listener: socket.socket) -> None:
     first_key = await _first_key(settings, config)
     app = create_app(settings, config)
-    banner = Banner(config, base_url(settings.host, listener.getsockname()[1]), first_key)
+    port = listener.getsockname()[1]
+    banner = Banner(base_url(settings.host, port), _outside_url(settings.host, port), first_key)
     server = _Server(app, banner)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, server.on_signal)
     await server.serve(sockets=[listener])
 
@@ -72,7 +73,7 @@ class _Server(uvicorn.Server):
         self._banner = banner
         self._tasks: list[asyncio.Task[None]] = []
 
-    @contextmanager
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone: uvicorn's handling would close the listening socket before the drain."""
         yield
@@ -112,6 +113,16 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{address}]:{port}/v1" if ":" in address else f"http://{address}:{port}/v1"
 
 
+def _outside_url(host: str, port: int) -> str | None:
+    """Return the base address for other machines, if the server listens on all addresses and has one."""
+    if host != "0.0.0.0":  # noqa: S104  # asked for, see _first_key
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
+        return base_url(probe.getsockname()[0], port)
+    return None
+
+
 def _listen(settings: Settings) -> socket.socket:
     """Take the port before anything else, so that a second server fails at once and in plain words."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -138,7 +149,7 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
         if not _is_loopback(settings.host):
             raise StartError(
                 f"There is no API key yet, and {settings.host} can be reached from other machines. Pick one: "
-                "1. make a key first: hearth keys create --name me --tier <tier>; "
+                "1. make a key first: .venv/bin/hearth keys create --name me --tier standard; "
                 "2. start once on this machine only: --host 127.0.0.1 (it makes an admin key and prints it)."
             )
         widest = max(config.tiers.values(), key=lambda tier: len(tier.models))

@@ -5,18 +5,26 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.validation import sentence
+
 _PREFIX = "HEARTH_"
-# Read by the scripts that start the server, not by the server.
-_OF_THE_SCRIPTS = {"HEARTH_PYTHON"}
+# Read by set-up, and by the line that the banner gives people to paste.
+_NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY"}
+_CHECKOUT = Path(__file__).parents[1]
 
 
 class SettingsError(Exception):
     """A setting is wrong; the message lists every problem and says what to do."""
+
+
+def _in_checkout(name: str) -> Path:
+    """Defaults lie in the checkout, wherever the command is called from; an installed package has none."""
+    return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
 
 
 class Settings(BaseSettings):
@@ -26,15 +34,17 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    data_dir: Path = Field(Path("var"), description="key store, logs and generated files")
-    weights_dir: Path = Field(Path("weights"), description="one folder per real model")
-    models: Path = Field(Path("models.yaml"), description="what is served")
+    data_dir: Path = Field(
+        default_factory=lambda: _in_checkout("var"), description="key store, logs and generated files"
+    )
+    weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
+    models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")
     max_messages: int = Field(2048, ge=1, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what goes to standard error")
 
 
 def load_settings(**flags: Any) -> Settings:
@@ -43,14 +53,14 @@ def load_settings(**flags: Any) -> Settings:
     try:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
-        problems += [f"{_PREFIX}{str(item['loc'][0]).upper()}: {item['msg']}" for item in error.errors()]
+        problems += [f"{_PREFIX}{str(item['loc'][0]).upper()}: {sentence(item)}" for item in error.errors()]
     if problems:
         raise SettingsError("The settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     return settings
 
 
 def _unknown_names() -> list[str]:
-    known = {_PREFIX + name.upper() for name in Settings.model_fields} | _OF_THE_SCRIPTS
+    known = {_PREFIX + name.upper() for name in Settings.model_fields} | _NOT_OURS
     problems = []
     for name in sorted(os.environ):
         if name.startswith(_PREFIX) and name not in known:

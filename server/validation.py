@@ -13,6 +13,8 @@ _SENTENCES = {
     "missing": "is missing",
     "string_type": "must be a string",
     "int_type": "must be an integer",
+    "int_parsing": "must be an integer",
+    "float_parsing": "must be a number",
     "int_from_float": "must be an integer",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
@@ -65,7 +67,7 @@ def first_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> Problem:
         if missing:
             return Problem(None, "invalid_json", "The body is empty. Send a JSON object.")
         return Problem(None, "invalid_value", "The body must be a JSON object.")
-    return Problem(param, code, f"`{param}` {_sentence(finding)}.")
+    return Problem(param, code, f"`{param}` {sentence(finding)}.")
 
 
 def _most_telling(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -78,13 +80,14 @@ def _most_telling(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return max(same_field, key=lambda item: (len(item["loc"]), not item["type"].endswith("_type")))
 
 
-def _sentence(finding: Mapping[str, Any]) -> str:
+def sentence(finding: Mapping[str, Any]) -> str:
+    """Say what is wrong, to follow the name of the field."""
     kind = finding["type"]
     if kind in _SENTENCES:
         return _SENTENCES[kind]
     if kind in _BOUNDS:
-        key, sentence = _BOUNDS[kind]
-        return sentence.format(finding.get("ctx", {}).get(key))
+        key, template = _BOUNDS[kind]
+        return template.format(finding.get("ctx", {}).get(key))
     if kind == "value_error":  # raised by our own validators: the text is ours
         return str(finding["ctx"]["error"])
     return "has a value that is not allowed here"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 CANARY = "Zwieback-canary"
+# Nothing may need one: torch would compile single functions on first use, and die where it cannot.
+NO_COMPILER = {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
 READY_SECONDS = 120.0
 STOP_SECONDS = 60.0
 
@@ -59,7 +61,7 @@ class Server:
         self.data_dir = folder / "data"
         self.weights_dir = folder / "weights"
         self.weights_dir.mkdir(parents=True, exist_ok=True)
-        self._environment = _clean_environment() | {"OMP_NUM_THREADS": "1"} | dict(environment or {})
+        self._environment = _clean_environment() | {"OMP_NUM_THREADS": "1"} | NO_COMPILER | dict(environment or {})
         self._arguments = list(arguments)
         self._lines: list[str] = []
         self._changed = threading.Condition()

@@ -174,6 +174,7 @@ class VllmChat:
                 temperature=0,
                 max_tokens=8,
                 ignore_eos=True,
+                logprobs=True,  # compiled on first use on a GPU
             )
         )
 

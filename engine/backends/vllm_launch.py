@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import importlib.util
+import logging
 import multiprocessing
 import os
 import queue
@@ -29,17 +30,9 @@ _T = TypeVar("_T")
 
 CONFIG_LOCK = threading.Lock()
 
-# What an engine process imports anyway. A fork of a process that has them is ready in 5 s, a new one in 20 s.
-_PRELOAD = [
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.structured_output.backend_xgrammar",
-    "vllm.model_executor.model_loader",
-    "vllm.v1.attention.backends.cpu_attn",
-    "vllm.v1.sample.sampler",
-    "vllm.model_executor.models.qwen3",
-]
+# On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
+# which nobody else is served, and without a compiler it kills the engine.
+_CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
@@ -62,10 +55,11 @@ def runs_on_cpu() -> bool:
     return True
 
 
-def prepare(cpu_threads: int) -> None:
+def prepare(cpu_threads: int, *, compiles: bool) -> None:
     """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load.
 
-    The fork server imports vLLM in its own process, so this returns at once.
+    `compiles`: some model is to be compiled (enforce_eager is false). The fork server imports vLLM in its own
+    process, so this returns at once.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -73,7 +67,11 @@ def prepare(cpu_threads: int) -> None:
     if not runs_on_cpu():
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
-    multiprocessing.set_forkserver_preload(_PRELOAD)
+    if not compiles:
+        os.environ.update(_CPU_ENVIRONMENT)
+    # Before vLLM has set up its own loggers it speaks through ours.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    multiprocessing.set_forkserver_preload(["engine.backends.vllm_preload"])
     before = os.environ.get("LD_PRELOAD")
     os.environ["LD_PRELOAD"] = ":".join(_preloaded_libraries())
     try:

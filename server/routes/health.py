@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/health", tags=["health"])
 
 
-@router.api_route("/live", methods=["GET", "HEAD"])
+@router.head("/live", include_in_schema=False)
+@router.get("/live")
 async def live() -> dict[str, str]:
     """Answer 200 as long as the process answers at all; never waits for an engine."""
     return {"status": "ok"}
 
 
-@router.api_route("/ready", methods=["GET", "HEAD"])
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready")
 async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
     """Answer 200 when every model is ready and the server is not ending, else 503; with the state of each model."""
     models = engine.health()

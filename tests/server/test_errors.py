@@ -129,6 +129,16 @@ def test_a_head_that_never_ends_is_cut_off(server: Server, start: bytes):
     assert json.loads(content)["error"]["code"] == "headers_too_large"
 
 
+@pytest.mark.parametrize("size", [66_000, 120_000, 250_000])
+def test_a_head_that_comes_whole_has_the_same_limit(server: Server, admin_key: Key, size: int):
+    headers = {"Authorization": f"Bearer {admin_key.text}", "X-Long": "x" * size}
+    with open_socket(server) as opened:
+        opened.sendall(raw_request("GET", "/v1/models", headers))
+        head, _, content = opened.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(content)["error"]["code"] == "headers_too_large"
+
+
 @pytest.mark.parametrize("size", [1000, 100_000, 2**20])
 def test_large_bodies_on_a_connection_that_stays_open_are_no_long_heads(server: Server, admin_key: Key, size: int):
     headers = {"Authorization": f"Bearer {admin_key.text}"}

@@ -91,14 +91,15 @@ def test_an_end_is_a_day_or_a_span(keys: Keys, given: str, ends: str | None) -> 
 def test_a_wrong_argument_is_named_with_what_would_be_right(
     keys: Keys, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
+    before = created(keys)
     result = keys("create", "--name", "laptop", "--tier", "standard", "--json", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert [word for word in words if word not in result.stderr] == []
-    assert json.loads(keys("list", "--json").stdout) == {"keys": []}
+    listed = json.loads(keys("list", "--json").stdout)["keys"]
+    assert [key["public_id"] for key in listed] == [before["public_id"]]
 
 
 def test_list_shows_whole_ids_and_nothing_of_a_secret(keys: Keys) -> None:
-    assert "No keys yet" in keys("list").stdout
     values = [created(keys), created(keys, "--name", "[red] door")]
     shown = keys("list").stdout
     assert all(value["public_id"] in shown for value in values)
@@ -122,12 +123,21 @@ def test_revoke_takes_the_id_in_any_form_and_never_repeats_a_secret(keys: Keys, 
 
 
 def test_revoking_an_unknown_or_garbled_id_is_refused_without_repeating_it(keys: Keys) -> None:
+    created(keys)
     unknown = keys("revoke", "0123456789Ab", "--json")
     assert (unknown.exit_code, unknown.stdout) == (2, "")
     assert "no key 0123456789Ab" in unknown.stderr
     garbled = keys("revoke", "7YZqUXECKXVf2i8Fz128xGfkge8WLpqt")
     assert garbled.exit_code == 2
     assert "7YZqUXEC" not in garbled.output
+
+
+def test_reading_verbs_make_no_store_where_there_is_none(keys: Keys, tmp_path: Path) -> None:
+    for arguments in (["list"], ["list", "--json"], ["revoke", "0123456789Ab"]):
+        result = keys(*arguments)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "There is no key store in" in result.stderr
+    assert not (tmp_path / "hearth.db").exists()
 
 
 def test_a_damaged_database_is_reported_with_the_remedy(keys: Keys, tmp_path: Path) -> None:

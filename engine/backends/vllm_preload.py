@@ -1,0 +1,24 @@
+"""Imported by the fork server: what an engine process on a CPU imports anyway.
+
+A fork of a process that has it is ready in 5 s, a new one in 20 s.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+
+logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+
+for _name in (
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.model_executor.model_loader",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.sample.sampler",
+    "vllm.model_executor.models.qwen3",
+):
+    with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
+        importlib.import_module(_name)
