@@ -1,0 +1,77 @@
+"""langchain-openai's ChatOpenAI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import checks
+import openai
+from checks import API_KEY, BASE_URL, DEMO, MODEL, UNKNOWN_MODEL, WRONG_KEY
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+# With an address of one's own it asks for usage only when told to.
+SETTINGS: dict[str, Any] = {"base_url": BASE_URL, "temperature": 0, "max_retries": 0, "stream_usage": True}
+llm = ChatOpenAI(model=MODEL, api_key=API_KEY, **SETTINGS)
+TOOLS = [tool(function) for function in (checks.get_weather, checks.find_room, checks.get_phone_number)]
+
+
+def count(message: Any) -> None:
+    used = message.usage_metadata
+    checks.add_up(used["input_tokens"], used["output_tokens"], used["total_tokens"])
+
+
+def chat() -> None:
+    message = llm.invoke(DEMO["question"])
+    checks.same(message.content, DEMO["answer"])
+    count(message)
+
+
+def stream() -> None:
+    first, *rest = llm.stream(DEMO["question"])
+    checks.true(rest, "it came in one piece")
+    message = sum(rest, start=first)
+    checks.same(message.content, DEMO["answer"])
+    count(message)
+
+
+def answer_of_tool(ask: Any) -> None:
+    question = HumanMessage(DEMO["tool_question"])
+    message = ask([question])
+    (call,) = message.tool_calls
+    checks.same((call["name"], call["args"]), (DEMO["tool_name"], DEMO["tool_arguments"]))
+    result = TOOLS[0].invoke(call)
+    checks.same(ask([question, message, result]).content, DEMO["tool_answer"])
+
+
+def tools() -> None:
+    answer_of_tool(llm.bind_tools(TOOLS).invoke)
+
+
+def tools_streamed() -> None:
+    def ask(messages: list[Any]) -> Any:
+        first, *rest = llm.bind_tools(TOOLS).stream(messages)
+        return sum(rest, start=first)
+
+    answer_of_tool(ask)
+
+
+def structured() -> None:
+    schema = checks.PERSON_SCHEMA | {"title": "person"}
+    for method in ("json_schema", "function_calling"):
+        limited = ChatOpenAI(model=MODEL, api_key=API_KEY, max_tokens=checks.MAX_TOKENS, **SETTINGS)
+        checks.is_person(limited.with_structured_output(schema, method=method).invoke(DEMO["person_question"]))
+
+
+def wrong_key() -> None:
+    stranger = ChatOpenAI(model=MODEL, api_key=WRONG_KEY, **SETTINGS)
+    checks.raises(openai.AuthenticationError, DEMO["wrong_key_message"], lambda: stranger.invoke("Hello!"))
+
+
+def unknown_model() -> None:
+    nobody = ChatOpenAI(model=UNKNOWN_MODEL, api_key=API_KEY, **SETTINGS)
+    checks.raises(openai.NotFoundError, DEMO["unknown_model_message"], lambda: nobody.invoke("Hello!"))
+
+
+checks.run(chat, stream, tools, tools_streamed, structured, wrong_key, unknown_model)
