@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine import demo
+from engine.background import BackgroundSlots
 from engine.capabilities import check_request
 from engine.errors import EngineError, LoadError, UnknownModelError
 from engine.pool import Pool
@@ -36,6 +37,10 @@ class Engine:
         self._created = int(time.time())
         self._pool = Pool(config.models.values(), self._load)
         self._starters: dict[str, StarterThread] = {}
+        self._background = {
+            spec.id: BackgroundSlots(min(spec.engine.max_num_seqs, max(1, spec.engine.max_queued_requests // 2)))
+            for spec in config.models.values()
+        }
 
     async def start(self) -> None:
         """Begin to load all models."""
@@ -57,7 +62,10 @@ class Engine:
 
     async def chat(self, request: ChatRequest) -> ChatResult:
         """Return the whole answer. Cancelling the call aborts the generation."""
-        return await self._admit(request).complete(request)
+        if not request.background:
+            return await self._admit(request).complete(request)
+        async with self._background[request.model].take(request.n):
+            return await self._admit(request).complete(request)
 
     async def chat_stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
         """Yield the answer, one `ChatStep` per engine step. Closing the generator aborts the generation.

@@ -15,12 +15,9 @@ _CONFIG_LIMIT_BYTES = 4 * 2**20
 
 def check_folder(folder: Path) -> None:
     """Raise `LoadError`, naming the file, unless `folder` holds a model in Hugging Face layout that is safe to load."""
-    config = _read_config(folder / "config.json")
-    if _mentions(config, "auto_map"):
-        raise LoadError(
-            f"{folder.name}/config.json has `auto_map`: the model wants to run code of its own, which is never done "
-            "here. Use a model whose architecture vLLM supports itself."
-        )
+    for name in ("config.json", "tokenizer_config.json"):
+        if name == "config.json" or (folder / name).exists():
+            _check_no_code(folder / name)
     if not any(folder.glob("*.safetensors")):
         raise LoadError(
             f"{folder.name} holds no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
@@ -30,21 +27,38 @@ def check_folder(folder: Path) -> None:
         _check_header(file)
 
 
+def _check_no_code(file: Path) -> None:
+    if _mentions(_read_config(file), "auto_map"):
+        raise LoadError(
+            f"{file.parent.name}/{file.name} has `auto_map`: the model wants to run code of its own, which is never "
+            "done here. Use a model whose architecture vLLM supports itself."
+        )
+
+
 def _read_config(file: Path) -> Any:
     try:
+        if file.exists() and not file.is_file():
+            raise LoadError(f"{file.parent.name}/{file.name} is no file.")
         if file.stat().st_size > _CONFIG_LIMIT_BYTES:
-            raise LoadError(f"{file.parent.name}/config.json is larger than 4 MiB: that is no model configuration.")
+            raise LoadError(f"{file.parent.name}/{file.name} is larger than 4 MiB: that is no model configuration.")
         return json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise LoadError(f"{file.parent.name} holds no config.json: it is no complete model folder.") from error
+        raise LoadError(f"{file.parent.name} holds no {file.name}: it is no complete model folder.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise LoadError(f"{file.parent.name}/config.json cannot be read as JSON. Download the model again.") from error
+        raise LoadError(f"{file.parent.name}/{file.name} cannot be read as JSON. Download the model again.") from error
 
 
 def _mentions(value: Any, key: str) -> bool:
-    if isinstance(value, dict):
-        return key in value or any(_mentions(item, key) for item in value.values())
-    return isinstance(value, list) and any(_mentions(item, key) for item in value)
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            if key in item:
+                return True
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+    return False
 
 
 def _check_header(file: Path) -> None:

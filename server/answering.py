@@ -62,7 +62,7 @@ def _checked(item: Any) -> ChatCompletionBody:
     try:
         body = ChatCompletionBody.model_validate(item)
     except ValidationError as error:
-        raise invalid_body(error.errors(), item) from None
+        raise invalid_body(error.errors(include_url=False, include_input=False), item) from None
     if body.stream:
         raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
     custom_id = item.get("custom_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _MAX_DEPTH = 64
+_LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
+_BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client is taken for gone
 _INT64 = range(-(2**63), 2**63)
 # Only a text with one of these can hold a number out of range; most bodies need no second look.
 _BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
@@ -47,7 +50,8 @@ async def _read_into(request: Request) -> None:
     body = await _read_capped(request, request.app.state.settings.max_body_bytes)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
     request._body = body  # noqa: SLF001
-    request._json = parse_strict_json(body)  # noqa: SLF001
+    large = len(body) > _LARGE_BODY_BYTES
+    request._json = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)  # noqa: SLF001
 
 
 def _check_content_type(request: Request) -> None:
@@ -66,14 +70,19 @@ async def _read_capped(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size <= limit:
-                chunks.append(chunk)
-            elif size > limit + _DRAIN_BYTES:
-                break
+        async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
+            async for chunk in request.stream():
+                pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
+                size += len(chunk)
+                if size <= limit:
+                    chunks.append(chunk)
+                elif size > limit + _DRAIN_BYTES:
+                    break
     except ClientDisconnect as error:
         raise ClientGoneError from error
+    except TimeoutError as error:
+        sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
+        raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
     if size > limit:
         raise ApiError(
             413,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import Annotated
@@ -40,15 +39,12 @@ def serve(  # one argument per flag
         settings = load_settings(host=host, port=port, data_dir=data_dir, weights_dir=weights_dir, models=models)
         # Ours at the level asked for; of libraries only what goes wrong.
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
         logging.getLogger("hearth").setLevel(settings.log_level.upper())
         run(settings, load_config(settings.models))
     except (SettingsError, StartError, EngineError, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(1) from None
-    # Everything has ended and is written. Taking torch and vLLM apart module by module would cost another 2 s.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def main() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_LAST_WRITES_SECONDS = 2.0
 
 
 class Drain:
@@ -34,13 +37,14 @@ class Drain:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more work, wait up to `seconds` for what runs, then make the rest stop and wait for that."""
+        """Take no more work, wait up to `seconds` for what runs, then make the rest stop."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             self.cut()
-            await self._idle.wait()
+            with suppress(TimeoutError):  # a client that does not read must not hold us up
+                await asyncio.wait_for(self._idle.wait(), _LAST_WRITES_SECONDS)
 
     def cut(self) -> None:
         """Make everything that runs stop now, with an error to its client."""

@@ -1,24 +1,30 @@
-"""uvicorn's HTTP protocol, except that heads have a limit and every refusal has our error shape."""
+"""uvicorn's HTTP protocol with what it leaves open: limits on heads, a client's leaving, and our error shape."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import ApiError
 
+if TYPE_CHECKING:
+    import asyncio
+
 _MAX_HEAD_BYTES = 64 * 2**10
+_HEAD_SECONDS = 10.0  # from the connection, or a head's first byte, to its last
 _LINGER_SECONDS = 1
+_UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=[ \t]*:)")
 
 
 class HeadTooLargeError(Exception):
     """Raised within the parser, which then gives up on the connection."""
 
 
-class JsonErrorProtocol(HttpToolsProtocol):
+class HearthProtocol(HttpToolsProtocol):
     """Used for every connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,13 +34,28 @@ class JsonErrorProtocol(HttpToolsProtocol):
         self._heads = 0  # that are complete
         self._head_bytes = 0  # of the head that is being read, as it came over the wire
         self._field_bytes = 0  # the same once parsed: a head that comes in one piece is not seen on the wire
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._cycles: list[Any] = []  # uvicorn remembers the newest request only
+
+    def connection_made(self, transport: Any) -> None:
+        """Give the first head its time."""
+        super().connection_made(transport)
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request of this connection that its client left, also those behind the newest."""
+        self._stop_timer()
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read on, but not for ever: httptools would keep a header of any length in memory, before any key is seen."""
         if self._refused:
             return
         began_in_head, heads = self._in_head, self._heads
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if began_in_head else data)
         if not (began_in_head and self._in_head) or self._heads != heads or self._refused:
             return  # not all of `data` belongs to a head
         self._head_bytes += len(data)
@@ -45,6 +66,7 @@ class JsonErrorProtocol(HttpToolsProtocol):
         """A head begins."""
         super().on_message_begin()
         self._field_bytes = 0
+        self._time_head()
 
     def on_url(self, url: bytes) -> None:
         """Count the address."""
@@ -52,15 +74,18 @@ class JsonErrorProtocol(HttpToolsProtocol):
         self._count(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header."""
-        super().on_header(name, value)
-        self._count(name, value)
+        """Count a header. What comes after a chunked body looks like one too, and is dropped."""
+        if self._in_head:
+            super().on_header(name, value)
+            self._count(name, value)
 
     def on_headers_complete(self) -> None:
         """Note that the body follows."""
+        self._stop_timer()
         super().on_headers_complete()
         self._in_head = False
         self._heads += 1
+        self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
 
     def on_message_complete(self) -> None:
         """Note that the next request may follow."""
@@ -78,6 +103,15 @@ class JsonErrorProtocol(HttpToolsProtocol):
         if self._field_bytes > _MAX_HEAD_BYTES:
             raise HeadTooLargeError
 
+    def _time_head(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     def _refuse(self, error: ApiError) -> None:
         error.headers.update({"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"})
         response = error.response()
@@ -86,8 +120,15 @@ class JsonErrorProtocol(HttpToolsProtocol):
         self.transport.write(b"HTTP/1.1 %d %b\r\n" % (error.status, phrase) + head + b"\r\n" + bytes(response.body))
         # Closed at once, with bytes of the client still unread, the answer would be lost in a reset.
         self._refused = True
+        self._stop_timer()
         self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Hide an offer of another protocol: we speak HTTP/1.1 only, but the parser would drop the body (Java's `h2c`)."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"x-upgrade", head) + end + rest
 
 
 def _too_large() -> ApiError:

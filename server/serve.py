@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
+import resource
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from server.app import create_app
 from server.banner import Banner
-from server.protocol import JsonErrorProtocol
+from server.protocol import HearthProtocol
 from server.store import SCOPES, Database, KeyStore, sqlite_url
 from server.store.database import FILE_NAME
 
@@ -33,9 +36,21 @@ class StartError(Exception):
 
 
 def run(settings: Settings, config: Config) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Raises `StartError` or the store's `StoreError`."""
+    """Serve until SIGTERM, SIGINT or SIGHUP, then end the process. Raises `StartError` or the store's `StoreError`."""
+    _raise_file_limit()
     with _listen(settings) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve(settings, config, listener))
+        # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
+        # still renders or tokenises what nobody waits for would hold us up for minutes.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _raise_file_limit() -> None:
+    """One file per connection: take what we may have, not the shell's default of 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -61,7 +76,8 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=JsonErrorProtocol,
+                http=HearthProtocol,
+                ws="none",  # it would pass by our middleware
                 lifespan="on",
                 log_config=None,
                 access_log=False,

@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")
-    max_messages: int = Field(2048, ge=1, description="messages in one conversation")
+    max_messages: int = Field(2048, ge=1, le=4096, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")

@@ -94,8 +94,9 @@ class VllmChat:
         from engine.chat_fold import fold
 
         plain = self._translate(request, stream=False)
-        if self._serving.needs_parser(plain):
-            # Streamed and plain answers agree because they are made by the same parser, step by step.
+        if self._serving.needs_parser(plain) or request.logprobs:
+            # Streamed and plain answers agree because they are made by the same parser, step by step; and the
+            # logprobs of a long answer, put together at once, would hold up everybody for seconds.
             async with contextlib.aclosing(self.stream(request)) as steps:
                 return await fold(steps)
         with translated_errors(self.context_length, _grammar_field(request)):

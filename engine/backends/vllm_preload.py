@@ -8,6 +8,9 @@ import importlib
 import logging
 import os
 
+# SIGTERM and Ctrl-C sent to the server's process group are the server's to act on: it drains first.
+os.setpgid(0, 0)
+
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 for _name in (

@@ -15,7 +15,7 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from engine.backends.vllm_errors import check_context, translated_template_errors
-from engine.errors import GenerationError
+from engine.errors import GenerationError, RequestError
 from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, ToolCallDelta, Usage
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
                     reasoning="",
                     tool_calls=(),
                     logprobs=self._logprobs(request, piece, tokenizer),
-                    finish_reason=_finish_reason(piece.finish_reason),
+                    finish_reason=_finish_reason(request, piece.finish_reason),
                 )
             )
         answers.sort(key=lambda answer: answer.index)
@@ -155,7 +155,7 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
             self._parse(request, output, piece, choice, delta)
         if piece.finish_reason is not None:
             choice.finished = True
-            delta.finish_reason = _finish_reason(piece.finish_reason)
+            delta.finish_reason = _finish_reason(request, piece.finish_reason)
             named = not isinstance(request.tool_choice, str)
             if delta.finish_reason == "stop" and choice.called_tools and not named:
                 delta.finish_reason = "tool_calls"
@@ -238,8 +238,10 @@ def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
     )
 
 
-def _finish_reason(reason: str | None) -> FinishReason:
+def _finish_reason(request: Any, reason: str | None) -> FinishReason:
     """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
+    if reason == "error" and request.response_format is not None:
+        raise RequestError("`response_format` holds a JSON schema that cannot be followed.", param="response_format")
     if reason in {"stop", "length"}:
         return cast("FinishReason", reason)
     if reason == "repetition":

@@ -18,6 +18,7 @@ from server.schemas.chat_checks import (
 )
 from server.validation import FieldError
 
+MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
 _INT64_MAX = 2**63 - 1
 _NOT_FOR_REQUESTS = "is set by whoever runs this server and cannot be sent with a request"
 
@@ -103,7 +104,7 @@ class CalledFunction(Strict):
     """The function of an earlier tool call; `arguments` is JSON text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: Annotated[str, AfterValidator(call_arguments)]
+    arguments: Annotated[str, Field(max_length=2**20), AfterValidator(call_arguments)]
 
 
 class ToolCallMessagePart(Strict):
@@ -200,7 +201,7 @@ class ChatCompletionBody(Strict):
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """An id from `GET /v1/models`."""
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     """Higher is more random; 0 always takes the likeliest token. Default 1."""
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None

@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from server.schemas.pattern import SchemaTooComplexError, pattern_size
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_BYTES = 64 * 2**10
 _MAX_PROPERTIES = 256
 _MAX_REPEATS = 1000
-_MAX_PATTERN_CHARACTERS = 256
+_MAX_PATTERN_SIZE = 2000
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_IN_PATTERN = re.compile(r"\{(\d+)?(?:,(\d+)?)?\}")
+_MAX_COUNTED_PROPERTIES = 16
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
-
-
-class SchemaTooComplexError(ValueError):
-    """The sentence follows the name of the field."""
-
-    code = "schema_too_complex"
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -37,13 +33,16 @@ def check_schema(schema: dict[str, Any]) -> None:
     """
     if len(msgspec.json.encode(schema)) > _MAX_BYTES:
         raise SchemaTooComplexError(f"must be at most {_MAX_BYTES // 2**10} KiB long")
-    properties = 0
+    properties = size = 0
     stand_ins: TopologicalSorter[int] = TopologicalSorter()
     for node in _objects(schema):
         listed = node.get("properties")
         properties += len(listed) if isinstance(listed, dict) else 0
-        _check_repeats(node)
+        size += _checked_size(node)
         stand_ins.add(id(node), *map(id, _stand_ins(node, schema)))
+    if size > _MAX_PATTERN_SIZE:
+        sentence = f"must have patterns that stand for at most {_MAX_PATTERN_SIZE} symbols in all, repeats written out"
+        raise SchemaTooComplexError(sentence)
     if properties > _MAX_PROPERTIES:
         raise SchemaTooComplexError(f"must have at most {_MAX_PROPERTIES} properties in all")
     try:
@@ -61,15 +60,16 @@ def _objects(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _objects(item)
 
 
-def _check_repeats(node: dict[str, Any]) -> None:
+def _checked_size(node: dict[str, Any]) -> int:
+    """Check what one object of the schema counts; return how large its pattern becomes."""
     counts = [node[key] for key in _REPEATS if isinstance(node.get(key), (int, float))]
-    pattern = node.get("pattern")
-    if isinstance(pattern, str):
-        if len(pattern) > _MAX_PATTERN_CHARACTERS:
-            raise SchemaTooComplexError(f"must have patterns of at most {_MAX_PATTERN_CHARACTERS} characters")
-        counts += [int(number) for found in _IN_PATTERN.findall(pattern) for number in found if number]
     if any(count > _MAX_REPEATS for count in counts):
         raise SchemaTooComplexError(f"must not ask for more than {_MAX_REPEATS} repeats of anything")
+    counted = [node.get("minProperties"), node.get("maxProperties")] if "properties" in node else []
+    if any(isinstance(count, int) and count > _MAX_COUNTED_PROPERTIES for count in counted):
+        raise SchemaTooComplexError(f"must not count more than {_MAX_COUNTED_PROPERTIES} of its named properties")
+    pattern = node.get("pattern")
+    return pattern_size(pattern) if isinstance(pattern, str) else 0
 
 
 def _stand_ins(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:

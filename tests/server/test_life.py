@@ -13,7 +13,7 @@ import httpx2
 import openai
 import psutil
 import pytest
-from serving import Server, async_poll_until, poll_until
+from serving import Server, async_poll_until, open_socket, poll_until, raw_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -177,7 +177,8 @@ async def _drain_to_the_end(own_server: Server) -> None:
         stream = Stream(client, "service-plus")
         plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))  # type: ignore[call-overload]
         await stream.started.wait()
-        os.kill(own_server.pid, signal.SIGTERM)
+        # To the whole group, as `timeout` and service supervisors do: engines must not take it for theirs.
+        os.killpg(own_server.pid, signal.SIGTERM)
         await async_poll_until(lambda: ready(own_server)["status"] == "draining", 2)
         with pytest.raises(openai.InternalServerError) as refused:
             await client.chat.completions.create(model="service-plus", **SHORT)  # type: ignore[call-overload]
@@ -198,17 +199,24 @@ async def test_answers_that_outlast_the_drain_end_with_an_error(tmp_path: Path, 
             streams = [Stream(client, "service-plus") for _ in range(8)]
             plain = asyncio.create_task(client.chat.completions.create(model="service-plus", **LONG))  # type: ignore[call-overload]
             await asyncio.gather(*(stream.started.wait() for stream in streams))
-            # A terminal sends Ctrl-C to the whole group: engines must not take it for theirs.
+            silent = open_socket(server)  # a client that stops in the middle of its body
+            silent.sendall(raw_request("POST", "/v1/chat/completions", _headers(server), b"{" * 100)[:-50])
             os.killpg(server.pid, signal.SIGINT if twice else signal.SIGTERM)
-            await async_poll_until(lambda: ready(server)["status"] == "draining", 2)
             if twice:
+                await async_poll_until(lambda: ready(server)["status"] == "draining", 2)
                 os.kill(server.pid, signal.SIGTERM)
             outcomes = await asyncio.gather(*(stream.task for stream in streams))
             assert all("shutting down" in str(outcome) for outcome in outcomes)
             with pytest.raises(openai.InternalServerError, match="shutting down"):
                 await plain
         assert server.wait(seconds=15) == 0
+        silent.close()
         assert_all_gone(family)
+
+
+def _headers(server: Server) -> dict[str, str]:
+    assert server.admin_key is not None
+    return {"Authorization": f"Bearer {server.admin_key.text}", "Content-Type": "application/json"}
 
 
 async def test_sigterm_while_models_load_ends_within_seconds(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ async def test_structured_output_satisfies_its_schema(client: openai.AsyncOpenAI
     assert await streamed(client, **fields) == answer
 
 
-@pytest.mark.parametrize("schema", [{"type": "strin"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "("}])
+@pytest.mark.parametrize("schema", [{"type": "strin"}, {"$ref": "#/nowhere"}])
 async def test_schema_that_cannot_be_followed_names_its_field(client: openai.AsyncOpenAI, schema: Any) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     with pytest.raises(openai.BadRequestError) as refused:
