@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine import demo
 from engine.background import BackgroundSlots
 from engine.capabilities import check_request
-from engine.errors import EngineError, LoadError, UnknownModelError
+from engine.errors import EngineError, LoadError
 from engine.pool import Pool
 from engine.types import ModelInfo
 
@@ -36,6 +36,8 @@ class Engine:
         self._weights_dir = weights_dir
         self._created = int(time.time())
         self._pool = Pool(config.models.values(), self._load)
+        # Asked of the disk once, and again when a model loads: the list of models is part of every request.
+        self._demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
         self._starters: dict[str, StarterThread] = {}
         self._background = {
             spec.id: BackgroundSlots(min(spec.engine.max_num_seqs, max(1, spec.engine.max_queued_requests // 2)))
@@ -80,13 +82,6 @@ class Engine:
         """All models, in the order of models.yaml."""
         return tuple(self._info(health) for health in self._pool.health())
 
-    def model(self, model: str) -> ModelInfo:
-        """One model. Raises `UnknownModelError`."""
-        for info in self.models():
-            if info.id == model:
-                return info
-        raise UnknownModelError("There is no such model here. GET /v1/models lists the ones that you may use.")
-
     def health(self) -> tuple[ModelHealth, ...]:
         """What each model is doing, in the order of models.yaml."""
         return self._pool.health()
@@ -104,6 +99,7 @@ class Engine:
         from engine.backends.vllm_chat import Launch, VllmChat
 
         weights, is_demo = self._weights(spec)
+        (self._demos.add if is_demo else self._demos.discard)(spec.id)
         starter = self._starter(spec)
         return await VllmChat.load(Launch(spec, weights, is_demo, starter, report))
 
@@ -150,7 +146,7 @@ class Engine:
             description=spec.description,
             capabilities=tuple(spec.capabilities),
             status=health.status,
-            demo=self._is_demo(spec),
+            demo=spec.id in self._demos,
             created=self._created,
             context_length=context_length,
             max_output_tokens=spec.engine.max_output_tokens or context_length,

@@ -78,3 +78,11 @@ class GenerationError(EngineError):
 
 class LoadError(EngineError):
     """A model cannot be loaded. The message is for the operator and may name files."""
+
+
+def engine_died() -> EngineDiedError:
+    """What every request gets whose engine process is gone."""
+    return EngineDiedError(
+        "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
+        retry_after_seconds=5,
+    )

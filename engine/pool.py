@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError
+from engine.errors import LoadError, ModelLoadingError, UnavailableError, UnknownModelError, engine_died
 from engine.types import ModelHealth
 
 if TYPE_CHECKING:
@@ -169,10 +169,7 @@ class _Slot:
 
     def unavailable(self) -> UnavailableError:
         if self.died or self.backend is not None:
-            return EngineDiedError(
-                "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
-                retry_after_seconds=5,
-            )
+            return engine_died()
         if self.status == "failed":
             return UnavailableError(
                 "This model could not be loaded. Ask whoever runs this server: its log says why.",

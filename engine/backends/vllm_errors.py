@@ -11,11 +11,11 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from engine.errors import (
     ContextLengthError,
-    EngineDiedError,
     EngineError,
     GenerationError,
     OverloadedError,
     RequestError,
+    engine_died,
 )
 
 if TYPE_CHECKING:
@@ -83,14 +83,6 @@ def translated_template_errors() -> Iterator[None]:
             "message has the content that its role needs.",
             param="messages",
         ) from error
-
-
-def engine_died() -> EngineDiedError:
-    """What every request gets whose engine process is gone."""
-    return EngineDiedError(
-        "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
-        retry_after_seconds=5,
-    )
 
 
 def check_context(prompt_tokens: int, max_tokens: int | None, context_length: int) -> None:
