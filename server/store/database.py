@@ -1,6 +1,7 @@
-"""The database connection: opening, migrating, transactions, and translating the driver's errors.
+"""The database: opening, migrating, transactions, and translating the driver's errors.
 
-Knows nothing of what the tables mean. SQLite only for now; the SQL above it is portable Core.
+Knows nothing of what the tables mean. What SQLite and PostgreSQL do differently is in `*_connections.py`; the
+SQL above it is portable Core.
 """
 
 from __future__ import annotations
@@ -8,29 +9,52 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from sqlalchemy import URL, event, exc, make_url
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import exc
 
-from server.store import migrations, sqlite_file
+from server.store import migrations
+from server.store.database_url import FILE_NAME, SQLITE, parse_url, sqlite_url
 from server.store.errors import StoreError, StoreUnavailableError
+from server.store.sqlite_connections import SqliteConnections
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
-    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-_DRIVER = "sqlite+aiosqlite"
-_READERS = 4  # each is a thread; a key lookup takes well under a millisecond
-FILE_NAME = "hearth.db"
+__all__ = ["FILE_NAME", "Database", "sqlite_url"]
 
 
-def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite file; of `hearth.db` in it when `path` is a directory."""
-    file = path / FILE_NAME if path.is_dir() else path
-    return URL.create(_DRIVER, database=str(file.absolute())).render_as_string(hide_password=False)
+class Connections(Protocol):
+    """One kind of database. Three engines: for reading, for what must never be lost, and for counters."""
+
+    kind: str
+    one_writer: bool
+    driver_errors: tuple[type[Exception], ...]
+    reader: AsyncEngine
+    durable: AsyncEngine
+    quick: AsyncEngine
+
+    async def prepare(self) -> str | None:
+        """Judge the database; its schema's version, None where it is empty. Raises StoreError."""
+
+    def check(self) -> None:
+        """Raise StoreUnavailableError when open connections no longer lead to what was judged."""
+
+    def plain(self) -> Any:
+        """A quick DB-API connection in autocommit, for one thread, which closes it. Blocks."""
+
+    def explained(self, error: BaseException) -> str:
+        """What a driver's error means to whoever sends requests; names no host, file or password."""
+
+    def refused(self, error: BaseException) -> StoreError | None:
+        """What an error while the tables are made means to the operator, where waiting would not help."""
+
+    async def backup(self, path: Path) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class Database:
@@ -40,33 +64,43 @@ class Database:
     cannot answer.
     """
 
-    def __init__(self, engine: AsyncEngine, path: Path) -> None:
-        self._engine = engine
-        self._path = path
-        self._identity = sqlite_file.identity(path)
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._writer_turn = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
-        """Check the file, bring its schema up to date, and connect.
+        """Judge what the URL leads to, bring its schema up to date, and connect.
 
-        Safe when several processes do it at once. Raises StoreError, which says what is wrong and the remedy.
+        Safe when several processes do it at once. Raises StoreError, which says what is wrong and the remedy,
+        and never the URL's password.
         """
-        path = _file_in(url)
-        version = await asyncio.to_thread(sqlite_file.prepare, path, busy_timeout_seconds=busy_timeout_seconds)
-        database = cls(_engine(path, busy_timeout_seconds), path)
-        if version != migrations.HEAD:
-            try:
-                async with database.writing() as connection:
-                    await connection.run_sync(migrations.upgrade)
-            except BaseException:
-                await database.close()
-                raise
+        connections = _connections(url, busy_timeout_seconds)
+        database = cls(connections)
+        try:
+            if await connections.prepare() != migrations.HEAD:
+                await database._upgrade()
+        except BaseException:
+            await database.close()
+            raise
         return database
+
+    @property
+    def kind(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._connections.kind
 
     async def close(self) -> None:
         """Close every connection; the last one folds SQLite's log back into the file."""
-        await self._engine.dispose()
+        await self._connections.close()
+
+    async def backup(self, path: Path) -> None:
+        """Write a complete copy, mode 0600, while everything goes on. SQLite only; refuses an existing file.
+
+        Raises StoreError.
+        """
+        self._connections.check()
+        await self._connections.backup(path)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,98 +112,73 @@ class Database:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A consistent view. In WAL mode it neither waits for a writer nor holds one up."""
-        with _translated():
-            self._refuse_another_file()
-            async with self._engine.connect() as connection:
+        """A consistent view. It neither waits for a writer nor holds one up."""
+        with self.translated():
+            self._connections.check()
+            async with self._connections.reader.connect() as connection:
                 yield connection
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """One write transaction, on disk when this returns. Waits for other writers up to busy_timeout."""
-        with _translated():
-            self._refuse_another_file()
+    async def writing(self, *, durable: bool = True) -> AsyncIterator[AsyncConnection]:
+        """One write transaction, on disk when this returns. Waits for other writers up to busy_timeout.
+
+        `durable=False` spares the sync: a crash of the process loses nothing, a power cut the last seconds.
+        """
+        engine = self._connections.durable if durable else self._connections.quick
+        with self.translated():
+            self._connections.check()
+            if not self._connections.one_writer:
+                async with engine.begin() as connection:
+                    yield connection
+                return
             # Our own writers queue here, in order; only other processes are left for SQLite's busy polling
-            async with self._writer_turn, self._engine.connect() as connection:
+            async with self._writer_turn, engine.connect() as connection:
                 await connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
                 async with connection.begin():
                     yield connection
 
-    def _refuse_another_file(self) -> None:
-        # Open connections would go on with the deleted file, where no revocation ever arrives
+    def check(self) -> None:
+        """Raise StoreUnavailableError when open connections no longer lead to the database that was opened."""
+        self._connections.check()
+
+    def plain(self) -> Any:
+        """A DB-API connection for one thread, in autocommit, without the sync of commits. Blocks.
+
+        Whoever asks closes it, and works within `check` and `translated`.
+        """
+        return self._connections.plain()
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Turn the driver's errors into StoreUnavailableError."""
+        kinds: tuple[type[Exception], ...] = (exc.DBAPIError, exc.TimeoutError, OSError)
         try:
-            same = sqlite_file.identity(self._path) == self._identity
-        except OSError:
-            same = False
-        if not same:
-            raise StoreUnavailableError(
-                "The key database was removed or replaced while the server was running. Restart the server."
-            )
+            yield
+        except kinds + self._connections.driver_errors as error:
+            cause = getattr(error, "orig", None) or error
+            raise StoreUnavailableError(self._connections.explained(cause)) from error
+
+    async def _upgrade(self) -> None:
+        try:
+            async with self.writing() as connection:
+                await connection.run_sync(migrations.upgrade)
+        except StoreUnavailableError as error:
+            cause = error.__cause__
+            refused = self._connections.refused(getattr(cause, "orig", None) or cause or error)
+            if refused is None:
+                raise
+            raise refused from cause
 
 
-def _file_in(url: str) -> Path:
+def _connections(url: str, busy_timeout_seconds: float) -> Connections:
+    parsed = parse_url(url)
+    if parsed.drivername == SQLITE:
+        return SqliteConnections(Path(parsed.database or ""), busy_timeout_seconds)
     try:
-        parsed = make_url(url)
-    except exc.ArgumentError as error:
+        from server.store.postgresql_connections import PostgresqlConnections
+    except ImportError as error:
         raise StoreError(
-            "The database URL cannot be read. Write it like sqlite+aiosqlite:////var/lib/hearth/hearth.db"
+            "PostgreSQL needs the package psycopg and the library libpq, and one of them is missing. Install both "
+            "with: .venv/bin/pip install 'psycopg[binary]'"
         ) from error
-    if parsed.drivername != _DRIVER:
-        raise StoreError(
-            f"Databases of kind {parsed.drivername!r} are not supported; use {_DRIVER}:////path/to/hearth.db"
-        )
-    if not parsed.database or parsed.database == ":memory:" or parsed.query:
-        raise StoreError(
-            f"The database must be one file, without options: {_DRIVER}:////path/to/hearth.db. "
-            f"A database in memory would forget every key."
-        )
-    return Path(parsed.database)
-
-
-def _engine(path: Path, busy_timeout_seconds: float) -> AsyncEngine:
-    # mode=rw: a file that vanished must be an error, never a fresh empty database
-    url = URL.create(_DRIVER, database=path.absolute().as_uri(), query={"mode": "rw", "uri": "true"})
-    engine = create_async_engine(
-        url,
-        connect_args={"timeout": busy_timeout_seconds, "isolation_level": None},
-        hide_parameters=True,  # errors must not carry hashes
-        pool_size=_READERS + 1,
-        max_overflow=0,
-        pool_timeout=busy_timeout_seconds,
-    )
-    event.listen(engine.sync_engine, "connect", _set_up)
-    event.listen(engine.sync_engine, "begin", _begin)
-    return engine
-
-
-def _set_up(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA foreign_keys = ON")
-    # A key is shown once, after its commit. With NORMAL, WAL commits reach the disk only at a checkpoint,
-    # and a power cut would take back a key somebody already holds, or a revocation. FULL costs one fsync per
-    # commit.
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.close()
-
-
-def _begin(connection: Connection) -> None:
-    # The driver is in autocommit (isolation_level None): left alone it would begin late, and a transaction
-    # that reads before it writes would fail at once instead of waiting for its turn
-    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
-        cause = getattr(error, "orig", None)
-        if "SQLITE_BUSY" in getattr(cause, "sqlite_errorname", ""):
-            message = "The key database is locked by another program. Try again in a few seconds."
-        else:
-            message = (
-                "The key database cannot be read or written right now. Try again in a few seconds; if it "
-                "stays so, check that the disk is not full, and restart the server, which checks the "
-                "database."
-            )
-        raise StoreUnavailableError(message) from error
+    return PostgresqlConnections(parsed, busy_timeout_seconds)

@@ -18,6 +18,7 @@ SECRET_LENGTH = 43  # 62**43 > 2**256
 CHECKSUM_LENGTH = 6  # 62**6 > 2**32
 
 _KEY = re.compile(r"(hk_([0-9A-Za-z]{12})_[0-9A-Za-z]{43})([0-9A-Za-z]{6})")
+_PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
 _NAMED = re.compile(r"(?:hk_)?([0-9A-Za-z]{12})(?:_.*)?", re.DOTALL)
 
 
@@ -64,6 +65,11 @@ def public_id_in(text: str) -> str | None:
     """The public id in what a person typed: the id, `hk_<id>`, or a whole key, mistyped or not."""
     match = _NAMED.fullmatch(text.strip())
     return match.group(1) if match else None
+
+
+def is_public_id(text: str) -> bool:
+    """Whether the text can be a public id at all."""
+    return _PUBLIC_ID.fullmatch(text) is not None
 
 
 def _base62(number: int, length: int) -> str:

@@ -1,74 +1,79 @@
-"""API keys: made, listed, revoked and recognised. Owns the rows; `key_format.py` owns their text.
+"""API keys: made, listed, recognised, changed, rotated and ended. Owns the rows and their audit entries.
 
-What a key's tier allows is decided by whoever asks. Requests go through `key_cache.py`.
+`api_key.py` owns the fields, `key_format.py` the text. Requests go through `key_cache.py`.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
 
-from sqlalchemy import bindparam, func, insert, or_, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 
-from server.store.errors import KeyFieldError, KeyNotFoundError
+from server.store.api_key import (
+    COLUMNS,
+    DEFAULT_SCOPES,
+    SCOPES,
+    ApiKey,
+    KeyChanges,
+    KeyLimits,
+    check,
+    check_end,
+    key_of,
+    row_of,
+    utc_now,
+)
+from server.store.audit import Actor, write_entry
+from server.store.errors import KeyFieldError
 from server.store.key_format import ParsedKey, new_key, parse
+from server.store.key_rows import (
+    changed,
+    check_not_revoked,
+    check_rotatable,
+    found,
+    insert_key,
+    iso,
+    set_fields,
+    told_of,
+    unique,
+)
 from server.store.schema import api_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from sqlalchemy import Row
-
     from server.store.database import Database
 
-SCOPES = ("chat", "batch", "images", "audio", "models", "metrics", "admin")
-DEFAULT_SCOPES = tuple(scope for scope in SCOPES if scope != "admin")
-NAME_LENGTH = 64
+__all__ = ["DEFAULT_SCOPES", "SCOPES", "ApiKey", "KeyStore", "utc_now"]
 
+LONGEST_OVERLAP = timedelta(days=366)
 _NOBODY_SHA256 = secrets.token_bytes(32)
-_COLUMNS = [column for column in api_key.c if column.name != "secret_sha256"]
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """What is known of a key, without its secret. Datetimes are UTC; `models` None means all of its tier."""
-
-    public_id: str
-    name: str
-    tier: str
-    scopes: frozenset[str]
-    models: tuple[str, ...] | None
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-
-    def usable_at(self, now: datetime) -> bool:
-        """Whether the key is neither revoked nor, at `now`, expired."""
-        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class KeyStore:
-    """The keys in a database. `clock` gives aware datetimes. Any method may raise StoreUnavailableError."""
+    """The keys in a database. `clock` gives aware datetimes. Any method may raise StoreUnavailableError.
+
+    Each change writes an audit entry in its own transaction; `by` None means the local user.
+    """
 
     def __init__(self, database: Database, clock: Callable[[], datetime] = utc_now) -> None:
         self._database = database
         self.clock = clock
 
-    async def create(
+    async def create(  # noqa: PLR0913 - the fields of a key
         self,
         name: str,
         tier: str,
         scopes: Iterable[str] = DEFAULT_SCOPES,
         models: Iterable[str] | None = None,
         expires_at: datetime | None = None,
+        *,
+        notes: str = "",
+        limits: KeyLimits = KeyLimits(),  # noqa: B008 - frozen
+        by: Actor | None = None,
     ) -> tuple[str, ApiKey]:
         """Make a key. The text exists only in what this returns; it is on disk, as a hash, by then.
 
@@ -76,44 +81,110 @@ class KeyStore:
         """
         now = self.clock()
         made = new_key()
-        allowed = None if models is None else tuple(dict.fromkeys(models))
         key = ApiKey(
             public_id=made.public_id,
             name=name,
             tier=tier,
             scopes=frozenset(scopes),
-            models=allowed,
+            models=unique(models),
             created_at=now,
             expires_at=expires_at,
-            revoked_at=None,
-            last_used_at=None,
+            notes=notes,
+            limits=limits,
         )
-        _check(key, now)
-        values = {column.name: getattr(key, column.name) for column in _COLUMNS}
-        values["scopes"] = sorted(key.scopes, key=SCOPES.index)
+        check(key)
+        check_end(expires_at, now)
         async with self._database.writing() as connection:
-            await connection.execute(insert(api_key).values(**values, secret_sha256=made.sha256))
+            await insert_key(connection, made, key)
+            await write_entry(connection, now, by, "key.create", key.public_id, told_of(key))
         return made.text, key
+
+    async def rotate(
+        self,
+        public_id: str,
+        overlap: timedelta,
+        *,
+        expires_at: datetime | None = None,
+        by: Actor | None = None,
+    ) -> tuple[str, ApiKey]:
+        """Make a successor with the same rights; the old key works for `overlap` more, never longer than it had.
+
+        Without `expires_at` the successor lives as long as the old key was made for. Raises KeyNotFoundError,
+        and KeyFieldError when the key is revoked, expired or was replaced before.
+        """
+        if not timedelta() <= overlap <= LONGEST_OVERLAP:
+            raise KeyFieldError("overlap", f"The overlap is between 0 and {LONGEST_OVERLAP.days} days.")
+        now = self.clock()
+        check_end(expires_at, now)
+        made = new_key()
+        async with self._database.writing() as connection:
+            old = await found(connection, public_id, lock=True)
+            check_rotatable(old, now)
+            if expires_at is None and old.expires_at is not None:
+                expires_at = now + (old.expires_at - old.created_at)
+            key = replace(old, public_id=made.public_id, created_at=now, expires_at=expires_at, last_used_at=None)
+            await insert_key(connection, made, key)
+            end = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
+            await set_fields(connection, public_id, expires_at=end, replaced_by=key.public_id)
+            detail = {"replaced_by": key.public_id, "expires_at": end.isoformat()}
+            await write_entry(connection, now, by, "key.rotate", public_id, detail)
+        return made.text, key
+
+    async def expire(self, public_id: str, at: datetime | None, *, by: Actor | None = None) -> ApiKey:
+        """Set when a key ends; None: never. An expired key works again with a later end.
+
+        Raises KeyNotFoundError, and KeyFieldError for a date that has passed or a revoked key.
+        """
+        now = self.clock()
+        check_end(at, now)
+        async with self._database.writing() as connection:
+            key = await found(connection, public_id, lock=True)
+            check_not_revoked(key)
+            await set_fields(connection, public_id, expires_at=at)
+            detail = {"expires_at": [iso(key.expires_at), iso(at)]}
+            await write_entry(connection, now, by, "key.expire", public_id, detail)
+        return replace(key, expires_at=None if at is None else at.astimezone(UTC))
+
+    async def update(self, public_id: str, *, by: Actor | None = None, **changes: Unpack[KeyChanges]) -> ApiKey:
+        """Change some fields. Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key."""
+        async with self._database.writing() as connection:
+            old = await found(connection, public_id, lock=True)
+            check_not_revoked(old)
+            new = changed(old, changes)
+            check(new)
+            before, after = row_of(old), row_of(new)
+            different = {name: value for name, value in after.items() if before[name] != value}
+            if different:
+                await set_fields(connection, public_id, **different)
+                # Notes are for the administrators and may be personal: that they changed is enough
+                detail = {name: [before[name], after[name]] for name in different if name != "notes"}
+                detail |= {"notes": ["changed"]} if "notes" in different else {}
+                await write_entry(connection, self.clock(), by, "key.update", public_id, detail)
+        return new
+
+    async def revoke(self, public_id: str, *, by: Actor | None = None) -> ApiKey:
+        """End a key for good; a key revoked before keeps its date. Raises KeyNotFoundError."""
+        now = self.clock()
+        async with self._database.writing() as connection:
+            key = await found(connection, public_id, lock=True)
+            if key.revoked_at is not None:
+                return key
+            await set_fields(connection, public_id, revoked_at=now)
+            await write_entry(connection, now, by, "key.revoke", public_id, {"name": key.name})
+        return replace(key, revoked_at=now)
 
     async def list(self, include_revoked: bool = True) -> list[ApiKey]:  # noqa: FBT001, FBT002 - reads well by name
         """All keys, oldest first."""
-        query = select(*_COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
+        query = select(*COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
         if not include_revoked:
             query = query.where(api_key.c.revoked_at.is_(None))
         async with self._database.reading() as connection:
-            return [_key(row) for row in await connection.execute(query)]
+            return [key_of(row) for row in await connection.execute(query)]
 
-    async def revoke(self, public_id: str) -> ApiKey:
-        """End a key for good; a key revoked before keeps its date. Raises KeyNotFoundError."""
-        is_it = api_key.c.public_id == public_id
-        async with self._database.writing() as connection:
-            await connection.execute(
-                update(api_key).where(is_it, api_key.c.revoked_at.is_(None)).values(revoked_at=self.clock())
-            )
-            row = (await connection.execute(select(*_COLUMNS).where(is_it))).one_or_none()
-        if row is None:
-            raise KeyNotFoundError(public_id)
-        return _key(row)
+    async def find(self, public_id: str) -> ApiKey:
+        """The key with this public id, usable or not. Raises KeyNotFoundError."""
+        async with self._database.reading() as connection:
+            return await found(connection, public_id)
 
     async def count_active(self) -> int:
         """How many keys work right now."""
@@ -136,10 +207,10 @@ class KeyStore:
             stored = (await connection.execute(hash_only)).scalar_one() or _NOBODY_SHA256
             if not hmac.compare_digest(presented.sha256, stored):
                 return None
-            row = (await connection.execute(select(*_COLUMNS).where(is_it))).one_or_none()
+            row = (await connection.execute(select(*COLUMNS).where(is_it))).one_or_none()
         if row is None:
             return None
-        key = _key(row)
+        key = key_of(row)
         return key if key.usable_at(self.clock()) else None
 
     async def record_use(self, last_used_at: Mapping[str, datetime]) -> None:
@@ -152,32 +223,7 @@ class KeyStore:
             .where(api_key.c.public_id == bindparam("used_id"), older)
             .values(last_used_at=bindparam("used_at"))
         )
-        rows: list[dict[str, Any]] = [{"used_id": name, "used_at": at} for name, at in last_used_at.items()]
-        async with self._database.writing() as connection:
+        # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
+        rows: list[dict[str, Any]] = [{"used_id": name, "used_at": at} for name, at in sorted(last_used_at.items())]
+        async with self._database.writing(durable=False) as connection:
             await connection.execute(statement, rows)
-
-
-def _check(key: ApiKey, now: datetime) -> None:
-    if not (1 <= len(key.name) <= NAME_LENGTH and key.name.isprintable() and key.name.strip()):
-        raise KeyFieldError("name", f"A key's name is 1 to {NAME_LENGTH} printable characters, not all blank.")
-    if not key.tier:
-        raise KeyFieldError("tier", "A key needs a tier.")
-    unknown = sorted(key.scopes.difference(SCOPES))
-    if unknown or not key.scopes:
-        named = f"Unknown scope {unknown[0]!r}." if unknown else "A key needs at least one scope."
-        raise KeyFieldError("scopes", f"{named} Scopes are: {', '.join(SCOPES)}.")
-    if key.models is not None and not all(key.models):
-        raise KeyFieldError("models", "A model's name is empty.")
-    if key.models == ():
-        raise KeyFieldError("models", "An empty list of models would make a key for nothing; leave it out for all.")
-    if key.expires_at is not None and key.expires_at.tzinfo is None:
-        raise KeyFieldError("expires_at", "An expiry date must carry its time zone.")
-    if key.expires_at is not None and key.expires_at <= now:
-        raise KeyFieldError("expires_at", "The expiry date has passed already.")
-
-
-def _key(row: Row[*tuple[Any, ...]]) -> ApiKey:
-    values = {column.name: getattr(row, column.name) for column in _COLUMNS}
-    values["scopes"] = frozenset(row.scopes)
-    values["models"] = None if row.models is None else tuple(row.models)
-    return ApiKey(**values)

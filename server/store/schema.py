@@ -8,11 +8,26 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sqlalchemy import JSON, Column, DateTime, LargeBinary, MetaData, String, Table
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+)
 from sqlalchemy.types import TypeDecorator
 
 if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
     from sqlalchemy.engine import Dialect
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -52,4 +67,67 @@ api_key = Table(
     Column("expires_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
     Column("last_used_at", UtcDateTime),
+    Column("notes", String(1000), nullable=False, server_default=""),
+    Column("replaced_by", String(12)),
+    # Limits of this key alone; NULL: its tier's
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("parallel_requests", Integer),
+    Column("batch_items", Integer),
+    Column("images_per_day", Integer),
 )
+
+bucket = Table(
+    "bucket",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("tat", BigInteger, nullable=False),  # nanoseconds since 1970: when the bucket is full again
+)
+
+quota_day = Table(
+    "quota_day",
+    metadata,
+    Column("owner", String(64), primary_key=True),
+    Column("kind", String(32), primary_key=True),
+    Column("day", Date, primary_key=True),  # in UTC
+    Column("used", BigInteger, nullable=False),
+)
+
+COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "images", "errors", "aborted")
+
+usage_hour = Table(
+    "usage_hour",
+    metadata,
+    Column("key_id", String(12), primary_key=True),
+    Column("model", String, primary_key=True),
+    Column("hour", Integer, primary_key=True, autoincrement=False),  # hours since 1970 UTC: // 24 is the day
+    Column("kind", String(32), primary_key=True),
+    *(Column(name, BigInteger, nullable=False) for name in COUNTERS),
+    Column("audio_seconds", Double, nullable=False),
+    Index("usage_hour_by_hour", "hour"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    # SQLite numbers rows by itself only in a column of exactly the type INTEGER
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("at", UtcDateTime, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("origin", String, nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("object", String, nullable=False),
+    Column("detail", JSON, nullable=False),
+    Index("audit_by_at", "at"),
+)
+
+
+def upsert(connection: AsyncConnection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as postgresql_insert  # slow to load, and few need it
+
+        return postgresql_insert(table)
+    from sqlalchemy.dialects.sqlite import insert
+
+    return insert(table)

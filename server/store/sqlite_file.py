@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from server.store.errors import StoreError
-from server.store.migrations import HEAD, VERSION_TABLE
+from server.store.migrations import HEAD, VERSION_TABLE, is_known
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def _judge(path: Path, busy_timeout_seconds: float) -> str | None:
 
 
 def _known(path: Path, version: str) -> str:
-    if version.isdecimal() and int(version) <= int(HEAD):
+    if is_known(version):
         return version
     raise StoreError(
         f"The key database {path} has schema {version[:32]!r}; this release of Hearth knows schemas up to "

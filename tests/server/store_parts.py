@@ -9,8 +9,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.store import sqlite_url
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,8 +69,8 @@ def run_python(program: str, *arguments: str) -> str:
 
 
 @contextmanager
-def writers(file: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WRITERS, sqlite_url(file)]
+def writers(url: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WRITERS, url]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
         try:

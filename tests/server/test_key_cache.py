@@ -13,7 +13,7 @@ from server.store import ApiKey, Database, KeyCache, KeyStore, StoreUnavailableE
 from server.store.key_format import ParsedKey, new_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -49,17 +49,6 @@ class GatedStore(KeyStore):
         await super().record_use(last_used_at)
         if last_used_at:
             self.recorded.set()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "hearth.db"
-
-
-@pytest.fixture
-async def database(file: Path) -> AsyncIterator[Database]:
-    async with await Database.open(sqlite_url(file), busy_timeout_seconds=0.05) as database:
-        yield database
 
 
 async def test_a_key_revoked_by_another_process_stops_working_after_the_ttl(file: Path, database: Database) -> None:

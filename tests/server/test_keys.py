@@ -20,7 +20,6 @@ from server.store import (
     KeyFieldError,
     KeyNotFoundError,
     KeyStore,
-    sqlite_url,
 )
 from server.store.key_format import ALPHABET, new_key, parse, public_id_in
 
@@ -42,13 +41,8 @@ class Wall:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "hearth.db"
-
-
-@pytest.fixture
-async def store(file: Path) -> AsyncIterator[KeyStore]:
-    async with await Database.open(sqlite_url(file)) as database:
+async def store(database_url: str) -> AsyncIterator[KeyStore]:
+    async with await Database.open(database_url) as database:
         yield KeyStore(database, clock=Wall())
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import select
-import signal
 import sqlite3
 import stat
+import traceback
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,19 +19,7 @@ from server.store import Database, KeyStore, StoreError, StoreUnavailableError, 
 from server.store.key_format import new_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "hearth.db"
-
-
-@pytest.fixture
-async def database(file: Path) -> AsyncIterator[Database]:
-    async with await Database.open(sqlite_url(file), busy_timeout_seconds=0.05) as database:
-        yield database
 
 
 async def fill(file: Path, count: int = 60) -> None:
@@ -51,7 +39,7 @@ async def test_a_new_database_and_its_folder_are_the_owners_alone(file: Path, da
     assert modes == {"hearth.db": 0o600, "hearth.db-wal": 0o600, "hearth.db-shm": 0o600}
 
 
-async def test_commits_are_synced_to_the_disk_and_log_ahead(database: Database) -> None:
+async def test_commits_are_synced_to_the_disk_and_log_ahead(file: Path, database: Database) -> None:
     async with database.reading() as connection:
         pragmas = {
             name: (await connection.exec_driver_sql(f"PRAGMA {name}")).scalar_one()
@@ -108,14 +96,19 @@ def test_an_up_to_date_database_opens_without_loading_alembic(file: Path) -> Non
         "sqlite+aiosqlite://",
         "sqlite+aiosqlite:///:memory:",
         "sqlite+aiosqlite:////tmp/x.db?mode=ro",
-        "postgresql+psycopg://hearth:swordfish@db/hearth",
+        "mysql+aiomysql://hearth:swordfish@db/hearth",
+        "postgresql://hearth:swordfish@db/hearth",
+        "postgresql+psycopg://hearth:a@swordfish@db/hearth",
+        "postgresql+psycopg://hearth:a@b/swordfish@db/hearth",
+        "postgresql+psycopg://hearth:a@b:swordfish@db/hearth",
+        "postgresql+psycopg://hearth:swordfish@db",
         "nonsense swordfish",
     ],
 )
-async def test_a_url_that_is_no_sqlite_file_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(StoreError, match="sqlite\\+aiosqlite:////") as caught:
+async def test_a_url_that_leads_nowhere_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(StoreError, match=r"sqlite\+aiosqlite:////|postgresql\+psycopg://user:password@") as caught:
         await Database.open(url)
-    assert "swordfish" not in caught.value.message
+    assert "swordfish" not in "".join(traceback.format_exception(caught.value))
 
 
 def overwritten(file: Path, offset: int, length: int) -> bytes:
@@ -150,7 +143,7 @@ async def test_a_cut_off_file_is_refused_and_left_as_it_is(file: Path) -> None:
     assert contents(file) == before
 
 
-@pytest.mark.parametrize("version", ["0002", "9999", "f00ba4"])
+@pytest.mark.parametrize("version", ["0003", "9999", "f00ba4"])
 async def test_a_database_of_a_newer_release_is_refused_and_left_as_it_is(file: Path, version: str) -> None:
     await fill(file, 1)
     with closing(sqlite3.connect(file)) as connection, connection:
@@ -199,39 +192,49 @@ async def test_damage_while_running_fails_closed_for_unknown_keys(file: Path) ->
             await KeyStore(database).authenticate(new_key().text)
 
 
-def test_processes_that_open_a_new_database_and_write_at_once_all_succeed(file: Path) -> None:
-    with writers(file) as process:
-        out, _ = process.communicate("5 8\n", timeout=60)
-    lines = out.splitlines()
+async def test_processes_that_open_a_new_database_and_write_at_once_all_succeed(database_url: str) -> None:
+    def run() -> str:
+        with writers(database_url) as process:
+            return process.communicate("5 8\n", timeout=60)[0]
+
+    lines = (await asyncio.to_thread(run)).splitlines()
     assert [line for line in lines if line.startswith("ended")] == ["ended 0"] * 5
     acknowledged = {line.split()[1] for line in lines if not line.startswith("ended")}
     assert len(acknowledged) == 40
-    assert public_ids(file) == acknowledged
+    async with await Database.open(database_url) as database:
+        assert {key.public_id for key in await KeyStore(database).list()} == acknowledged
 
 
-def public_ids(file: Path) -> set[str]:
-    with closing(sqlite3.connect(file)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return {row[0] for row in connection.execute("SELECT public_id FROM api_key")}
+async def test_the_schema_goes_down_and_up_again_and_keys_stay(database_url: str) -> None:
+    async with await Database.open(database_url) as database:
+        text, key = await KeyStore(database).create("laptop", "standard", models=["a"], notes="Zoë's")
+        for version in ("0001", "base"):
+            async with database.writing() as connection:
+                await connection.run_sync(migrations.downgrade, version)
+            async with database.writing() as connection:
+                await connection.run_sync(migrations.upgrade)
+            if version == "0001":
+                assert await KeyStore(database).authenticate(text) == replace(key, notes="")
+        assert await KeyStore(database).list() == []
 
 
-def test_no_acknowledged_key_is_lost_when_its_writer_is_killed(file: Path) -> None:
-    dice = random.Random(20)  # noqa: S311 - the same moments every time
-    acknowledged: set[str] = set()
-    with writers(file) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for _ in range(20):
-            process.stdin.write("1 1000000\n")
-            process.stdin.flush()
-            lines = [process.stdout.readline() for _ in range(dice.randint(1, 6))]
-            select.select([], [], [], dice.random() * 0.005)  # anywhere in the next commits
-            os.kill(int(lines[0].split()[0]), signal.SIGKILL)
-            # What was acknowledged before the kill but not read yet counts too
-            lines += list(iter(process.stdout.readline, "ended -9\n"))
-            acknowledged |= {line.split()[1] for line in lines}
-            assert acknowledged <= public_ids(file)
-    assert len(acknowledged) >= 20
+async def test_a_backup_is_whole_the_owners_alone_and_made_while_others_write(file: Path, database: Database) -> None:
+    store = KeyStore(database)
+    text, key = await store.create("laptop", "standard")
+    copy = file.with_name("copy.db")
+    await asyncio.gather(database.backup(copy), *(store.create(f"key {number}", "standard") for number in range(20)))
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    async with await Database.open(sqlite_url(copy)) as restored:
+        assert await KeyStore(restored).authenticate(text) == key
+
+
+async def test_a_backup_overwrites_nothing_and_says_what_is_wrong(file: Path, database: Database) -> None:
+    there = file.with_name("there")
+    there.write_bytes(b"")
+    for path, words in ((there, "File exists"), (file.with_name("no") / "copy.db", "No such file")):
+        with pytest.raises(StoreError, match=words):
+            await database.backup(path)
+    assert contents(there) == b""
 
 
 async def test_while_another_process_writes_keys_are_read_and_writes_are_refused(

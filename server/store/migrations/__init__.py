@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "0001"
+HEAD = "0002"
 VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's database must not look like ours
+_ADVISORY_LOCK = 7310577104  # any number that no other program on the same database is likely to take
 
 
 def config() -> Config:
@@ -32,10 +33,31 @@ def config() -> Config:
     return settings
 
 
+def is_known(version: str) -> bool:
+    """Whether a database of this version can be brought to HEAD; one from a newer release cannot."""
+    return version.isdecimal() and int(version) <= int(HEAD)
+
+
 def upgrade(connection: Connection) -> None:
     """Bring the schema to HEAD inside the caller's transaction; does nothing where it is there already."""
     from alembic import command
 
+    command.upgrade(_config_for(connection), HEAD)
+
+
+def downgrade(connection: Connection, version: str) -> None:
+    """Take the schema back to `version` ("base": no tables), and what only newer ones hold with it."""
+    from alembic import command
+
+    command.downgrade(_config_for(connection), version)
+
+
+def _config_for(connection: Connection) -> Config:
+    if connection.dialect.name == "postgresql":
+        # SQLite's transaction keeps other processes out; here two may come at once, and the second finds it done
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
     settings = config()
     settings.attributes["connection"] = connection
-    command.upgrade(settings, HEAD)
+    return settings

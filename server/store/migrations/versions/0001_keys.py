@@ -29,5 +29,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # The way back from a newer release is the backup made before it: see docs/keys.md
-    raise NotImplementedError("restore the backup made before the upgrade")
+    op.drop_table("api_key")

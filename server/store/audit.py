@@ -1,0 +1,96 @@
+"""Who changed what and when: written in the transaction of the change, so that neither is there without the other.
+
+What is worth an entry is decided by whoever makes the change. No secret may come in here.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, select
+
+from server.store.api_key import utc_now
+from server.store.schema import audit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from server.store.database import Database
+
+_LARGEST_ANSWER = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who: `cli:<unix user>` or a key's public id; and from where: an IP address or `local`."""
+
+    name: str
+    origin: str = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change. `action` is like `key.revoke`, `object` what it was done to, `detail` JSON without secrets."""
+
+    id: int
+    at: datetime
+    actor: str
+    origin: str
+    action: str
+    object: str
+    detail: dict[str, Any]
+
+
+def local_actor() -> Actor:
+    """The user that this process runs as, whatever its environment claims."""
+    try:
+        return Actor(f"cli:{pwd.getpwuid(os.getuid()).pw_name}")
+    except KeyError:  # a container's user without an entry
+        return Actor(f"cli:{os.getuid()}")
+
+
+async def write_entry(  # noqa: PLR0913, PLR0917 - the columns of one row
+    connection: AsyncConnection,
+    at: datetime,
+    by: Actor | None,
+    action: str,
+    object_: str,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Add an entry to the caller's transaction; without `by`, the local user did it."""
+    actor = by or local_actor()
+    await connection.execute(
+        insert(audit).values(
+            at=at, actor=actor.name, origin=actor.origin, action=action, object=object_, detail=dict(detail or {})
+        )
+    )
+
+
+class AuditLog:
+    """The entries in a database. Both methods may raise StoreUnavailableError."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def record(
+        self, action: str, object_: str, detail: Mapping[str, Any] | None = None, *, by: Actor | None = None
+    ) -> None:
+        """Write an entry for a change that is not in the database, such as `config.reload`."""
+        async with self._database.writing() as connection:
+            await write_entry(connection, self._clock(), by, action, object_, detail)
+
+    async def read(self, limit: int = 100, since: datetime | None = None) -> list[AuditEntry]:
+        """The newest entries first, at most `limit` (1 to 10,000); with `since`, none from before it."""
+        query = select(audit).order_by(audit.c.at.desc(), audit.c.id.desc())
+        if since is not None:
+            query = query.where(audit.c.at >= since)
+        query = query.limit(max(1, min(limit, _LARGEST_ANSWER)))
+        async with self._database.reading() as connection:
+            return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]

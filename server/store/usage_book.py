@@ -1,0 +1,144 @@
+"""Collects usage in memory and writes it every few seconds, so that no request waits for it.
+
+What the numbers are and how they are read is `usage.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from server.store.api_key import utc_now
+from server.store.errors import StoreUnavailableError
+from server.store.schema import COUNTERS, upsert, usage_hour
+from server.store.usage import BY_DAY, GroupBy, Usage, UsageRow, hour_of, read_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import datetime
+    from types import TracebackType
+
+    from server.store.database import Database
+
+logger = logging.getLogger(__name__)
+
+_PER_STATEMENT = 500  # rows; more at once would hold the loop too long
+
+
+class _Line(NamedTuple):
+    hour: int
+    key_id: str
+    model: str
+    kind: str
+
+
+class UsageBook:
+    """Adds up usage per key, model, hour and kind. Use as `async with`.
+
+    While the store fails, up to `max_lines` sums are kept; past that the oldest hours are dropped and the log
+    says how many. A killed process loses the last `flush_every_seconds`. Where a connection breaks in the
+    middle of a commit nobody can tell whether it happened; it is then written again rather than lost.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        flush_every_seconds: float = 5.0,
+        max_lines: int = 50_000,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._database = database
+        self._flush_every_seconds = flush_every_seconds
+        self._max_lines = max_lines
+        self._clock = clock
+        self._lines: dict[_Line, Usage] = {}
+        self._writing = asyncio.Lock()
+        self._stop = asyncio.Event()
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._flushing = asyncio.create_task(self._flush_until_stopped())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, and write what is left. A failing store does not hold up the shutdown."""
+        self._stop.set()
+        if self._flushing is not None:
+            await self._flushing
+        await self._try_to_flush()
+
+    def add(self, key: str, model: str, kind: str, usage: Usage, at: datetime | None = None) -> None:
+        """Count what a request used: `key` by its public id, `kind` like `chat`. In memory: never waits or fails."""
+        line = _Line(hour_of(at or self._clock()), key, model, kind)
+        self._lines[line] = self._lines.get(line, Usage()) + usage
+
+    async def flush(self) -> None:
+        """Write everything in one transaction. On StoreUnavailableError it is kept for the next time."""
+        # A task of its own: a caller that leaves must not cut off a commit and have its sums written twice
+        await asyncio.shield(asyncio.create_task(self._flush()))
+
+    async def read(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        key: str | None = None,
+        model: str | None = None,
+        group_by: Collection[GroupBy] = BY_DAY,
+    ) -> list[UsageRow]:
+        """What is written, up to the last flush. See `read_usage`."""
+        return await read_usage(self._database, since, until, key=key, model=model, group_by=group_by)
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            lines, self._lines = self._lines, {}
+            try:
+                await self._write(lines)
+            except BaseException:
+                self._keep(lines)
+                raise
+
+    async def _write(self, lines: dict[_Line, Usage]) -> None:
+        if not lines:
+            return
+        # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
+        rows: list[dict[str, Any]] = [line._asdict() | asdict(lines[line]) for line in sorted(lines)]
+        async with self._database.writing(durable=False) as connection:
+            insert = upsert(connection, usage_hour)
+            counted = (*COUNTERS, "audio_seconds")
+            statement = insert.on_conflict_do_update(
+                index_elements=list(usage_hour.primary_key.columns),
+                set_={name: usage_hour.c[name] + insert.excluded[name] for name in counted},
+            )
+            for first in range(0, len(rows), _PER_STATEMENT):
+                await connection.execute(statement, rows[first : first + _PER_STATEMENT])
+
+    def _keep(self, lines: dict[_Line, Usage]) -> None:
+        for line, usage in lines.items():
+            self._lines[line] = self._lines.get(line, Usage()) + usage
+        dropped = sorted(self._lines)[: max(0, len(self._lines) - self._max_lines)]
+        for line in dropped:
+            del self._lines[line]
+        if dropped:
+            logger.error("usage of %d key-hours is lost: the key database has failed for too long", len(dropped))
+
+    async def _flush_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._flush_every_seconds)
+            await self._try_to_flush()
+
+    async def _try_to_flush(self) -> None:
+        try:
+            await self.flush()
+        except StoreUnavailableError as error:
+            logger.warning("usage in %d lines is not written yet: %s", len(self._lines), error.message)
