@@ -7,6 +7,7 @@ from engine.errors import (
     EngineDiedError,
     EngineError,
     GenerationError,
+    GrammarTooComplexError,
     LoadError,
     ModelLoadingError,
     OverloadedError,
@@ -15,6 +16,8 @@ from engine.errors import (
     UnknownModelError,
     UnsupportedCapabilityError,
 )
+from engine.fair_queue import Urgency
+from engine.images import ImageLimits
 from engine.types import (
     ChatChoice,
     ChatDelta,
@@ -24,6 +27,7 @@ from engine.types import (
     FinishReason,
     ModelHealth,
     ModelInfo,
+    TextRequest,
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
@@ -44,6 +48,8 @@ __all__ = [
     "EngineError",
     "FinishReason",
     "GenerationError",
+    "GrammarTooComplexError",
+    "ImageLimits",
     "LoadError",
     "ModelHealth",
     "ModelInfo",
@@ -51,6 +57,7 @@ __all__ = [
     "ModelSpec",
     "OverloadedError",
     "RequestError",
+    "TextRequest",
     "TierSpec",
     "TokenLogprob",
     "ToolCall",
@@ -58,6 +65,7 @@ __all__ = [
     "UnavailableError",
     "UnknownModelError",
     "UnsupportedCapabilityError",
+    "Urgency",
     "Usage",
     "load_config",
 ]

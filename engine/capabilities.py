@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import RequestError, UnsupportedCapabilityError
+from engine.images import image_path, image_places
 
 if TYPE_CHECKING:
     from engine.config import ModelSpec
-    from engine.types import ChatRequest
+    from engine.types import ChatRequest, TextRequest
 
 
 def check_request(spec: ModelSpec, request: ChatRequest) -> None:
@@ -20,21 +21,21 @@ def check_request(spec: ModelSpec, request: ChatRequest) -> None:
             "This model cannot call tools. Pick a model with the capability `function_calling`.",
             param="tools",
         )
-    if "vision" not in spec.capabilities and (part := _first_image(request)) is not None:
+    if "vision" not in spec.capabilities and (places := image_places(request)):
         raise UnsupportedCapabilityError(
-            "This model cannot see images. Pick a model with the capability `vision`.", param=part
+            "This model cannot see images. Pick a model with the capability `vision`.", param=image_path(*places[0])
         )
+    _check_max_tokens(spec, request.max_tokens)
+
+
+def check_text(spec: ModelSpec, request: TextRequest) -> None:
+    """The same for plain texts: whatever chats can go on with them."""
+    if "chat" not in spec.capabilities:
+        raise UnsupportedCapabilityError("This model does not write text.", param="model")
+    _check_max_tokens(spec, request.max_tokens)
+
+
+def _check_max_tokens(spec: ModelSpec, asked: int | None) -> None:
     most = spec.engine.max_output_tokens
-    if most is not None and request.max_tokens is not None and request.max_tokens > most:
+    if most is not None and asked is not None and asked > most:
         raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")
-
-
-def _first_image(request: ChatRequest) -> str | None:
-    for position, message in enumerate(request.messages):
-        content = message.get("content")
-        if not isinstance(content, list):
-            continue
-        for index, part in enumerate(content):
-            if part.get("type") == "image_url":
-                return f"messages[{position}].content[{index}]"
-    return None

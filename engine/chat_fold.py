@@ -34,6 +34,7 @@ class _Parts:
     calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
+    stop_text: str | None = None
 
     def add(self, delta: ChatDelta) -> None:
         self.content.append(delta.content)
@@ -45,6 +46,7 @@ class _Parts:
         if delta.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_text = delta.stop_text or self.stop_text
 
     def choice(self, index: int) -> ChatChoice:
         if self.finish_reason is None:
@@ -57,4 +59,5 @@ class _Parts:
             tool_calls=tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, arguments in calls),
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             finish_reason=self.finish_reason,
+            stop_text=self.stop_text,
         )

@@ -64,6 +64,7 @@ Names = Annotated[
     Field(strict=False, min_length=1, json_schema_extra={"uniqueItems": True}),
     AfterValidator(_each_once),
 ]
+Limit = Annotated[int, Field(ge=1, le=1_000_000_000)]
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
 
 
@@ -92,6 +93,20 @@ class TierSpec(Spec):
     id: Id
     models: Names[str]
     """Keys of this tier may use the models of these tiers."""
+    requests_per_minute: Limit | None = None
+    """Requests of one key, as a bucket that refills evenly: as many at once, too. Each item of a batch counts.
+    null: no limit, as for all of these."""
+    tokens_per_minute: Limit | None = None
+    """Tokens of one key: prompt and longest possible answer are taken when a request begins, and what the answer
+    did not need is given back at its end."""
+    parallel_requests: Limit | None = None
+    """Requests of one key that run or wait at the same time; the items of a batch are one request together."""
+    batch_items: Limit | None = None
+    """Items in one batch, where that is fewer than the server allows (HEARTH_MAX_BATCH_ITEMS)."""
+    images_per_day: Limit | None = None
+    """Images that one key may make in a day (UTC)."""
+    queue_share: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """When requests wait for a model: a key of share 2 is given twice the tokens of a key of share 1."""
 
     @field_validator("models")
     @classmethod
@@ -156,6 +171,14 @@ class ChatEngineSpec(Spec):
     tool_parser: Word | None = None
     """vLLM's parser of function calls, like hermes or llama3_json. null: chosen from the
     model's family; none: no parser."""
+    kept_for_interactive: Annotated[int, Field(ge=0, le=65536)] | None = None
+    """Of max_num_seqs, how many places batches leave free, so that nobody waits for theirs. null: an eighth."""
+    kept_for_newcomers: Annotated[int, Field(ge=0, le=65536)] | None = None
+    """Of max_num_seqs, how many places only keys take that have nothing running. null: 1 of 2 to 63, then 1 in 32."""
+    fair_queue: bool = True
+    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+    max_images: Annotated[int, Field(ge=1, le=256)] = 8
+    """Pictures in one request, for a model with the capability vision."""
     reasoning_parser: Word | None = None
     """vLLM's parser of thinking sections, like qwen3. null: chosen from the
     model's family; none: no parser."""

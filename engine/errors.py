@@ -3,12 +3,14 @@
 EngineError
 ├── RequestError              the caller's: the request can never work as it is
 │   ├── ContextLengthError    prompt + max_tokens do not fit the model
+│   ├── GrammarTooComplexError
 │   └── UnsupportedCapabilityError
 ├── UnknownModelError         the caller's: no such model
 ├── OverloadedError           too much work: try again later
 ├── UnavailableError          the model cannot answer right now
 │   ├── ModelLoadingError     it has not been ready yet, or is being loaded again on purpose
 │   └── EngineDiedError       its process died; it is being restarted
+│       └── NotStartedError   it died while the request still waited for its turn
 ├── GenerationError           this one answer failed, the engine lives
 └── LoadError                 the operator's: a model cannot be loaded
     └── ConfigError           models.yaml is wrong (engine/config.py)
@@ -38,6 +40,10 @@ class RequestError(EngineError):
 
 class ContextLengthError(RequestError):
     """Prompt and answer together are longer than the model's context."""
+
+
+class GrammarTooComplexError(RequestError):
+    """A JSON schema takes too long, or too much memory, to be made ready for the model."""
 
 
 class UnsupportedCapabilityError(RequestError):
@@ -72,6 +78,10 @@ class EngineDiedError(UnavailableError):
     """The engine process died, before or during this request."""
 
 
+class NotStartedError(EngineDiedError):
+    """The same, before anything of this request had begun: it can be sent again as it is."""
+
+
 class GenerationError(EngineError):
     """The engine gave up on this answer; the next request may well succeed."""
 
@@ -80,9 +90,9 @@ class LoadError(EngineError):
     """A model cannot be loaded. The message is for the operator and may name files."""
 
 
-def engine_died() -> EngineDiedError:
+def engine_died(kind: type[EngineDiedError] = EngineDiedError) -> EngineDiedError:
     """What every request gets whose engine process is gone."""
-    return EngineDiedError(
+    return kind(
         "The engine of this model stopped unexpectedly and is being restarted. Try again in a few seconds.",
         retry_after_seconds=5,
     )

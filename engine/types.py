@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from engine.fair_queue import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+
+BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
@@ -18,8 +22,12 @@ class ChatRequest:
 
     `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention.
     `request_id` is ours, never the client's. `cache_salt` separates prefix caches: requests share cached
-    prompts only with requests of the same salt. `background` requests let interactive ones go first.
-    `max_tokens` None means as much as the model allows.
+    prompts only with requests of the same salt. `owner` is who asks, an opaque name, and `queue_share` their weight:
+    what waits is served fairly between owners, by `urgency` first. `before_turn` is awaited once the prompt has been
+    counted, with its tokens and the most that all answers may have, before it waits for a turn; what it raises
+    refuses the request.
+    `max_tokens` None means as much as the model allows. With `continue_answer` the last message, an assistant's,
+    is the beginning of the answer, which holds only what follows it.
     """
 
     request_id: str
@@ -27,6 +35,7 @@ class ChatRequest:
     messages: list[dict[str, Any]]
     temperature: float = 1.0
     top_p: float | None = None
+    top_k: int | None = None
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -44,7 +53,41 @@ class ChatRequest:
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
     ignore_eos: bool = False
-    background: bool = False
+    owner: str = ""
+    continue_answer: bool = False
+    urgency: Urgency = Urgency.INTERACTIVE
+    queue_share: float = 1.0
+    before_turn: BeforeTurn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """Texts to go on with, without a chat template, already checked field by field.
+
+    Each prompt is text, or token ids of this very model. Answer `i` to prompt `p` has the index `p * n + i`.
+    `max_tokens` holds for each answer; None means as much as the model allows. `top_logprobs` None means no
+    probabilities. The rest as in `ChatRequest`.
+    """
+
+    request_id: str
+    model: str
+    prompts: tuple[str | tuple[int, ...], ...]
+    temperature: float = 1.0
+    top_p: float | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
+    top_logprobs: int | None = None
+    cache_salt: str | None = None
+    ignore_eos: bool = False
+    owner: str = ""
+    urgency: Urgency = Urgency.INTERACTIVE
+    queue_share: float = 1.0
+    before_turn: BeforeTurn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +122,10 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class ChatDelta:
-    """What one engine step added to choice `index`. The last delta of a choice has a `finish_reason`."""
+    """What one engine step added to choice `index`. The last delta of a choice has a `finish_reason`.
+
+    `stop_text` is the stop sequence that ended the choice, if one did.
+    """
 
     index: int
     content: str = ""
@@ -87,6 +133,7 @@ class ChatDelta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
+    stop_text: str | None = None
 
 
 @dataclass(slots=True)
@@ -108,7 +155,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """One complete answer."""
+    """One complete answer. `stop_text` is the stop sequence that ended it, if one did."""
 
     index: int
     content: str
@@ -116,6 +163,7 @@ class ChatChoice:
     tool_calls: tuple[ToolCall, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason
+    stop_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

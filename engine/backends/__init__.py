@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator
 
-    from engine.types import ChatRequest, ChatResult, ChatStep
+    from engine.types import ChatRequest, ChatResult, ChatStep, TextRequest
 
 
 class ChatBackend(Protocol):
@@ -23,6 +23,18 @@ class ChatBackend(Protocol):
 
     async def complete(self, request: ChatRequest) -> ChatResult:
         """Return the whole answer. Cancelling aborts. Raises `EngineError`s."""
+        ...
+
+    def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
+        """Go on with plain texts, like `stream`; deltas hold `content` and nothing else that a model says."""
+        ...
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return how many tokens the prompt has. Raises `EngineError`s."""
+        ...
+
+    async def idle(self) -> None:
+        """Return when no request runs or waits here any more."""
         ...
 
     async def shutdown(self) -> None:

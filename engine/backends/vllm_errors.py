@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vllm.exceptions import GenerationError as VllmGenerationError
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
@@ -21,6 +21,9 @@ from engine.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Where the caller wrote what the model reads.
+PromptField = Literal["messages", "prompt"]
+_THEIRS: dict[PromptField, str] = {"messages": "your messages come to", "prompt": "your prompt comes to"}
 _PROMPT_PARAMETERS = {"input_tokens", "input_text", "prompt"}
 # vLLM's parameter -> the field that the client knows. Anything else is not named: it may not be a field of ours.
 _FIELDS = {
@@ -51,7 +54,9 @@ _FIELDS = {
 
 
 @contextmanager
-def translated_errors(context_length: int, grammar_field: str | None) -> Iterator[None]:
+def translated_errors(
+    context_length: int, grammar_field: str | None, prompt_field: PromptField = "messages"
+) -> Iterator[None]:
     """Raise `EngineError`s only. What is not vLLM's own passes through: it is our bug.
 
     `grammar_field` is the field that holds the request's JSON schemas: vLLM does not say what it refuses there.
@@ -67,7 +72,7 @@ def translated_errors(context_length: int, grammar_field: str | None) -> Iterato
             "The queue of this model is full. Try again in a few seconds.", retry_after_seconds=2
         ) from error
     except VLLMClientError as error:
-        raise _request_error(error, context_length, grammar_field) from error
+        raise _request_error(error, context_length, grammar_field, prompt_field) from error
     except (VllmGenerationError, EngineGenerateError) as error:
         raise GenerationError("The model gave up on this answer. Send the request again.") from error
 
@@ -79,49 +84,53 @@ def translated_template_errors() -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError) as error:
         raise RequestError(
-            "The model's chat template refused this conversation. Check the order of the roles and that each "
-            "message has the content that its role needs.",
+            "The model's chat template refused this conversation. Check the order of the roles, that each message "
+            "has the content that its role needs, and that no text holds the model's own marks for pictures.",
             param="messages",
         ) from error
 
 
-def check_context(prompt_tokens: int, max_tokens: int | None, context_length: int) -> None:
+def check_context(
+    prompt_tokens: int, max_tokens: int | None, context_length: int, prompt_field: PromptField = "messages"
+) -> None:
     """Refuse what cannot fit. An answer needs room for at least one token."""
     asked = prompt_tokens + (max_tokens if max_tokens is not None else 1)
     if asked <= context_length:
         return
     if max_tokens is None:
         raise ContextLengthError(
-            f"This model's maximum context length is {context_length} tokens. However, your messages come to "
-            f"{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the messages.",
-            param="messages",
+            f"This model's maximum context length is {context_length} tokens. However, {_THEIRS[prompt_field]} "
+            f"{prompt_tokens} tokens, which leaves no room for an answer. Please shorten the {prompt_field}.",
+            param=prompt_field,
         )
     raise ContextLengthError(
         f"This model's maximum context length is {context_length} tokens. However, you requested {asked} tokens "
-        f"({prompt_tokens} in the messages, {max_tokens} in the completion). Please shorten the messages or ask "
-        "for fewer tokens.",
-        param="messages",
+        f"({prompt_tokens} in the {prompt_field}, {max_tokens} in the completion). Please shorten the {prompt_field} "
+        "or ask for fewer tokens.",
+        param=prompt_field,
     )
 
 
-def check_answer_alone(max_tokens: int, context_length: int) -> None:
+def check_answer_alone(max_tokens: int, context_length: int, prompt_field: PromptField = "messages") -> None:
     """Refuse what could not fit after the shortest of prompts, before anything is tokenised."""
     if max_tokens < context_length:
         return
     raise ContextLengthError(
         f"This model's maximum context length is {context_length} tokens. However, you requested {max_tokens} tokens "
-        "in the completion alone, which leaves no room for the messages. Please ask for fewer tokens.",
+        f"in the completion alone, which leaves no room for the {prompt_field}. Please ask for fewer tokens.",
         param="max_tokens",
     )
 
 
-def _request_error(error: VLLMClientError, context_length: int, grammar_field: str | None) -> RequestError:
+def _request_error(
+    error: VLLMClientError, context_length: int, grammar_field: str | None, prompt_field: PromptField
+) -> RequestError:
     parameter = error.parameter if isinstance(error, VLLMValidationError) else None
     if parameter in _PROMPT_PARAMETERS:
         return ContextLengthError(
-            f"This model's maximum context length is {context_length} tokens. However, your messages come to more "
-            f"than that: at least {context_length + 1} tokens. Please shorten the messages.",
-            param="messages",
+            f"This model's maximum context length is {context_length} tokens. However, {_THEIRS[prompt_field]} more "
+            f"than that: at least {context_length + 1} tokens. Please shorten the {prompt_field}.",
+            param=prompt_field,
         )
     name = _FIELDS.get(parameter or "")
     if parameter is None and grammar_field is not None:

@@ -104,8 +104,13 @@ def start_engines_our_way() -> None:
     """Have vLLM start its engine processes tied to ours, on a CPU from the fork server. It has no setting (0.32)."""
     import vllm.v1.engine.utils as launcher
 
-    context = _ForkServer() if runs_on_cpu() else _Spawn()
+    context = process_context()
     launcher.get_mp_context = lambda: context
+
+
+def process_context() -> ForkServerContext | SpawnContext:
+    """Return what makes processes that end with the server. Start them on a `StarterThread`."""
+    return _ForkServer() if runs_on_cpu() else _Spawn()
 
 
 class _ForkedEngine(ForkServerProcess):

@@ -1,4 +1,4 @@
-"""Runs in every process of an engine: ties its life to the server's, readies AMX.
+"""Runs in every process of an engine: ties its life to the server's, readies the CPU.
 
 The engine's own process calls `tie_to_parent` before anything else (vllm_launch.py). Processes that vLLM starts
 from there come here through the entry point `vllm.general_plugins`.
@@ -20,8 +20,15 @@ def register() -> None:
     """Called by vLLM itself in each of its processes; does nothing in the process that serves HTTP."""
     if multiprocessing.parent_process() is None:
         return
+    from engine.backends.vllm_grammar_process import widen_engine
+    from engine.backends.vllm_launch import runs_on_cpu
+    from engine.backends.vllm_seeds import spare_seeds
+
     tie_to_parent()
     _init_amx()
+    widen_engine()
+    if runs_on_cpu():
+        spare_seeds()
 
 
 def tie_to_parent() -> None:

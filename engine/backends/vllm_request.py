@@ -35,6 +35,7 @@ def translate(
         "max_completion_tokens": max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "top_k": request.top_k,
         "n": request.n,
         "stop": list(request.stop),
         "seed": request.seed,
@@ -46,13 +47,16 @@ def translate(
         "reasoning_effort": request.reasoning_effort,
         "chat_template_kwargs": request.chat_template_kwargs,
         "cache_salt": request.cache_salt,
+        "user": request.owner,
         "ignore_eos": request.ignore_eos,
         "parallel_tool_calls": request.parallel_tool_calls,
-        "priority": int(request.background),  # the lower number goes first
+        "priority": int(request.urgency),  # the lower number goes first
     }
     if request.n > 1 and request.temperature == 0:
         # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.
         fields["temperature"], fields["top_k"] = 1.0, 1
+    if request.continue_answer:
+        fields["add_generation_prompt"], fields["continue_final_message"] = False, True
     if request.tools:
         fields["tools"] = [ChatCompletionToolsParam.model_validate(tool) for tool in request.tools]
         fields["tool_choice"] = _tool_choice(request.tool_choice)

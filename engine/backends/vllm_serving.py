@@ -14,17 +14,21 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from engine.backends.vllm_calls import CallStream, mend
 from engine.backends.vllm_errors import check_context, translated_template_errors
 from engine.errors import GenerationError, RequestError
-from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, ToolCallDelta, Usage
+from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine.types import FinishReason
+    from engine.backends.vllm_grammars import Grammars
+    from engine.types import BeforeTurn, FinishReason
 
 
-def build_chat(engine: Any, *, name: str, tool_parser: str | None, reasoning_parser: str | None) -> TypedChat:
+def build_chat(
+    engine: Any, *, name: str, tool_parser: str | None, reasoning_parser: str | None, grammars: Grammars
+) -> TypedChat:
     """Make the serving object of a started `AsyncLLM`. A parser that does not fit the tokenizer raises here."""
     parsing = {
         "enable_auto_tools": tool_parser is not None,
@@ -45,13 +49,18 @@ def build_chat(engine: Any, *, name: str, tool_parser: str | None, reasoning_par
         base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
         lora_modules=None,
     )
-    return TypedChat(
+    chat = TypedChat(
         engine_client=engine,
         models=models,
         response_role="assistant",
         online_renderer=renderer,
         **_known(OpenAIServingChat, parsing),
     )
+    mend(chat.parser_cls)
+    chat.grammars = grammars
+    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
+    engine.input_processor.structured_outputs_config = None
+    return chat
 
 
 def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -63,12 +72,34 @@ def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
 class TypedChat(OpenAIServingChat):  # type: ignore[misc]
     """vLLM's chat serving with typed output. `stream=True` in the request gives an async generator of steps."""
 
+    grammars: Grammars
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._sized: dict[str, BeforeTurn] = {}
+
+    async def begin(self, request: Any, sized: BeforeTurn) -> Any:
+        """Return vLLM's generator of steps, or the whole answer.
+
+        `sized` is awaited between rendering and starting, with the prompt's tokens and the most that all answers may
+        have.
+        """
+        self._sized[request.request_id] = sized  # vLLM offers nothing else that comes through to where it is needed
+        try:
+            return await self.create_chat_completion(request)
+        finally:
+            del self._sized[request.request_id]
+
     def needs_parser(self, request: Any) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
         return self.parser_cls is not None and (bool(request.tools) or self._include_reasoning_tokens_details)
 
     async def render_chat_request(self, request: Any) -> Any:
-        """Render and tokenise, then hold prompt and answer to the context: vLLM would cut the answer instead."""
+        """Render and tokenise, then hold prompt and answer to the context: vLLM would cut the answer instead.
+
+        What the answer has to satisfy is compiled outside the engine first: the request's `user` pays for it.
+        """
+        await self.grammars.bind_format(request, request.user or "")
         with translated_template_errors():
             conversation, inputs = await super().render_chat_request(request)
         for item in inputs:
@@ -77,7 +108,27 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
                 request.max_completion_tokens,
                 self.model_config.max_model_len,
             )
+        await self.grammars.bind_tools(request, request.user or "")
+        await self._wait_for_its_turn(request, sum(map(self._extract_prompt_len, inputs)))
         return conversation, inputs
+
+    async def _wait_for_its_turn(self, request: Any, prompt_tokens: int) -> None:
+        longest = request.max_completion_tokens
+        if longest is None:
+            longest = self.model_config.max_model_len - prompt_tokens
+        await self._sized[request.request_id](prompt_tokens, longest * request.n)
+
+    async def count_prompt(self, request: Any) -> int:
+        """Render and tokenise for the number alone.
+
+        Past the cache of pictures: its other half, in the engine, would never hear of these.
+        """
+        request.response_format = None  # no part of the prompt, and vLLM would compile it here
+        with translated_template_errors():
+            _, inputs = await self.online_renderer.render_chat(request, skip_mm_cache=True)
+        tokens: int = sum(self._extract_prompt_len(item) for item in inputs)
+        check_context(tokens, request.max_completion_tokens, self.model_config.max_model_len)
+        return tokens
 
     async def chat_completion_stream_generator(  # noqa: PLR0913, PLR0917  # vLLM's signature
         self,
@@ -94,7 +145,11 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
         """Yield one `ChatStep` per engine step. Closing it aborts the generation."""
         parsed = self.needs_parser(request)
         choices = [
-            _Choice(self._make_parser(request, tokenizer, chat_template_kwargs) if parsed else None)
+            _Choice(
+                CallStream(self._make_parser(request, tokenizer, chat_template_kwargs), request, tokenizer)
+                if parsed
+                else None
+            )
             for _ in range(request.n)
         ]
         try:
@@ -138,7 +193,8 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
                     reasoning="",
                     tool_calls=(),
                     logprobs=self._logprobs(request, piece, tokenizer),
-                    finish_reason=_finish_reason(request, piece.finish_reason),
+                    finish_reason=_chat_finish_reason(request, piece.finish_reason),
+                    stop_text=_stop_text(piece),
                 )
             )
         answers.sort(key=lambda answer: answer.index)
@@ -149,49 +205,41 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
             return None
         choice.completion_tokens += len(piece.token_ids)
         delta = ChatDelta(piece.index, logprobs=self._logprobs(request, piece, tokenizer))
-        if choice.parser is None:
+        if choice.parsed is None:
             delta.content = piece.text
         else:
-            self._parse(request, output, piece, choice, delta)
+            self._parse(request, output, piece, choice.parsed, delta)
+            if self._include_reasoning_tokens_details:
+                choice.token_ids += piece.token_ids
+                choice.reasoning_tokens = choice.parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
         if piece.finish_reason is not None:
             choice.finished = True
-            delta.finish_reason = _finish_reason(request, piece.finish_reason)
+            delta.finish_reason = _chat_finish_reason(request, piece.finish_reason)
+            delta.stop_text = _stop_text(piece)
             named = not isinstance(request.tool_choice, str)
-            if delta.finish_reason == "stop" and choice.called_tools and not named:
+            if delta.finish_reason == "stop" and choice.parsed and choice.parsed.called_tools and not named:
                 delta.finish_reason = "tool_calls"
         return delta
 
-    def _parse(self, request: Any, output: Any, piece: Any, choice: _Choice, delta: ChatDelta) -> None:
-        """Run vLLM's parsers over the new text. They may hold text back until they know what it is."""
-        token_ids = list(piece.token_ids)
-        message = choice.parser.parse_delta(
-            delta_text=piece.text,
-            delta_token_ids=token_ids,
-            request=request,
-            prompt_token_ids=output.prompt_token_ids,
-            finished=piece.finish_reason is not None,
+    def _parse(self, request: Any, output: Any, piece: Any, parsed: CallStream, delta: ChatDelta) -> None:
+        """Run vLLM's parsers over the new text."""
+        delta.content, delta.reasoning, calls = parsed.feed(
+            piece.text, list(piece.token_ids), output.prompt_token_ids, piece.finish_reason
         )
-        if self._include_reasoning_tokens_details:
-            choice.token_ids += token_ids
-            choice.reasoning_tokens = choice.parser.count_reasoning_tokens(tuple(choice.token_ids))
-        if message is None:
-            return
-        delta.content = message.content or ""
-        delta.reasoning = message.reasoning or ""
-        calls = message.tool_calls
-        if calls and not request.parallel_tool_calls:
-            calls = [call for call in calls if call.index == 0]
-        delta.tool_calls = tuple(_tool_call(call, cut_off=piece.finish_reason == "length") for call in calls)
-        choice.called_tools = choice.called_tools or bool(delta.tool_calls)
+        delta.tool_calls = tuple(call for call in calls if request.parallel_tool_calls or call.index == 0)
 
     def _logprobs(self, request: Any, piece: Any, tokenizer: Any) -> tuple[TokenLogprob, ...] | None:
         if not request.logprobs or piece.logprobs is None:
             return None
+        return self.token_logprobs(piece, tokenizer, request.top_logprobs)
+
+    def token_logprobs(self, piece: Any, tokenizer: Any, top_logprobs: int) -> tuple[TokenLogprob, ...]:
+        """Return the probabilities of the tokens in `piece`, one of vLLM's outputs, and of so many alternatives."""
         made = self._create_chat_logprobs(
             token_ids=piece.token_ids,
             top_logprobs=piece.logprobs,
             tokenizer=tokenizer,
-            num_output_top_logprobs=request.top_logprobs,
+            num_output_top_logprobs=top_logprobs,
         )
         return tuple(
             _logprob(entry, tuple(_logprob(other) for other in entry.top_logprobs)) for entry in made.content or ()
@@ -210,23 +258,14 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
 class _Choice:
     """What has been seen of one choice while it streams."""
 
-    __slots__ = ("called_tools", "completion_tokens", "finished", "parser", "reasoning_tokens", "token_ids")
+    __slots__ = ("completion_tokens", "finished", "parsed", "reasoning_tokens", "token_ids")
 
-    def __init__(self, parser: Any) -> None:
-        self.parser = parser
+    def __init__(self, parsed: CallStream | None) -> None:
+        self.parsed = parsed
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.token_ids: list[int] = []
-        self.called_tools = False
         self.finished = False
-
-
-def _tool_call(call: Any, *, cut_off: bool) -> ToolCallDelta:
-    function = call.function
-    arguments = (function.arguments if function else None) or ""
-    if cut_off and call.id is not None and arguments == "{}":
-        arguments = ""  # vLLM completes a call whose arguments never came; it was cut off, and says so
-    return ToolCallDelta(call.index, call.id, function.name if function else None, arguments)
 
 
 def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
@@ -238,10 +277,19 @@ def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
     )
 
 
-def _finish_reason(request: Any, reason: str | None) -> FinishReason:
-    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
-    if reason == "error" and request.response_format is not None:
+def _stop_text(piece: Any) -> str | None:
+    """A stop token has a number there instead."""
+    return piece.stop_reason if isinstance(piece.stop_reason, str) else None
+
+
+def _chat_finish_reason(request: Any, reason: str | None) -> FinishReason:
+    if reason == "error" and request.structured_outputs is not None and not request.tools:
         raise RequestError("`response_format` holds a JSON schema that cannot be followed.", param="response_format")
+    return finish_reason(reason)
+
+
+def finish_reason(reason: str | None) -> FinishReason:
+    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
     if reason in {"stop", "length"}:
         return cast("FinishReason", reason)
     if reason == "repetition":

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from engine.background import BackgroundSlots
+from engine.fair_queue import Urgency
+from engine.types import ChatRequest
 
 
 class Worker:
@@ -18,9 +20,13 @@ class Worker:
         self.task = asyncio.create_task(self._work(slots, sequences))
 
     async def _work(self, slots: BackgroundSlots, sequences: int) -> None:
-        async with slots.take(sequences):
+        async with slots.take(asking(), sequences):
             self.inside.set()
             await self.done.wait()
+
+
+def asking(owner: str = "a") -> ChatRequest:
+    return ChatRequest(request_id="r", model="m", messages=[], owner=owner, urgency=Urgency.BATCH)
 
 
 async def turns() -> None:
@@ -30,7 +36,7 @@ async def turns() -> None:
 
 
 async def test_more_than_fits_waits_in_order_and_a_small_one_does_not_overtake() -> None:
-    slots = BackgroundSlots(4)
+    slots = BackgroundSlots(4, beside=1)
     first, large, small = Worker(slots, 3), Worker(slots, 4), Worker(slots, 1)
     await turns()
     assert [worker.inside.is_set() for worker in (first, large, small)] == [True, False, False]
@@ -45,8 +51,8 @@ async def test_more_than_fits_waits_in_order_and_a_small_one_does_not_overtake()
 
 
 async def test_one_that_wants_more_than_there_is_gets_all() -> None:
-    slots = BackgroundSlots(2)
-    async with slots.take(8):
+    slots = BackgroundSlots(2, beside=1)
+    async with slots.take(asking(), 8):
         other = Worker(slots, 1)
         await turns()
         assert not other.inside.is_set()
@@ -58,7 +64,7 @@ async def test_one_that_wants_more_than_there_is_gets_all() -> None:
 
 @pytest.mark.parametrize("holder_leaves_first", [True, False])
 async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_first: bool) -> None:  # noqa: FBT001
-    slots = BackgroundSlots(1)
+    slots = BackgroundSlots(1, beside=1)
     holder, cancelled, last = Worker(slots, 1), Worker(slots, 1), Worker(slots, 1)
     await turns()
     if holder_leaves_first:
@@ -72,3 +78,77 @@ async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_
     assert last.inside.is_set()
     last.done.set()
     await asyncio.gather(holder.task, last.task)
+
+
+async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_is_quiet() -> None:
+    slots = BackgroundSlots(4, beside=2, quiet_seconds=0.01)
+    with slots.interactive():
+        workers = [Worker(slots, 1) for _ in range(4)]
+        await turns()
+        assert [worker.inside.is_set() for worker in workers] == [True, True, False, False]
+        workers[0].done.set()
+        await turns()
+        assert [worker.inside.is_set() for worker in workers] == [True, True, True, False]
+    await turns()
+    assert not workers[3].inside.is_set()  # the next interactive request is still to be expected
+    async with asyncio.timeout(10):
+        await workers[3].inside.wait()
+    for worker in workers:
+        worker.done.set()
+        await worker.task
+
+
+async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
+    slots = BackgroundSlots(4, beside=1, quiet_seconds=0.01)
+    workers = [Worker(slots, 2), Worker(slots, 2)]
+    await turns()
+    with slots.interactive():
+        assert [worker.inside.is_set() for worker in workers] == [True, True]
+        last = Worker(slots, 1)
+        workers[0].done.set()
+        await workers[0].task
+        await turns()
+        assert not last.inside.is_set()
+        workers[1].done.set()
+        await workers[1].task
+        await turns()
+        assert last.inside.is_set()
+    last.done.set()
+    await last.task
+
+
+async def test_one_too_large_for_the_room_beside_others_runs_alone() -> None:
+    slots = BackgroundSlots(4, beside=1, quiet_seconds=60)
+    with slots.interactive():
+        async with asyncio.timeout(10), slots.take(asking(), 3):
+            pass
+
+
+async def test_those_who_waited_come_in_one_at_a_time_so_that_others_get_between() -> None:
+    slots = BackgroundSlots(3, beside=3)
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        async with slots.take(asking(), 1):
+            order.append(number)
+            asyncio.get_running_loop().call_soon(order.append, 0)
+
+    async with slots.take(asking(), 3):
+        waiting = [asyncio.create_task(work(number)) for number in (1, 2, 3)]
+        await turns()
+    await asyncio.gather(*waiting)
+    assert order.index(0) < order.index(3)
+
+
+async def test_a_small_batch_does_not_wait_for_all_of_a_large_one_of_somebody_else() -> None:
+    slots = BackgroundSlots(1, beside=1)
+    order: list[str] = []
+
+    async def work(owner: str) -> None:
+        async with slots.take(asking(owner), 1):
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    jobs = [asyncio.create_task(work(owner)) for owner in ["large"] * 50 + ["small"] * 2]
+    await asyncio.gather(*jobs)
+    assert [place for place, owner in enumerate(order) if owner == "small"][-1] < 8

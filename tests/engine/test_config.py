@@ -79,7 +79,7 @@ def test_the_documentation_names_every_key_and_default():
             assert row, f"docs/models-yaml.md has no row for `{name}`"
             if "default" in entry and not isinstance(entry["default"], dict):
                 default = entry["default"]
-                words = '""' if default == "" else "null" if default is None else str(default)
+                words = default if default and isinstance(default, str) else f"{json.dumps(default)}".removesuffix(".0")
                 assert f"| `{words}` |" in row, f"docs/models-yaml.md has another default for `{name}`"
 
 

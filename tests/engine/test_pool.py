@@ -28,6 +28,10 @@ class Backend:
     def __init__(self) -> None:
         self.died = asyncio.Event()
         self.ended: list[str] = []
+        self.last_answer = asyncio.Event()
+
+    async def idle(self) -> None:
+        await self.last_answer.wait()
 
     async def shutdown(self) -> None:
         self.ended.append("shutdown")
@@ -167,7 +171,7 @@ async def test_a_load_that_fails_by_chance_is_tried_again(pool: Pool, loads: Loa
 async def test_a_first_load_is_given_up_after_three_attempts(pool: Pool, loads: Loads):
     for _ in range(3):
         (await loads.next()).outcome.set_exception(RuntimeError)
-    (task,) = pool._tasks
+    (task,) = pool._tasks.values()
     await asyncio.wait_for(task, 10)
     assert pool.health()[0].status == "failed"
     assert loads.count == 3
@@ -202,3 +206,121 @@ async def test_terminating_ends_ready_models_at_once_and_restarts_nothing(loads:
 def test_the_pauses_between_restarts_double_up_to_a_minute():
     assert [backoff_seconds(deaths) for deaths in range(9)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert backoff_seconds(1000) == 60
+
+
+def changed(spec: ModelSpec, **fields: Any) -> ModelSpec:
+    return spec.model_copy(update=fields)
+
+
+async def test_a_new_entry_is_loaded_and_the_others_stay_as_they_are(pool: Pool, loads: Loads):
+    first = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    pool.update(SPECS)
+    second = (await loads.next()).succeed()
+    await ready(pool, PRO)
+    assert (pool.get(PLUS), pool.get(PRO)) == (first, second)
+    assert first.ended == []
+
+
+async def test_a_model_that_is_gone_answers_nobody_new_and_ends_with_its_last_answer(pool: Pool, loads: Loads):
+    backend = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    pool.update(SPECS[1:])
+    with pytest.raises(UnknownModelError):
+        pool.get(PLUS)
+    assert [health.id for health in pool.health()] == [PRO]
+    await settle()
+    assert backend.ended == []
+    backend.last_answer.set()
+    await settle()
+    assert backend.ended == ["shutdown"]
+
+
+async def test_a_changed_engine_is_loaded_again_once_the_last_answer_has_ended(pool: Pool, loads: Loads):
+    old = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    pool.update([changed(SPECS[0], weights="other")])
+    await settle()
+    with pytest.raises(ModelLoadingError):
+        pool.get(PLUS)
+    assert (old.ended, loads.calls.qsize()) == ([], 0)
+    old.last_answer.set()
+    new = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    assert (old.ended, pool.get(PLUS)) == (["shutdown"], new)
+
+
+async def test_what_the_engine_does_not_need_to_know_changes_in_place(pool: Pool, loads: Loads):
+    backend = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    pool.update([changed(SPECS[0], description="Another.", tier="enhanced")])
+    await settle()
+    assert pool.get(PLUS) is backend
+    assert loads.count == 1
+
+
+async def test_a_model_that_failed_for_good_is_tried_again_after_a_change(pool: Pool, loads: Loads):
+    (await loads.next()).outcome.set_exception(LoadError("no such folder"))
+    await settle()
+    assert pool.health()[0].status == "failed"
+    pool.update(SPECS[:1])
+    (await loads.next()).succeed()
+    await ready(pool, PLUS)
+
+
+async def test_a_model_that_comes_back_while_it_leaves_is_loaded_once_more(pool: Pool, loads: Loads):
+    old = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    pool.update(SPECS[1:])
+    await settle()
+    pool.update(SPECS[:1])
+    old.last_answer.set()
+    while (load := await loads.next()).model != PLUS:
+        load.succeed()
+    load.succeed()
+    await ready(pool, PLUS)
+    assert old.ended == ["shutdown"]
+
+
+async def test_stopping_ends_also_what_is_still_giving_its_last_answer(loads: Loads):
+    pool = Pool(SPECS[:1], loads)
+    pool.start()
+    backend = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    pool.update([changed(SPECS[0], weights="other")])
+    await settle()
+    await pool.stop()
+    assert backend.ended == ["shutdown"]
+
+
+async def test_who_waits_for_a_model_that_died_gets_its_successor(pool: Pool, loads: Loads):
+    first = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    assert await pool.revived(PLUS) is first
+    first.died.set()
+    waiting = asyncio.create_task(pool.revived(PLUS))
+    (await loads.next()).outcome.set_exception(RuntimeError)
+    second = (await loads.next()).succeed()
+    assert await asyncio.wait_for(waiting, 10) is second
+
+
+async def test_who_waits_for_a_model_that_cannot_come_back_is_told(pool: Pool, loads: Loads):
+    first = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    first.died.set()
+    waiting = asyncio.create_task(pool.revived(PLUS))
+    (await loads.next()).outcome.set_exception(LoadError("gone"))
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def ready(pool: Pool, model: str) -> None:
+    async with asyncio.timeout(10):
+        while not any(health.id == model and health.status == "ready" for health in pool.health()):
+            await pool.wait_for_change()
+
+
+async def settle() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)

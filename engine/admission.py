@@ -1,0 +1,288 @@
+"""Lets requests into one model: as many as it can run, the fairest next, and some room always kept for newcomers.
+
+vLLM has a queue and priorities of its own, but a running sequence is never pushed out by a waiting one there: what
+must not wait has to find a free place. The order of those who wait is fair_queue.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import OverloadedError
+from engine.fair_queue import Claim, FairQueue, Urgency
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from engine.types import ChatRequest, TextRequest
+
+_LONGEST_RETRY_SECONDS = 120
+# How much the newest answer counts in the running means.
+_MEMORY = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a model can hold.
+
+    `sequences`: generated at the same time. `kept_for_interactive` of them are never taken by batches, and
+    `kept_for_newcomers` only by keys that have nothing running. `waiting`: interactive requests that may wait;
+    batches bound themselves. `kv_tokens`: tokens of running conversations, None where not known.
+    """
+
+    sequences: int
+    waiting: int
+    kept_for_interactive: int = 0
+    kept_for_newcomers: int = 0
+    kv_tokens: int | None = None
+    fair: bool = True
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to run. Whoever holds it says how many tokens the answer had before leaving."""
+
+    answer_tokens: int = 0
+
+
+class Visit:
+    """One request at the door. `enter` waits for its turn; `answer_tokens` is kept up to date while it runs."""
+
+    def __init__(
+        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stack: AsyncExitStack
+    ) -> None:
+        self._admission = admission
+        self._request = request
+        self._sequences = sequences
+        self._stack = stack
+        self._ticket: Ticket | None = None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all its answers so far."""
+        return 0 if self._ticket is None else self._ticket.answer_tokens
+
+    @answer_tokens.setter
+    def answer_tokens(self, tokens: int) -> None:
+        if self._ticket is not None:
+            self._ticket.answer_tokens = tokens
+
+    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
+        """Ask whoever sent it, then wait for its turn. Both numbers are of all its sequences together."""
+        request = self._request
+        if request.before_turn is not None:
+            await request.before_turn(prompt_tokens, longest_answer_tokens)
+        turn = self._admission.enter(
+            request.owner,
+            prompt_tokens=prompt_tokens,
+            max_tokens=longest_answer_tokens // self._sequences,
+            sequences=self._sequences,
+            weight=request.queue_share,
+            urgency=request.urgency,
+        )
+        self._ticket = await self._stack.enter_async_context(turn)
+
+
+class Admission:
+    """The door of one loaded model. Made and used in one event loop."""
+
+    def __init__(self, room: Room, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._room = room
+        self._clock = clock
+        self._queue = FairQueue(fair=room.fair)
+        self._turns: dict[Claim, asyncio.Future[None]] = {}
+        self._running: dict[str, int] = {}  # sequences by owner
+        self._sequences = 0
+        self._kv_tokens = 0
+        self._closed: Callable[[], Exception] | None = None
+        self._visits = 0
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+        self._mean_answer_tokens = 256.0
+        self._mean_seconds = 5.0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, of any urgency."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """How many sequences run."""
+        return self._sequences
+
+    @asynccontextmanager
+    async def visit(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[Visit]:
+        """Accompany one request from its arrival to its end; it enters when its size is known."""
+        self._visits += 1
+        self._nobody.clear()
+        try:
+            async with AsyncExitStack() as stack:
+                yield Visit(self, request, sequences, stack)
+        finally:
+            self._visits -= 1
+            if not self._visits:
+                self._nobody.set()
+
+    async def idle(self) -> None:
+        """Return when nobody is here any more."""
+        await self._nobody.wait()
+
+    def close(self, reason: Callable[[], Exception]) -> None:
+        """Send everybody away who waits, and whoever comes: nothing runs here any more."""
+        self._closed = reason
+        turns, self._turns = self._turns, {}
+        for claim, turn in turns.items():
+            self._queue.remove(claim)
+            if not turn.cancelled():
+                turn.set_exception(reason())
+
+    @asynccontextmanager
+    async def enter(  # noqa: PLR0913  # what decides about a turn
+        self,
+        owner: str,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        sequences: int = 1,
+        weight: float = 1.0,
+        urgency: Urgency = Urgency.INTERACTIVE,
+    ) -> AsyncIterator[Ticket]:
+        """Wait for a turn and hold the room until the block is left. Cancelling gives up the place in the queue.
+
+        Raises `OverloadedError` at once when too many wait, or later when a newcomer takes the place in the queue
+        of somebody who has many.
+        """
+        if self._closed is not None:
+            raise self._closed()
+        room = min(sequences, self._room.sequences)
+        claim = Claim(
+            owner=owner,
+            weight=weight,
+            urgency=urgency,
+            sequences=room,
+            prompt_tokens=prompt_tokens,
+            expected_answer_tokens=room * min(float(max_tokens), self._mean_answer_tokens),
+            arrived_at=self._clock(),
+        )
+        self._queue.arrive(claim)
+        if self._queue or not self._fits(claim):
+            await self._wait(claim)
+        else:
+            self._take(claim)
+        ticket, began = Ticket(), self._clock()
+        try:
+            yield ticket
+        finally:
+            self._leave(claim, ticket.answer_tokens, self._clock() - began)
+
+    async def _wait(self, claim: Claim) -> None:
+        if not self._fits(claim):
+            self._make_room_to_wait(claim)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns[claim] = turn
+        self._queue.push(claim)
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if claim in self._turns:
+                del self._turns[claim]
+                self._queue.remove(claim)
+                self._admit()
+            elif not turn.cancelled() and turn.exception() is None:  # its turn came at this very moment
+                self._leave(claim, 0, 0.0)
+            raise
+
+    def _make_room_to_wait(self, claim: Claim) -> None:
+        """Refuse the newcomer, or the last in the longest line if that is not the newcomer's own."""
+        if claim.urgency != Urgency.INTERACTIVE or self._queue.count(Urgency.INTERACTIVE) < self._room.waiting:
+            return
+        last = self._queue.newest_of_the_longest(Urgency.INTERACTIVE)
+        mine = self._queue.waiting_of(claim.owner, Urgency.INTERACTIVE)
+        if last is None or self._queue.waiting_of(last.owner, Urgency.INTERACTIVE) <= mine + 1 or not self._room.fair:
+            raise self._overloaded()
+        self._queue.remove(last)
+        turn = self._turns.pop(last)
+        if not turn.cancelled():
+            turn.set_exception(self._overloaded())
+
+    def _overloaded(self) -> OverloadedError:
+        ahead = self._queue.count(Urgency.INTERACTIVE) + 1
+        seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
+        return OverloadedError(
+            "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",
+            retry_after_seconds=min(max(seconds, 1), _LONGEST_RETRY_SECONDS),
+        )
+
+    def _admit(self) -> None:
+        """Let in whoever fits, in turn.
+
+        One for whom there is no room holds up those behind it, so that large requests are not passed for ever. Only
+        those for whom places are kept go past it, and past whoever may not have these.
+        """
+        while self._queue:
+            claim = self._next()
+            if claim is None:
+                return
+            self._queue.remove(claim)
+            turn = self._turns.pop(claim)
+            if not turn.cancelled():  # else its client left just now
+                self._take(claim)
+                turn.set_result(None)
+
+    def _next(self) -> Claim | None:
+        held_up = False
+        for claim in self._queue.in_turn(self._clock()):
+            if self._fits(claim) and (not held_up or self._is_newcomer(claim)):
+                return claim
+            held_up = held_up or self._lacks_room(claim)
+        return None
+
+    def _fits(self, claim: Claim) -> bool:
+        if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
+            return True
+        kept = 0 if self._is_newcomer(claim) else self._room.kept_for_newcomers
+        if claim.urgency_at(self._clock()) != Urgency.INTERACTIVE:
+            kept = max(kept, self._room.kept_for_interactive)
+        return not self._lacks_room(claim) and claim.sequences <= self._room.sequences - self._sequences - kept
+
+    def _lacks_room(self, claim: Claim) -> bool:
+        """Whether there is no room even in the kept places.
+
+        A newcomer's tokens are not counted: where they are too many, vLLM pauses the youngest conversation.
+        """
+        if claim.sequences > self._room.sequences - self._sequences:
+            return True
+        most = self._room.kv_tokens
+        return most is not None and not self._is_newcomer(claim) and self._kv_tokens + _kv_tokens(claim) > most
+
+    def _is_newcomer(self, claim: Claim) -> bool:
+        return claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._running
+
+    def _take(self, claim: Claim) -> None:
+        self._sequences += claim.sequences
+        self._kv_tokens += _kv_tokens(claim)
+        self._running[claim.owner] = self._running.get(claim.owner, 0) + claim.sequences
+        self._queue.charge(claim, claim.expected_answer_tokens)
+
+    def _leave(self, claim: Claim, answer_tokens: int, seconds: float) -> None:
+        self._queue.charge(claim, answer_tokens)
+        self._sequences -= claim.sequences
+        self._kv_tokens -= _kv_tokens(claim)
+        self._running[claim.owner] -= claim.sequences
+        if not self._running[claim.owner]:
+            del self._running[claim.owner]
+        if answer_tokens:
+            self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
+            self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)
+        self._admit()
+
+
+def _kv_tokens(claim: Claim) -> int:
+    return claim.prompt_tokens + math.ceil(claim.expected_answer_tokens)

@@ -1,0 +1,144 @@
+"""Starts the vLLM engine of a chat model: what it is told, the serving classes on top, and its processes.
+
+What it does after that is vllm_chat.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.admission import Room
+from engine.backends import vllm_launch
+from engine.errors import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from engine.config import ModelSpec
+    from engine.images import Pictures
+
+_DEMO_KV_CACHE_GIB = 0.0625
+_CPU_KV_CACHE_GIB = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `VllmChat` needs to start: the model's entry, its folder, where blocking starts run, who decodes."""
+
+    spec: ModelSpec
+    weights: Path
+    demo: bool
+    starter: vllm_launch.StarterThread
+    grammar_starter: vllm_launch.StarterThread
+    pictures: Pictures
+    report: Callable[[str, float], None]
+
+
+def start_engine(launch: Launch) -> Any:
+    """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready."""
+    launch.report("importing vLLM", 0.1)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    with vllm_launch.CONFIG_LOCK:
+        launch.report("reading the model's configuration", 0.4)
+        arguments = AsyncEngineArgs(**_engine_arguments(launch))
+        config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        vllm_launch.start_engines_our_way()
+    launch.report("starting the engine process", 0.5)
+    return AsyncLLM.from_vllm_config(
+        vllm_config=config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        enable_log_requests=False,
+        disable_log_stats=True,
+    )
+
+
+def _engine_arguments(launch: Launch) -> dict[str, Any]:
+    spec, engine = launch.spec, launch.spec.engine
+    arguments: dict[str, Any] = {
+        "model": str(launch.weights),
+        "served_model_name": [spec.id],
+        "load_format": "safetensors",
+        "trust_remote_code": False,
+        "use_tqdm_on_load": False,
+        "dtype": engine.dtype,
+        "max_model_len": engine.context_length,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_logprobs": 20,
+        "scheduling_policy": "priority",
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "enforce_eager": bool(engine.enforce_eager),
+        # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
+        "limit_mm_per_prompt": {
+            "image": engine.max_images if "vision" in spec.capabilities else 0,
+            "video": 0,
+            "audio": 0,
+        },
+        # Its two halves must see every picture in one order, and requests are let in by fairness here.
+        "mm_processor_cache_gb": 0,
+    }
+    cache_gib = engine.kv_cache_gib
+    if vllm_launch.runs_on_cpu():
+        # By class path: the short name "uni" is turned into a process of its own on a CPU.
+        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        if engine.enforce_eager is None:
+            arguments["enforce_eager"] = True
+        cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
+    if cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
+    return arguments
+
+
+def build_serving(engine: Any, launch: Launch) -> Any:
+    """Blocking. Return the `TypedChat` of a started engine. Raises `LoadError` when a parser does not fit."""
+    from engine.backends.vllm_grammars import Grammars
+    from engine.backends.vllm_parsers import parsers_for
+    from engine.backends.vllm_serving import build_chat
+
+    spec, grammars = launch.spec, Grammars(engine.vllm_config, launch.grammar_starter)
+    template = getattr(engine.renderer.tokenizer, "chat_template", None)
+    tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
+    try:
+        return build_chat(
+            engine, name=spec.id, tool_parser=tool_parser, reasoning_parser=reasoning_parser, grammars=grammars
+        )
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise LoadError(
+            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
+            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
+            "ones of its family."
+        ) from error
+
+
+def processes(engine: Any) -> list[Any]:
+    """Return the processes that vLLM started for this engine."""
+    manager = engine.engine_core.resources.engine_manager
+    return [] if manager is None else list(manager.processes)
+
+
+def kill_processes(engine: Any) -> None:
+    """End them now."""
+    for process in processes(engine):
+        with contextlib.suppress(ValueError):  # already closed
+            process.kill()
+
+
+def room_of(engine: Any, spec: ModelSpec) -> Room:
+    """Return what the started engine can hold."""
+    places, cache = spec.engine.max_num_seqs, engine.vllm_config.cache_config
+    interactive, newcomers = spec.engine.kept_for_interactive, spec.engine.kept_for_newcomers
+    spare = int(places > 1)  # of a single place nothing can be kept
+    return Room(
+        sequences=places,
+        waiting=spec.engine.max_queued_requests,
+        kept_for_interactive=max(spare, places // 8) if interactive is None else min(interactive, places - 1),
+        kept_for_newcomers=max(spare, places // 32) if newcomers is None else min(newcomers, places - 1),
+        kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
+        fair=spec.engine.fair_queue,
+    )

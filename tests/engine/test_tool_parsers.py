@@ -1,0 +1,295 @@
+"""Every family's tool parser, fed with complete calls in its own format: token by token, in larger steps, and cut off.
+
+Drives the same classes that serve answers, without an engine. What the engine makes of a request's tools is tested in
+tests/server/test_tool_choice.py.
+"""
+
+# ruff: noqa: RUF001  # DeepSeek writes its marks with wide bars
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config_specs import ChatModelSpec
+from engine.demo import weights_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = pytest.mark.engine  # imports vLLM
+
+CITY = "Pa{r}is ☂"
+ARGUMENTS = json.dumps({"city": CITY}, ensure_ascii=False)
+CALLS = [("get_weather", {"city": CITY}), ("now", {})]
+WORDS = "Let me see. "
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one family writes CALLS, and which of its marks are single tokens."""
+
+    text: str
+    tokens: tuple[str, ...] = ()
+    content: str = ""  # white space between calls that some parsers pass on
+
+
+def tagged(start: str, end: str, key: str = "arguments", **fields: Any) -> Format:
+    """One JSON object per call, each between two marks."""
+    calls = (f'{{"name": "get_weather", "{key}": {ARGUMENTS}}}', f'{{"name": "now", "{key}": {{}}}}')
+    return Format("\n".join(f"{start}\n{call}\n{end}" for call in calls), (start, end), **fields)
+
+
+def listed(start: str, end: str, tokens: tuple[str, ...] = ()) -> Format:
+    """One JSON array of all calls."""
+    calls = f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]'
+    return Format(f"{start}{calls}{end}", tokens)
+
+
+def functions(start: str, end: str) -> Format:
+    """Qwen3-Coder's XML."""
+    first = f"<function=get_weather>\n<parameter=city>\n{CITY}\n</parameter>\n</function>"
+    return Format(f"{start}\n{first}\n{end}\n{start}\n<function=now>\n</function>\n{end}", (start, end))
+
+
+DEEPSEEK = tuple(f"<｜tool▁{mark}｜>" for mark in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
+STEP3 = tuple(f"<｜tool_{mark}｜>" for mark in ("calls_begin", "calls_end", "call_begin", "call_end", "sep"))
+KIMI = tuple(
+    f"<|tool_{mark}|>"
+    for mark in ("calls_section_begin", "calls_section_end", "call_begin", "call_end", "call_argument_begin")
+)
+GLM = Format(
+    f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{CITY}</arg_value>\n</tool_call>\n"
+    "<tool_call>now\n</tool_call>",
+    ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+
+FORMATS: dict[str, Format] = {
+    "apertus": Format(
+        f'<|tools_prefix|>[{{"get_weather": {ARGUMENTS}}}, {{"now": {{}}}}]<|tools_suffix|>',
+        ("<|tools_prefix|>", "<|tools_suffix|>"),
+    ),
+    "deepseek_v3": Format(
+        "{0}{2}function{4}get_weather\n```json\n%s\n```{3}\n{2}function{4}now\n```json\n%s\n```{3}{1}".format(*DEEPSEEK)
+        % (ARGUMENTS, "{}"),
+        DEEPSEEK,
+        content="\n",
+    ),
+    "deepseek_v31": Format(
+        "{0}{2}get_weather{4}%s{3}{2}now{4}%s{3}{1}".format(*DEEPSEEK) % (ARGUMENTS, "{}"), DEEPSEEK
+    ),
+    "deepseek_v32": Format(
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">'
+        f'{CITY}</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        ("｜DSML｜",),
+    ),
+    "ernie45": tagged("<tool_call>", "</tool_call>"),
+    "gemma4": Format(
+        f'<|tool_call>call:get_weather{{city:<|"|>{CITY}<|"|>}}<tool_call|><|tool_call>call:now{{}}<tool_call|>',
+        ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    "glm45": GLM,
+    "glm47": GLM,
+    "granite": listed("<|tool_call|>", "", ("<|tool_call|>",)),
+    "granite4": tagged("<tool_call>", "</tool_call>", content="\n"),
+    "hermes": tagged("<tool_call>", "</tool_call>"),
+    "hunyuan_a13b": listed("<tool_calls>", "</tool_calls>"),
+    "jamba": listed("<tool_calls>", "</tool_calls>", ("<tool_calls>", "</tool_calls>")),
+    "kimi_k2": Format(
+        "{0}{2}functions.get_weather:0{4}%s{3}{2}functions.now:1{4}%s{3}{1}".format(*KIMI) % (ARGUMENTS, "{}"), KIMI
+    ),
+    "lfm2": Format(
+        f'<|tool_call_start|>[get_weather(city="{CITY}"), now()]<|tool_call_end|>',
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    "llama3_json": Format(
+        f'<|python_tag|>{{"name": "get_weather", "parameters": {ARGUMENTS}}}; {{"name": "now", "parameters": {{}}}}',
+        ("<|python_tag|>",),
+    ),
+    "llama4_pythonic": Format(
+        f'<|python_start|>[get_weather(city="{CITY}"), now()]<|python_end|>', ("<|python_start|>", "<|python_end|>")
+    ),
+    "longcat": tagged("<longcat_tool_call>", "</longcat_tool_call>"),
+    "minimax_m2": Format(
+        f'<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">{CITY}</parameter>\n</invoke>\n'
+        '<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "mistral": listed("[TOOL_CALLS]", "", ("[TOOL_CALLS]",)),
+    "olmo3": Format(f'<function_calls>get_weather(city="{CITY}")\nnow()</function_calls>'),
+    "qwen3_coder": functions("<tool_call>", "</tool_call>"),
+    "seed_oss": functions("<seed:tool_call>", "</seed:tool_call>"),
+    "step3": Format(
+        '{0}{2}function{4}<steptml:invoke name="get_weather"><steptml:parameter name="city">%s</steptml:parameter>'
+        '</steptml:invoke>{3}{2}function{4}<steptml:invoke name="now"></steptml:invoke>{3}{1}'.format(*STEP3)
+        % CITY,
+        STEP3,
+    ),
+    "step3p5": functions("<tool_call>", "</tool_call>"),
+}
+MARKS = ("tool", "TOOL", "python_", "DSML", "function_calls", "[get_", '{"name', "<|", "<｜")
+# gpt-oss: its parser reads tokens of its own vocabulary, and never text.
+WITHOUT_TEXT = {"openai"}
+
+Steps = list[tuple[str, list[int]]]
+Answer = tuple[str, list[tuple[str, str]]]
+
+
+class Family:
+    """One parser over the demo's tokenizer, which is given the family's marks."""
+
+    def __init__(self, name: str) -> None:
+        from transformers import AutoTokenizer
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.parser.parser_manager import ParserManager
+
+        from engine.backends.vllm_calls import mend
+
+        self.format = FORMATS[name]
+        self.tokenizer = AutoTokenizer.from_pretrained(weights_dir("chat"))
+        self.tokenizer.add_tokens([token for token in self.format.tokens if token not in self.tokenizer.get_vocab()])
+        self.parser_class = ParserManager.get_parser(
+            tool_parser_name=name, enable_auto_tools=True, tool_strict_level="parameter", tokenizer=self.tokenizer
+        )
+        mend(self.parser_class)
+        self.request = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "auto"})
+
+    def steps(self, text: str) -> Steps:
+        """Return `text` as the engine would bring it, one token a step; half a character waits for the other half."""
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        done, steps = "", []
+        for count, token_id in enumerate(token_ids, 1):
+            so_far = self.tokenizer.decode(token_ids[:count])
+            new = "" if so_far.endswith("\ufffd") else so_far[len(done) :]
+            steps.append((new, [token_id]))
+            done += new
+        assert done == text
+        return steps
+
+    def answer(self, steps: Iterable[tuple[str, list[int]]], finish_reason: str) -> Answer:
+        """Feed a parser with `steps` and put together what a client would."""
+        from engine.backends.vllm_calls import CallStream
+
+        stream = CallStream(self.parser_class(self.tokenizer, self.request.tools), self.request, self.tokenizer)
+        steps = list(steps)
+        content, calls = "", {}
+        for place, (text, token_ids) in enumerate(steps, 1):
+            reason = finish_reason if place == len(steps) else None
+            new, _, pieces = stream.feed(text, token_ids, [1, 2, 3], reason)
+            content += new
+            for piece in pieces:
+                assert (piece.id is None) == (piece.index in calls), "id and name come once, with the first piece"
+                name, arguments = calls.get(piece.index, ("", ""))
+                calls[piece.index] = (name + (piece.name or ""), arguments + piece.arguments)
+        return content, [calls[index] for index in sorted(calls)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm() -> None:
+    """Import it once; that torch warns about itself while it does is no finding of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import vllm.parser.parser_manager
+        import vllm.tool_parsers.structural_tag_registry  # noqa: F401
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def family(request: pytest.FixtureRequest) -> Family:
+    return Family(request.param)
+
+
+def end(family: Family, steps: Steps) -> Steps:
+    """The model stops by itself: a token without text."""
+    return [*steps, ("", [family.tokenizer.eos_token_id])]
+
+
+def merged(steps: Steps, sizes: Iterable[int]) -> Steps:
+    """What a slow client's stream brings: several steps at once."""
+    waiting = iter(steps)
+    groups = [list(itertools.islice(waiting, size)) for size in sizes]
+    groups = [group for group in [*groups, list(waiting)] if group]
+    return [("".join(text for text, _ in group), [token for _, ids in group for token in ids]) for group in groups]
+
+
+@pytest.mark.parametrize("words", ["", WORDS], ids=["calls-alone", "after-words"])
+def test_a_complete_answer_is_read_whole(family: Family, words: str) -> None:
+    content, calls = family.answer(end(family, family.steps(words + family.format.text)), "stop")
+    assert content.removesuffix(family.format.content).removesuffix("\n") == words
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == CALLS
+
+
+def test_how_the_steps_are_cut_changes_nothing(family: Family) -> None:
+    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+    @given(words=st.sampled_from(["", WORDS]), sizes=st.lists(st.integers(1, 9), max_size=60), stop=st.booleans())
+    def check(words: str, sizes: list[int], *, stop: bool) -> None:
+        steps = family.steps(words + family.format.text)
+        cut = end(family, steps) if stop else steps[: max(1, sum(sizes))]
+        reason = "stop" if stop else "length"
+        assert family.answer(merged(cut, sizes), reason) == family.answer(cut, reason)
+
+    check()
+
+
+@pytest.mark.parametrize("words", ["", WORDS], ids=["calls-alone", "after-words"])
+def test_an_answer_cut_off_anywhere_shows_no_marks_and_nothing_that_was_not_said(family: Family, words: str) -> None:
+    steps = family.steps(words + family.format.text)
+    for cut in range(1, len(steps)):
+        content, calls = family.answer(steps[:cut], "length")
+        assert not any(mark in content for mark in MARKS), (cut, content)
+        assert content.strip() in words
+        for (name, arguments), (whole_name, whole) in zip(calls, CALLS, strict=False):
+            assert name == whole_name
+            assert json.dumps(whole, ensure_ascii=False).startswith(arguments), (cut, arguments)
+
+
+@pytest.mark.parametrize("text", ["Just words, 1 < 2 and [1] {2}.", '{"answer": [1, 2]}', "[1] is a reference"])
+def test_an_answer_without_calls_is_content(family: Family, text: str) -> None:
+    assert family.answer(end(family, family.steps(text)), "stop") == (text, [])
+
+
+def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    from engine.backends.vllm_parsers import FAMILIES
+
+    tools = {tool for tool, _ in FAMILIES.values() if tool}
+    assert tools <= set(ToolParserManager.list_registered())
+    assert {reasoning for _, reasoning in FAMILIES.values() if reasoning} <= set(
+        ReasoningParserManager.list_registered()
+    )
+    assert tools - WITHOUT_TEXT <= set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "parsers"),
+    [
+        ("qwen3_moe", "<tool_call> <think>", ("hermes", "qwen3")),
+        ("qwen3_moe", "<tool_call>\n<function=", ("qwen3_coder", None)),
+        ("llama", "<function=", ("llama3_json", None)),
+        ("idefics3", "<tool_call>", (None, None)),
+        ("gpt_oss", "", ("openai", "openai_gptoss")),
+    ],
+)
+def test_parsers_are_those_of_the_family_and_its_template(model_type: str, template: str, parsers: Any) -> None:
+    from engine.backends.vllm_parsers import parsers_for
+
+    spec = ChatModelSpec(id="x", task="chat", tier="standard", weights="x", capabilities=("chat", "function_calling"))
+    assert parsers_for(model_type, template, spec) == parsers
