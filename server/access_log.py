@@ -39,6 +39,7 @@ class RequestRecord:
     finish_reason: str | None = None
     items: int | None = None
     failed_items: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
     def first_token(self) -> None:
         """Note the time of the first token, once."""
@@ -49,7 +50,9 @@ class RequestRecord:
         """Write the line. Call once, when the request has ended."""
         line: dict[str, Any] = {"time": round(time.time(), 3)}
         line.update(
-            (name, value) for name in self.__slots__ if name != "started" and (value := getattr(self, name)) is not None
+            (name, value)
+            for name in self.__slots__
+            if name not in {"started", "headers"} and (value := getattr(self, name)) is not None
         )
         line["duration_seconds"] = round(time.monotonic() - self.started, 4)
         _log.info(msgspec.json.encode(line).decode())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from engine import ChatRequest, Usage
+from engine import ChatRequest, Urgency, Usage
 from server.errors import ApiError, invalid_body, to_api_error
 from server.schemas import chat_answer
 from server.schemas.chat import ChatCompletionBody
@@ -18,8 +18,8 @@ from server.schemas.chat import ChatCompletionBody
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine import Engine
     from server.dependencies import Access
+    from server.metering import MeteredEngine
     from server.settings import Settings
     from server.store import ApiKey
 
@@ -31,15 +31,20 @@ class Caller:
     key: ApiKey
     access: Access
     settings: Settings
-    engine: Engine
+    engine: MeteredEngine
 
 
 async def answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, Any]]:
     """Answer many chat bodies at once, in their order, each on its own: a failing one is an answer with an `error`.
 
-    All are in the engine together; cancelling aborts all of them.
+    They run together, as many as the engine lets in; cancelling aborts all of them.
     """
-    return await asyncio.gather(*(_answer_item(index, item, caller) for index, item in enumerate(items)))
+    answers = []
+    async with asyncio.TaskGroup() as group:
+        for index, item in enumerate(items):
+            answers.append(group.create_task(_answer_item(index, item, caller)))
+            await asyncio.sleep(0)  # to check and render all of them in one go would hold up everybody else
+    return [answer.result() for answer in answers]
 
 
 async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
@@ -48,7 +53,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     id_ = f"chatcmpl-{secrets.token_hex(12)}"
     try:
         body = _checked(item)
-        chat = to_chat_request(body, caller.key, caller.access, caller.settings, background=True)
+        chat = to_chat_request(body, caller.key, caller.access, caller.settings, urgency=Urgency.BATCH)
         result = await caller.engine.chat(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
@@ -83,7 +88,7 @@ def total(answers: Sequence[dict[str, Any]]) -> Usage:
 
 
 def to_chat_request(
-    body: ChatCompletionBody, key: ApiKey, access: Access, settings: Settings, *, background: bool = False
+    body: ChatCompletionBody, key: ApiKey, access: Access, settings: Settings, *, urgency: Urgency = Urgency.INTERACTIVE
 ) -> ChatRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
@@ -121,7 +126,8 @@ def to_chat_request(
         chat_template_kwargs=body.chat_template_kwargs,
         cache_salt=key.public_id,  # one user's cached prompts must not be told by their speed to another
         ignore_eos=bool(body.ignore_eos),
-        background=background,
+        owner=key.public_id,
+        urgency=urgency,
     )
 
 

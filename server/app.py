@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from engine import Config, Engine
+from engine import Config, Engine, ImageLimits
 from server import errors
 from server.access_log import open_access_log
 from server.dependencies import Access
 from server.drain import Drain
 from server.hangup import ClientGoneError, client_gone
+from server.key_admin import KeyAdmin
+from server.limits import Limiter
+from server.live_keys import LiveKeys
+from server.metering import Meter
 from server.middleware import Authentication, Gate, RequestContext
-from server.routes import batch, chat, health, models
-from server.store import Database, KeyCache, KeyStore, sqlite_url
-from server.store.database import FILE_NAME
+from server.openapi import describe
+from server.routes import admin, admin_keys, batch, chat, completions, health, messages, models, responses, usage
+from server.settings import database_url
+from server.store import Buckets, Database, KeyStore, UsageBook
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,6 +38,12 @@ class HearthApp(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Wrap the app: first the request's id and access line, then the server's end, then the key."""
         return RequestContext(Gate(Authentication(super().build_middleware_stack())))
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of the API, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(super().openapi())
+        return self.openapi_schema
 
 
 def create_app(settings: Settings, config: Config) -> HearthApp:
@@ -50,7 +62,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.terminate = False
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
-    for module in (chat, batch, models, health):
+    for module in (chat, messages, responses, completions, batch, models, usage, admin_keys, admin, health):
         app.include_router(module.router)
     return app
 
@@ -60,16 +72,22 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Engines end here and not after `serve()`: uvicorn may never come back from that."""
     settings: Settings = app.state.settings
     log = open_access_log(settings.data_dir / "logs")
-    engine = Engine(app.state.config, weights_dir=settings.weights_dir)
+    engine = Engine(app.state.config, weights_dir=settings.weights_dir, images=_image_limits(settings))
     app.state.drain = Drain()
     app.state.engine = engine
     app.state.access = Access(app.state.config, engine)
     try:
         async with (
-            await Database.open(sqlite_url(settings.data_dir / FILE_NAME)) as database,
-            KeyCache(KeyStore(database)) as keys,
+            await Database.open(database_url(settings)) as database,
+            LiveKeys(KeyStore(database)) as keys,
+            Buckets(database) as buckets,
+            UsageBook(database) as book,
         ):
+            app.state.database = database
             app.state.keys = keys
+            app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
+            app.state.reloading = asyncio.Lock()
+            app.state.meter = Meter(Limiter(app.state.config, buckets), book)
             await engine.start()
             try:
                 yield
@@ -77,3 +95,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         log.stop()
+
+
+def _image_limits(settings: Settings) -> ImageLimits:
+    fetch = None
+    if settings.fetch_images:
+        from server.image_fetch import ImageFetcher  # a web client that few need
+
+        fetch = ImageFetcher(settings.max_image_bytes)
+    return ImageLimits(settings.max_image_bytes, settings.max_image_megapixels, fetch)

@@ -11,7 +11,8 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server import cli_keys
+from server import cli_audit, cli_keys, cli_usage
+from server.instance import InstanceError, ask_to_reload
 from server.settings import SettingsError, load_settings
 from server.store import StoreError
 
@@ -21,6 +22,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(cli_keys.app, name="keys")
+for command in (cli_usage.usage, cli_audit.audit, cli_audit.backup):
+    app.command()(command)
 
 
 @app.command()
@@ -42,9 +45,26 @@ def serve(  # one argument per flag
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
         logging.getLogger("hearth").setLevel(settings.log_level.upper())
         run(settings, load_config(settings.models))
-    except (SettingsError, StartError, EngineError, StoreError) as error:
+    except (SettingsError, StartError, InstanceError, EngineError, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(1) from None
+
+
+@app.command()
+def reload(
+    *,
+    data_dir: Annotated[Path | None, typer.Option(help="That of the server [HEARTH_DATA_DIR, var].")] = None,
+    models: Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")] = None,
+) -> None:
+    """Have the running server read models.yaml again, without cutting an answer short."""
+    try:
+        settings = load_settings(data_dir=data_dir, models=models)
+        load_config(settings.models)  # a mistake is better told here than in the server's log
+        pid = ask_to_reload(settings.data_dir)
+    except (SettingsError, InstanceError, EngineError) as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(1) from None
+    sys.stdout.write(f"The server (process {pid}) reads {settings.models} again.\n")
 
 
 def main() -> None:

@@ -9,8 +9,10 @@ from fastapi import Depends, Request
 from engine import Config, Engine, ModelInfo
 from server.drain import Drain
 from server.errors import ApiError
+from server.key_admin import KeyAdmin
+from server.metering import Meter, MeteredEngine
 from server.settings import Settings
-from server.store import ApiKey
+from server.store import Actor, ApiKey, AuditLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,12 +53,38 @@ def key_with(scope: str) -> Callable[[Request], ApiKey]:
     return key
 
 
+def any_key(request: Request) -> ApiKey:
+    """Return the request's key, whatever it may do."""
+    key: ApiKey = request.state.key
+    return key
+
+
+def key_admin_of(request: Request) -> KeyAdmin:
+    """Return what administrators may do to keys."""
+    admin: KeyAdmin = request.app.state.key_admin
+    return admin
+
+
+def audit_of(request: Request) -> AuditLog:
+    """Return the log of changes."""
+    return AuditLog(request.app.state.database)
+
+
+def actor_of(request: Request) -> Actor:
+    """Return who asks, for the log of changes."""
+    return Actor(any_key(request).public_id, request.client.host if request.client else "unknown")
+
+
 class Access:
     """Which models a key may use: those of its tier, and of its own list if it has one."""
 
     def __init__(self, config: Config, engine: Engine) -> None:
         self._config = config
         self._engine = engine
+
+    def use(self, config: Config) -> None:
+        """From now on these are the tiers."""
+        self._config = config
 
     def models(self, key: ApiKey) -> list[ModelInfo]:
         """Return what the key may use, in the order of models.yaml."""
@@ -87,7 +115,29 @@ def access_of(request: Request) -> Access:
     return access
 
 
+def metered(kind: str) -> Callable[[Request], MeteredEngine]:
+    """Make a dependency that gives the engine as this request's key may use it; `kind` names it in the usage book."""
+
+    def engine(request: Request) -> MeteredEngine:
+        state, meter = request.state, request.app.state.meter
+        return MeteredEngine(engine_of(request), meter, state.key, state.record, kind=kind)
+
+    return engine
+
+
+def meter_of(request: Request) -> Meter:
+    """Return what this process keeps of all keys."""
+    meter: Meter = request.app.state.meter
+    return meter
+
+
 TheEngine = Annotated[Engine, Depends(engine_of)]
+TheActor = Annotated[Actor, Depends(actor_of)]
+TheAudit = Annotated[AuditLog, Depends(audit_of)]
+TheKeyAdmin = Annotated[KeyAdmin, Depends(key_admin_of)]
+TheMeter = Annotated[Meter, Depends(meter_of)]
+ChatEngine = Annotated[MeteredEngine, Depends(metered("chat"))]
+BatchEngine = Annotated[MeteredEngine, Depends(metered("batch"))]
 TheSettings = Annotated[Settings, Depends(settings_of)]
 TheDrain = Annotated[Drain, Depends(drain_of)]
 TheAccess = Annotated[Access, Depends(access_of)]

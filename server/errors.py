@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import engine
+from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
 from server.validation import first_problem
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class _Row:
 
 # The engine's error -> its row; the first class that fits counts, so the special ones stand first.
 _TABLE: tuple[tuple[type[engine.EngineError], _Row], ...] = (
+    (engine.ConfigError, _Row(400, "invalid_config")),
     (engine.ContextLengthError, _Row(400, "context_length_exceeded")),
+    (engine.GrammarTooComplexError, _Row(400, "schema_too_complex")),
     (engine.UnsupportedCapabilityError, _Row(400, "unsupported_capability")),
     (engine.RequestError, _Row(400, "invalid_value")),
     (engine.UnknownModelError, _Row(404, "model_not_found", param="model")),
@@ -91,6 +94,8 @@ def to_api_error(error: BaseException) -> ApiError:
         for kind, row in _TABLE:
             if isinstance(error, kind):
                 return _from_row(error, row)
+    if isinstance(error, StoreError) and (told := _of_the_store(error)):
+        return told
     _log.error("unexpected failure", exc_info=error)
     return ApiError(
         500,
@@ -117,6 +122,21 @@ def _from_row(error: engine.EngineError, row: _Row) -> ApiError:
     )
 
 
+def _of_the_store(error: StoreError) -> ApiError | None:
+    """Return what an administrator may be told; None for what only the operator may know."""
+    if isinstance(error, StoreUnavailableError):
+        headers = {"Retry-After": str(error.retry_after_seconds)}
+        return ApiError(503, "server_overloaded", error.message, type="server_error", headers=headers)
+    if isinstance(error, KeyNotFoundError):  # what was asked for is not repeated: it may be a whole key
+        message = "There is no key with this public id. GET /v1/admin/keys lists all of them."
+        return ApiError(404, "not_found", message, param="public_id")
+    if isinstance(error, KeyFieldError):
+        param = {"overlap": "overlap_seconds"}.get(error.field, error.field)
+        param = f"limits.{param}" if param.endswith(("_per_minute", "_per_day", "_requests", "_items")) else param
+        return ApiError(400, "invalid_value", error.message, param=param)
+    return None
+
+
 def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Make the 400 for what pydantic found in a body; each `loc` starts at the body."""
     problem = first_problem(findings, body)
@@ -127,7 +147,7 @@ def install(app: FastAPI) -> None:
     """Make every failure of the app come out in the contract's shape."""
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    for kind in (ApiError, engine.EngineError, Exception):
+    for kind in (ApiError, engine.EngineError, StoreError, Exception):
         app.add_exception_handler(kind, _any)
 
 
@@ -137,8 +157,9 @@ async def _any(request: Request, error: Exception) -> Response:
 
 async def _validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
-    findings = [{**finding, "loc": finding["loc"][1:]} for finding in error.errors()]  # without "body"
-    return _answer(request, invalid_body(findings, error.body))
+    findings = [{**finding, "loc": finding["loc"][1:]} for finding in error.errors()]  # without "body" or "query"
+    in_query = error.errors()[0]["loc"][0] == "query"
+    return _answer(request, invalid_body(findings, dict(request.query_params) if in_query else error.body))
 
 
 async def _http(request: Request, error: Exception) -> Response:

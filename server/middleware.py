@@ -43,7 +43,9 @@ class RequestContext:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(raw=message.setdefault("headers", [])).append("x-request-id", record.request_id)
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers["x-request-id"] = record.request_id
+                headers.update(record.headers)
             await send(message)
 
         try:
@@ -87,7 +89,7 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         try:
-            key = await _authenticate(scope["app"].state.keys, Headers(scope=scope).get("authorization"))
+            key = await _authenticate(scope["app"].state.keys, _key_text(Headers(scope=scope)))
         except ApiError as error:
             await _refuse(error, scope, receive, send)
             return
@@ -96,12 +98,18 @@ class Authentication:
         await self._app(scope, receive, send)
 
 
-async def _authenticate(keys: KeyCache, header: str | None) -> Any:
-    scheme, _, text = (header or "").partition(" ")
-    if scheme.lower() != "bearer" or not text.strip():
-        raise _unauthorized("Send your key in the header `Authorization: Bearer <key>`.")
+def _key_text(headers: Headers) -> str:
+    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    bearer = text.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip()
+
+
+async def _authenticate(keys: KeyCache, text: str) -> Any:
+    if not text:
+        raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
     try:
-        key = await keys.authenticate(text.strip())
+        key = await keys.authenticate(text)
     except StoreUnavailableError as error:
         raise ApiError(
             503,

@@ -16,9 +16,11 @@ import uvicorn
 
 from server.app import create_app
 from server.banner import Banner
+from server.instance import only_one
 from server.protocol import HearthProtocol
-from server.store import SCOPES, Database, KeyStore, sqlite_url
-from server.store.database import FILE_NAME
+from server.reload import reload_config
+from server.settings import database_url
+from server.store import SCOPES, Database, KeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +38,16 @@ class StartError(Exception):
 
 
 def run(settings: Settings, config: Config) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP, then end the process. Raises `StartError` or the store's `StoreError`."""
+    """Serve until SIGTERM or SIGINT, then end the process.
+
+    Raises `StartError`, `InstanceError`, or the store's `StoreError`.
+    """
     _raise_file_limit()
-    with _listen(settings) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
+    with (
+        only_one(settings.data_dir),
+        _listen(settings) as listener,
+        asyncio.Runner(loop_factory=_new_loop) as runner,
+    ):
         runner.run(_serve(settings, config, listener))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
         # still renders or tokenises what nobody waits for would hold us up for minutes.
@@ -66,8 +75,10 @@ async def _serve(settings: Settings, config: Config, listener: socket.socket) ->
     port = listener.getsockname()[1]
     banner = Banner(base_url(settings.host, port), _outside_url(settings.host, port), first_key)
     server = _Server(app, banner)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, server.on_signal)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.on_signal)
+    loop.add_signal_handler(signal.SIGHUP, server.on_reload)
     await server.serve(sockets=[listener])
 
 
@@ -82,6 +93,9 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Its own default believes whatever is sent from this machine.
+                proxy_headers=bool(app.state.settings.trusted_proxies),
+                forwarded_allow_ips=app.state.settings.trusted_proxies,
                 timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
             )
         )
@@ -110,6 +124,11 @@ class _Server(uvicorn.Server):
             return
         self._banner.draining(drain.running, self._app.state.settings.drain_seconds)
         self._tasks.append(asyncio.create_task(self._drain(drain)))
+
+    def on_reload(self) -> None:
+        """Read models.yaml again."""
+        if hasattr(self._app.state, "drain"):  # before that, nothing has been loaded by the old one
+            self._tasks.append(asyncio.create_task(reload_config(self._app)))
 
     async def _drain(self, drain: Drain) -> None:
         await drain.drain(self._app.state.settings.drain_seconds)
@@ -158,7 +177,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 async def _first_key(settings: Settings, config: Config) -> str | None:
     """Make an admin key if the store has none. Beyond this machine nobody may be served before keys were issued."""
-    async with await Database.open(sqlite_url(settings.data_dir / FILE_NAME)) as database:
+    async with await Database.open(database_url(settings)) as database:
         store = KeyStore(database)
         if await store.count_active():
             return None

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.store.database_url import FILE_NAME, sqlite_url
 from server.validation import sentence
 
 _PREFIX = "HEARTH_"
@@ -37,14 +38,28 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default_factory=lambda: _in_checkout("var"), description="key store, logs and generated files"
     )
+    database_url: SecretStr | None = Field(
+        None, description="postgresql+psycopg://user:password@host/name; else a SQLite file in the data directory"
+    )
     weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")
     max_messages: int = Field(2048, ge=1, le=4096, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
+    max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")
+    max_image_megapixels: float = Field(36, gt=0, le=1000, description="one picture; together twice as many")
+    fetch_images: bool = Field(default=False, description="whether pictures may be https addresses, too")
+    trusted_proxies: str = Field("", description="proxies whose X-Forwarded-For is believed, separated by commas")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what goes to standard error")
+
+
+def database_url(settings: Settings) -> str:
+    """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` and nobody else."""
+    if settings.database_url is not None:
+        return settings.database_url.get_secret_value()
+    return sqlite_url(settings.data_dir / FILE_NAME)
 
 
 def load_settings(**flags: Any) -> Settings:

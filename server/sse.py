@@ -15,22 +15,33 @@ from server.errors import to_api_error
 from server.hangup import ClientGoneError, until_hangup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from server.access_log import RequestRecord
     from server.drain import Drain
+    from server.errors import ApiError
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
+def error_event(error: ApiError) -> bytes:
+    """Encode what a stream ends with when it fails after its start."""
+    return b"data: " + msgspec.json.encode({"error": error.body()}) + b"\n\n"
+
+
 async def event_stream(
-    request: Request, events: AsyncGenerator[bytes, None], *, drain: Drain, keep_alive_seconds: float
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    *,
+    drain: Drain,
+    keep_alive_seconds: float,
+    failure: Callable[[ApiError], bytes] = error_event,
 ) -> Response:
-    """Start `events` and answer with them, each item one write.
+    """Start `events` and answer with them, each item one write; `failure` encodes a failure after the start.
 
     Waits for the first item, so that a failure before it keeps its HTTP status; if that takes longer than
     `keep_alive_seconds`, the stream opens all the same and a comment goes out in every such interval.
@@ -45,7 +56,7 @@ async def event_stream(
         await asyncio.wait((first,))
         await events.aclose()
         raise
-    return _EventStream(first, events, drain, keep_alive_seconds)
+    return _EventStream(first, events, drain, keep_alive_seconds, failure)
 
 
 async def _settled(first: asyncio.Future[bytes], seconds: float) -> None:
@@ -59,6 +70,7 @@ class _EventStream(Response):
         events: AsyncGenerator[bytes, None],
         drain: Drain,
         keep_alive_seconds: float,
+        failure: Callable[[ApiError], bytes],
     ) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
@@ -66,6 +78,7 @@ class _EventStream(Response):
         self._events = events
         self._drain = drain
         self._keep_alive_seconds = keep_alive_seconds
+        self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end, the client leaves, or the server does."""
@@ -80,7 +93,7 @@ class _EventStream(Response):
         except Exception as error:  # noqa: BLE001  # the status is sent: what goes wrong now can only be an event
             api_error = to_api_error(error)
             record.error_code = api_error.code
-            last = b"data: " + msgspec.json.encode({"error": api_error.body()}) + b"\n\n"
+            last = self._failure(api_error)
         await send({"type": "http.response.body", "body": last})
 
     async def _pump(self, send: Send) -> None:

@@ -24,6 +24,7 @@ _SENTENCES = {
     "model_attributes_type": "must be an object",
     "finite_number": "must be a finite number",
     "union_tag_not_found": "is missing",
+    "extra_forbidden": "is not known here",
 }
 _BOUNDS = {
     "greater_than_equal": ("ge", "must be at least {}"),

@@ -15,9 +15,9 @@ HEAVY = ["torch", "vllm", "transformers", "tokenizers", "safetensors", "numpy", 
 
 IMPORT = f"""
 import sys, time
-started = time.perf_counter()
+started = time.process_time()  # of this process alone: the machine may be busy
 import server.app
-print(time.perf_counter() - started, *[name for name in {HEAVY} if name in sys.modules])
+print(time.process_time() - started, *[name for name in {HEAVY} if name in sys.modules])
 """
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from server.answering import Caller, answer_all, total
 from server.bodies import StrictRoute
-from server.dependencies import TheAccess, TheDrain, TheEngine, TheSettings, key_with
+from server.dependencies import BatchEngine, TheAccess, TheDrain, TheMeter, TheSettings, key_with
 from server.errors import ApiError
 from server.hangup import until_hangup
 from server.schemas.batch import BatchBody
@@ -30,19 +30,22 @@ async def create_batch(
     body: BatchBody,
     request: Request,
     key: Annotated[ApiKey, Depends(key_with("batch"))],
-    engine: TheEngine,
+    engine: BatchEngine,
     access: TheAccess,
     settings: TheSettings,
     drain: TheDrain,
+    meter: TheMeter,
 ) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
-    most = settings.max_batch_items
+    allowed = meter.limiter.limits(key).batch_items
+    most = settings.max_batch_items if allowed is None else min(allowed, settings.max_batch_items)
     if len(body.requests) > most:
         sentence = f"`requests` must have at most {most} items. Send several batches."
         raise ApiError(400, "batch_too_large", sentence, param="requests")
     created = int(time.time())
     caller = Caller(key, access, settings, engine)
-    responses = await until_hangup(answer_all(body.requests, caller), request.receive, drain)
+    with engine.running():
+        responses = await until_hangup(answer_all(body.requests, caller), request.receive, drain)
     usage = total(responses)
     failed = sum("error" in response for response in responses)
     record: RequestRecord = request.state.record

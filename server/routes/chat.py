@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
-from server.dependencies import TheAccess, TheDrain, TheEngine, TheSettings, key_with
+from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
 from server.hangup import until_hangup
 from server.schemas import chat_answer
 from server.schemas.chat import ChatCompletionBody
@@ -21,8 +21,9 @@ from server.store import ApiKey
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine import ChatRequest, Engine
+    from engine import ChatRequest
     from server.access_log import RequestRecord
+    from server.metering import MeteredEngine
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 
@@ -32,7 +33,7 @@ async def create_chat_completion(
     body: ChatCompletionBody,
     request: Request,
     key: Annotated[ApiKey, Depends(key_with("chat"))],
-    engine: TheEngine,
+    engine: ChatEngine,
     access: TheAccess,
     settings: TheSettings,
     drain: TheDrain,
@@ -66,7 +67,7 @@ async def create_chat_completion(
 
 
 async def _events(
-    engine: Engine, chat: ChatRequest, encoder: chat_answer.ChunkEncoder, record: RequestRecord
+    engine: MeteredEngine, chat: ChatRequest, encoder: chat_answer.ChunkEncoder, record: RequestRecord
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of one answer; the first holds the role as well as the first token."""
     head = encoder.start()

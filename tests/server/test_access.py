@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import poll_until
+from fastapi.routing import APIRoute
+from serving import Key, poll_until
 
 from engine import load_config
 from server.app import create_app
+from server.dependencies import key_with
 from server.middleware import OPEN_PATHS
 from server.settings import load_settings
+from server.store import SCOPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from serving import Key, Server
+    from fastapi.dependencies.models import Dependant
+    from serving import Server
+    from starlette.routing import BaseRoute
 
 pytestmark = pytest.mark.engine
 
@@ -39,17 +45,63 @@ GARBAGE = [
 ]
 
 
+# What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
+FOR_ALL_KEYS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json"), ("GET", "/v1/usage")}
+# Has what every route that names a model wants.
+ANY_BODY: dict[str, Any] = {
+    "model": "service-pro",
+    "messages": HELLO,
+    "prompt": "Hello",
+    "input": "Hello",
+    "max_tokens": 1,
+}
+
+APP = create_app(load_settings(), load_config(Path(__file__).parents[2] / "models.yaml"))
+
+
+def address(route: BaseRoute) -> str:
+    path: str = route.path  # type: ignore[attr-defined]
+    return re.sub(r"\{[^}]*\}", MODEL, path)
+
+
 def every_route() -> list[tuple[str, str]]:
     """Method and path of everything the app has, as the app itself lists it."""
-    app = create_app(load_settings(), load_config(Path(__file__).parents[2] / "models.yaml"))
     return sorted(
-        (method, re.sub(r"\{[^}]*\}", MODEL, route.path))
-        for route in app.routes
-        for method in getattr(route, "methods", None) or ["GET"]
+        (method, address(route)) for route in APP.routes for method in getattr(route, "methods", None) or ["GET"]
     )
 
 
+def scopes_asked_for(dependant: Dependant) -> set[str]:
+    """The scopes of all `key_with(...)` that FastAPI would ask before it calls the route."""
+    found = set().union(*(scopes_asked_for(below) for below in dependant.dependencies))
+    if getattr(dependant.call, "__qualname__", "").startswith(f"{key_with.__qualname__}.<locals>"):
+        found.add(inspect.getclosurevars(dependant.call).nonlocals["scope"])
+    return found
+
+
+def scopes_by_route() -> dict[tuple[str, str], set[str]]:
+    return {
+        (method, address(route)): scopes_asked_for(route.dependant) if isinstance(route, APIRoute) else set()
+        for route in APP.routes
+        for method in getattr(route, "methods", None) or ["GET"]
+    }
+
+
+def routes_that_name_a_model() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Those whose body has a field `model`, with such a body, or whose address ends with one."""
+    for route in APP.routes:
+        if isinstance(route, APIRoute):
+            body = route.body_field.field_info.annotation if route.body_field else None
+            fields = getattr(body, "model_fields", {})
+            known = {name: value for name, value in ANY_BODY.items() if name in fields and fields[name].is_required()}
+            if "model" in known or "{model" in route.path:
+                path = re.sub(r"\{[^}]*\}", "service-pro", route.path)
+                yield from ((method, path, known) for method in route.methods)
+
+
 ROUTES = every_route()
+SCOPES_ASKED = scopes_by_route()
+SCOPED = [(*route, next(iter(scopes))) for route, scopes in SCOPES_ASKED.items() if scopes]
 CLOSED = [*[(method, path) for method, path in ROUTES if path not in OPEN_PATHS], ("GET", "/no/such/path")]
 
 
@@ -90,6 +142,55 @@ def test_the_app_has_the_routes_of_the_contract_and_two_of_them_are_open():
     assert {("POST", CHAT), ("GET", "/v1/models"), ("GET", f"/v1/models/{MODEL}")} <= set(ROUTES)
     assert {"/health/live", "/health/ready"} == OPEN_PATHS
     assert {path for _, path in ROUTES if path in OPEN_PATHS} == OPEN_PATHS
+
+
+def test_every_route_asks_for_exactly_one_scope_unless_it_is_for_all_keys():
+    """A route that is added without a scope fails here, and has to be named above if that is meant."""
+    for (method, path), scopes in SCOPES_ASKED.items():
+        if path not in OPEN_PATHS and (method, path) not in FOR_ALL_KEYS:
+            assert len(scopes) == 1, f"{method} {path} asks for {scopes or 'no scope'}"
+            assert scopes <= set(SCOPES)
+    for route in FOR_ALL_KEYS:
+        assert SCOPES_ASKED[route] == set()
+    admins = {path for (_, path), scopes in SCOPES_ASKED.items() if scopes == {"admin"}}
+    assert admins == {path for _, path in ROUTES if path.startswith("/v1/admin/")}
+
+
+@pytest.fixture(scope="module")
+def keys_without(server: Server, admin_key: Key) -> dict[str, Key]:
+    """By scope, a key that has all others."""
+    made = {}
+    with httpx2.Client(base_url=server.root_url, headers=bearer(admin_key), timeout=60) as admin:
+        for scope in SCOPES:
+            body = {
+                "name": f"all but {scope}",
+                "tier": "enhanced",
+                "scopes": [name for name in SCOPES if name != scope],
+            }
+            made[scope] = Key(admin.post("/v1/admin/keys", json=body).json()["key"])
+    server.made_keys += made.values()
+    return made
+
+
+@pytest.mark.parametrize(("method", "path", "scope"), SCOPED)
+def test_a_key_that_lacks_only_the_one_scope_is_refused(
+    anonymous: httpx2.Client, keys_without: dict[str, Key], method: str, path: str, scope: str
+):
+    """The scope is asked for before the body is judged: this one is wrong for most."""
+    body = {"json": ANY_BODY} if method in {"POST", "PATCH", "PUT"} else {}
+    response = anonymous.request(method, path, headers=bearer(keys_without[scope]), **body)
+    assert_error(response, 403, "insufficient_permissions")
+    assert f"`{scope}`" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path", "fields"), list(routes_that_name_a_model()))
+def test_no_route_tells_a_standard_key_of_a_model_that_is_not_for_it(
+    anonymous: httpx2.Client, standard_key: Key, method: str, path: str, fields: dict[str, Any]
+):
+    body = {"json": fields} if fields else {}
+    response = anonymous.request(method, path, headers=bearer(standard_key), **body)
+    assert response.status_code == 404, response.text
+    assert "GET /v1/models lists" in response.text
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)

@@ -62,7 +62,7 @@ async def test_head_is_answered_without_a_body(http: httpx2.AsyncClient, path: s
         ("/v1/", "/v1"),
         ("/v1//models", "/v1"),
         ("/v1/chat/completions/", "/v1"),
-        ("/v1/completions", "/v1"),
+        ("/v1/embeddings", "/v1"),
         ("/v1/../health/live", "/v1"),
         ("/docs", "/v1"),
         (f"/{CANARY}", "/v1"),

@@ -53,7 +53,8 @@ def test_create_prints_one_json_object_with_a_key_that_works(keys: Keys, tmp_pat
     value = created(keys, "--scope", "models", "--scope", "chat", "--model", "service-plus")
     key = authenticated(tmp_path, value["key"])
     assert key is not None
-    assert list(value) == ["key", "public_id", "name", "tier", "scopes", "models", "expires_at", "created_at"]
+    first = ["key", "public_id", "name", "tier", "scopes", "models", "expires_at", "created_at"]
+    assert list(value) == [*first, "notes", "limits"]
     assert (value["public_id"], value["scopes"]) == (key.public_id, ["chat", "models"])
     assert (value["models"], value["expires_at"]) == (["service-plus"], None)
     assert value["created_at"] == f"{key.created_at:%Y-%m-%dT%H:%M:%SZ}"
@@ -146,3 +147,77 @@ def test_a_damaged_database_is_reported_with_the_remedy(keys: Keys, tmp_path: Pa
     assert (result.exit_code, result.stdout) == (1, "")
     assert "is not a SQLite database" in result.stderr
     assert "docs/keys.md" in result.stderr
+
+
+def test_show_names_the_limits_that_hold_and_whose_they_are(keys: Keys) -> None:
+    value = created(keys, "--notes", "for Ann", "--requests-per-minute", "30", "--batch-items", "none")
+    assert value["limits"]["requests_per_minute"] == 30
+    shown = keys("show", value["public_id"]).stdout
+    assert "for Ann" in shown
+    assert "30 (its own)" in shown
+    assert "no limit (its tier's)" in shown
+    described = json.loads(keys("show", value["key"], "--json").stdout)
+    assert described["notes"] == "for Ann"
+    assert value["key"].split("_")[2] not in shown + json.dumps(described)
+
+
+def test_update_changes_what_is_named_and_none_goes_back_to_the_tier(keys: Keys) -> None:
+    value = created(keys, "--model", "service-plus", "--requests-per-minute", "30", "--tokens-per-minute", "900")
+    arguments = ["--tier", "enhanced", "--model", "service-pro", "--requests-per-minute", "none", "--batch-items", "0"]
+    changed = json.loads(keys("update", value["public_id"], *arguments, "--json").stdout)
+    assert (changed["tier"], changed["models"], changed["name"]) == ("enhanced", ["service-pro"], "laptop")
+    limits = [changed["limits"][name] for name in ("requests_per_minute", "tokens_per_minute", "batch_items")]
+    assert limits == [None, 900, 0]
+    assert json.loads(keys("update", value["public_id"], "--all-models", "--json").stdout)["models"] is None
+    told = keys("update", value["public_id"], "--notes", "moved", "--scope", "chat")
+    assert "notes" in told.stdout
+    assert "within 10 seconds" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["Nothing to change", "--help"]),
+        (["--model", "service-pro"], ["standard", "may not use"]),
+        (["--model", "service-plus", "--all-models"], ["exclude each other"]),
+        (["--tier", "standart"], ["Did you mean 'standard'?"]),
+        (["--scope", "chta"], ["Did you mean 'chat'?"]),
+        (["--requests-per-minute", "many"], ["--requests-per-minute", "'many'", "none"]),
+        (["--requests-per-minute", "-1"], ["-1"]),
+        (["--images-per-day", "99999999999"], ["--images-per-day"]),
+    ],
+)
+def test_a_wrong_update_is_refused_and_changes_nothing(keys: Keys, arguments: list[str], words: list[str]) -> None:
+    value = created(keys)
+    before = keys("show", value["public_id"], "--json").stdout
+    result = keys("update", value["public_id"], *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert [word for word in words if word not in result.stderr] == []
+    assert keys("show", value["public_id"], "--json").stdout == before
+
+
+def test_rotate_prints_a_successor_once_and_both_work(keys: Keys, tmp_path: Path) -> None:
+    value = created(keys, "--batch-items", "3")
+    new = json.loads(keys("rotate", value["public_id"], "--overlap", "2h", "--json").stdout)
+    assert (new["replaces"], new["limits"]["batch_items"]) == (value["public_id"], 3)
+    assert authenticated(tmp_path, value["key"])
+    assert authenticated(tmp_path, new["key"])
+    told = keys("rotate", new["public_id"], "--overlap", "0h")
+    [text] = [line for line in told.stdout.splitlines() if line.startswith("hk_")]
+    assert authenticated(tmp_path, text)
+    assert authenticated(tmp_path, new["key"]) is None
+    again = keys("rotate", value["public_id"])
+    assert again.exit_code == 2
+    assert new["public_id"] in again.stderr
+    assert keys("rotate", value["public_id"], "--overlap", "long").exit_code == 2
+
+
+def test_expire_sets_moves_and_takes_away_the_end(keys: Keys) -> None:
+    named = created(keys)["public_id"]
+    assert json.loads(keys("expire", named, "--at", "2099-01-31", "--json").stdout)["expires_at"] == (
+        "2099-01-31T23:59:59Z"
+    )
+    assert json.loads(keys("expire", named, "--in", "90d", "--json").stdout)["expires_at"] < "2099"
+    assert "no end" in keys("expire", named, "--never").stdout
+    for wrong in ([], ["--never", "--in", "1d"], ["--at", "2020-01-01"], ["--in", "soon"]):
+        assert keys("expire", named, *wrong).exit_code == 2

@@ -1,0 +1,116 @@
+"""How the verbs of the command line get at settings, models.yaml and the database, and how they refuse.
+
+Exit codes: 1, the database or models.yaml cannot be used; 2, a wrong argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path  # typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+
+from engine.config import load_config
+from engine.errors import EngineError
+from server.moments import MomentError
+from server.settings import SettingsError, database_url, load_settings
+from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
+from server.store.database_url import FILE_NAME
+from server.store.key_format import public_id_in
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from rich.console import RenderableType
+
+    from engine import Config
+    from server.settings import Settings
+
+T = TypeVar("T")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the server keeps its keys [HEARTH_DATA_DIR].")]
+Models = Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")]
+
+
+def refuse(message: str, *, code: int = 2) -> NoReturn:
+    """Say why not on stderr, and end."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def settings_for(data_dir: Path | None, models: Path | None = None) -> Settings:
+    """Read the settings, or end."""
+    try:
+        return load_settings(data_dir=data_dir, models=models)
+    except SettingsError as error:
+        refuse(str(error))
+
+
+def config_for(settings: Settings) -> Config:
+    """Read models.yaml, or end."""
+    try:
+        return load_config(settings.models)
+    except EngineError as error:
+        refuse(error.message, code=1)
+
+
+def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:
+    """Run `work` on the opened database, or end. Only with `make_store` is one made where there is none."""
+    if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
+        refuse(
+            f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: hearth keys create; "
+            "2. name the server's data directory with --data-dir (of keys: hearth keys --data-dir ...), or "
+            "HEARTH_DATA_DIR.",
+            code=1,
+        )
+
+    async def opened() -> T:
+        async with await Database.open(database_url(settings)) as database:
+            return await work(database)
+
+    try:
+        return asyncio.run(opened())
+    except (KeyFieldError, KeyNotFoundError) as error:
+        refuse(error.message)
+    except StoreError as error:
+        refuse(error.message, code=1)
+
+
+def key_named(given: str) -> str:
+    """Return the public id in what was typed: the id, `hk_<id>`, or a whole key; or end."""
+    named = public_id_in(given)
+    if named is None:
+        # What was typed is not repeated: it may be part of a secret
+        refuse("That is no key id. An id is 12 letters and digits; `hearth keys list` shows them.")
+    return named
+
+
+def read_time(option: str, given: str, read: Callable[[str, datetime], datetime], now: datetime) -> datetime:
+    """Read an option that is a time, or end."""
+    try:
+        return read(given, now)
+    except MomentError as error:
+        refuse(f"{option} {given!r} is no time: it {error}.")
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one object on one line."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def console() -> Console:
+    """Return what draws tables: as wide as the terminal, and wide enough for whole lines in a pipe."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def print_rich(*shown: RenderableType) -> None:
+    """Draw tables and charts."""
+    paper = console()
+    for item in shown:
+        paper.print(item)

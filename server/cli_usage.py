@@ -1,0 +1,120 @@
+"""`hearth usage`: what was used, as a table with a chart, as CSV or as JSON. What is drawn is usage_chart.py's."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from server.cli_store import (
+    AsJson,
+    DataDir,
+    console,
+    in_store,
+    key_named,
+    print_json,
+    print_rich,
+    read_time,
+    refuse,
+    settings_for,
+)
+from server.moments import past
+from server.schemas.usage import UsageSum, groups
+from server.store import Database, KeyStore, UsageBook, UsageRow
+from server.store.api_key import utc_now
+from server.store.usage import FIELDS
+from server.usage_chart import bar, charts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from server.store import GroupBy
+
+_SHOWN = {"audio_seconds": "audio s"}
+
+
+def usage(  # noqa: PLR0913 - one argument per option
+    *,
+    key: Annotated[str | None, typer.Option(help="Only of this key, by its id.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
+    since: Annotated[str, typer.Option(help="From then on: 24h (also m, d, w), 2026-11-21.")] = "7d",
+    until: Annotated[str | None, typer.Option(help="Up to the hour of then. Default: now.")] = None,
+    by: Annotated[str, typer.Option(help="hour, day, key, model, kind, or several: day,key.")] = "day",
+    data_dir: DataDir = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show requests and tokens. A running server writes them every 5 seconds."""
+    now = utc_now()
+    start = read_time("--since", since, past, now)
+    end = now + timedelta(seconds=1) if until is None else read_time("--until", until, past, now)
+    if end <= start:
+        refuse("--until must be later than --since. Give an earlier --since.")
+    try:
+        group_by = groups(by)
+    except ValueError as error:
+        refuse(f"--by {by!r} {error}.")
+    named = None if key is None else key_named(key)
+
+    async def read(database: Database) -> tuple[list[UsageRow], dict[str, str]]:
+        if named is not None:
+            await KeyStore(database).find(named)  # a mistyped id would look like a key that nobody used
+        rows = await UsageBook(database).read(start, end, key=named, model=model, group_by=group_by)
+        return rows, {found.public_id: found.name for found in await KeyStore(database).list()}
+
+    rows, names = in_store(settings_for(data_dir), read)
+    if as_json:
+        print_json({"data": [UsageSum.of(row).model_dump() for row in rows]})
+    elif as_csv:
+        _print_csv(rows)
+    elif not rows:
+        typer.echo(f"Nothing was used since {start:%Y-%m-%d %H:%M} UTC. Look further back with --since 30d.")
+    else:
+        _print_table(rows, group_by, names, (start, end))
+
+
+def _print_csv(rows: Sequence[UsageRow]) -> None:
+    writer = csv.DictWriter(sys.stdout, UsageSum.model_fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(UsageSum.of(row).model_dump() for row in rows)
+
+
+def _print_table(
+    rows: Sequence[UsageRow], group_by: Sequence[GroupBy], names: dict[str, str], span: tuple[datetime, datetime]
+) -> None:
+    counted = [name for name in FIELDS if name == "requests" or any(getattr(row.usage, name) for row in rows)]
+    table = Table(box=box.SIMPLE)
+    for group in group_by:
+        table.add_column(f"{group} (UTC)" if group in {"hour", "day"} else group)
+    for name in counted:
+        table.add_column(_SHOWN.get(name, name.replace("_", " ")), justify="right")
+    table.add_column("tokens", min_width=12, max_width=40)
+    most = max(_tokens(row) for row in rows)
+    for row in rows:
+        where = [_place(row, group, names) for group in group_by]
+        numbers = [f"{getattr(row.usage, name):,.{'1' if name == 'audio_seconds' else '0'}f}" for name in counted]
+        table.add_row(*map(Text, where), *numbers, bar(_tokens(row), most))
+    print_rich(table)
+    if "hour" in group_by or "day" in group_by:
+        step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
+        counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
+        print_rich(*charts(counts, span, step, width=console().width))
+
+
+def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:
+    if group == "key":
+        return f"{row.key} {names.get(row.key or '', '')}".rstrip()
+    if group in {"hour", "day"}:
+        return "" if row.start is None else row.start.strftime("%Y-%m-%d %H:00" if group == "hour" else "%Y-%m-%d")
+    return str(getattr(row, group))
+
+
+def _tokens(row: UsageRow) -> int:
+    return row.usage.prompt_tokens + row.usage.completion_tokens

@@ -1,0 +1,179 @@
+"""What a key may still do: its tier's limits, changed by its own, taken before work begins and given back after it.
+
+Exactness is the store's (buckets); which requests count, and what a refused client is told, is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from server.errors import ApiError
+from server.store import Ask, Refused, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine import Config, TierSpec
+    from server.store import ApiKey, Buckets, Level
+
+_LONGEST_RETRY_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one key; None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    parallel_requests: int | None = None
+    batch_items: int | None = None
+    images_per_day: int | None = None
+    queue_share: float = 1.0
+
+
+def limits_of(key: ApiKey, tier: TierSpec | None) -> Limits:
+    """Return the tier's limits with those that the key has of its own."""
+    if tier is None:  # it was taken out of models.yaml: no model is left to use either
+        return Limits()
+    names = ("requests_per_minute", "tokens_per_minute", "parallel_requests", "batch_items", "images_per_day")
+    own = {name: getattr(key.limits, name) for name in names}
+    merged = {name: getattr(tier, name) if value is None else value for name, value in own.items()}
+    return Limits(**merged, queue_share=tier.queue_share)
+
+
+class Limiter:
+    """Takes and gives back, for all keys. One per process; the buckets are shared with other processes."""
+
+    def __init__(self, config: Config, buckets: Buckets) -> None:
+        self._config = config
+        self._buckets = buckets
+        self._parallel: dict[str, int] = {}
+
+    def use(self, config: Config) -> None:
+        """From now on these are the tiers."""
+        self._config = config
+
+    def limits(self, key: ApiKey) -> Limits:
+        """Return the limits of a key as they are now."""
+        return limits_of(key, self._config.tiers.get(key.tier))
+
+    @contextmanager
+    def one_more(self, key: ApiKey) -> Iterator[None]:
+        """Count a request as running or waiting. Raises `ApiError` when the key has too many of them."""
+        most = self.limits(key).parallel_requests
+        if most == 0:
+            raise quota_spent("Your key may run no requests at all. Ask whoever runs this server.")
+        running = self._parallel.get(key.public_id, 0)
+        if most is not None and running >= most:
+            raise too_many(
+                f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.",
+                retry_after_seconds=1,
+            )
+        self._parallel[key.public_id] = running + 1
+        try:
+            yield
+        finally:
+            self._parallel[key.public_id] -= 1
+            if not self._parallel[key.public_id]:
+                del self._parallel[key.public_id]
+
+    async def take(self, key: ApiKey, tokens: int, *, asked: bool) -> tuple[Ask | None, tuple[Level, ...]]:
+        """Take one request and `tokens` from the key's buckets, both or none.
+
+        With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
+        are what the model would allow, which is no reason to refuse a short answer: all there is will do.
+        Returns what was taken of tokens, for `give_back`, and how full the buckets are. Raises `ApiError`.
+        """
+        most = self.limits(key).tokens_per_minute
+        asks = self._asks(key, tokens if asked or not most else min(tokens, most))
+        if not asks:
+            return None, ()
+        taken = await self._buckets.take(*asks)
+        if isinstance(taken, TooLarge):
+            raise _never_fits(taken)
+        if isinstance(taken, Refused):
+            raise _refusal(taken, asks)
+        return next((ask for ask in asks if ask.bucket.endswith(":tokens")), None), taken.levels
+
+    def give_back(self, ask: Ask, unused: int) -> None:
+        """Give back tokens of what was taken. Never waits or fails."""
+        if unused > 0:
+            self._buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
+
+    async def levels(self, key: ApiKey) -> tuple[Level, ...]:
+        """Return how full the key's buckets are."""
+        asks = self._asks(key, 0)
+        return await self._buckets.levels(*asks) if asks else ()
+
+    def _asks(self, key: ApiKey, tokens: int) -> list[Ask]:
+        limits, asks = self.limits(key), []
+        if limits.requests_per_minute is not None:
+            asks.append(Ask.per_minute(f"{key.public_id}:requests", 1, limits.requests_per_minute))
+        if limits.tokens_per_minute is not None:
+            asks.append(Ask.per_minute(f"{key.public_id}:tokens", tokens, limits.tokens_per_minute))
+        return asks
+
+
+def headers_of(levels: tuple[Level, ...]) -> dict[str, str]:
+    """Return `x-ratelimit-*` headers, of the buckets that the key has."""
+    headers = {}
+    for level in levels:
+        kind = level.bucket.rpartition(":")[2]
+        headers[f"x-ratelimit-limit-{kind}"] = f"{level.limit:.0f}"
+        headers[f"x-ratelimit-remaining-{kind}"] = str(level.remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = duration(level.reset_seconds)
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as the convention writes it: `350ms`, `12s`, `1m5s`."""
+    if 0 < seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def too_many(message: str, *, retry_after_seconds: float, headers: dict[str, str] | None = None) -> ApiError:
+    """Make the error of a limit that passes with time."""
+    wait = min(max(math.ceil(retry_after_seconds), 1), _LONGEST_RETRY_SECONDS)
+    return ApiError(
+        429,
+        "rate_limit_exceeded",
+        message,
+        type="rate_limit_error",
+        headers={"Retry-After": str(wait), **(headers or {})},
+    )
+
+
+def quota_spent(message: str) -> ApiError:
+    """Make the error of a limit that does not pass soon: clients should not try again by themselves."""
+    return ApiError(429, "insufficient_quota", message, type="rate_limit_error", headers={"x-should-retry": "false"})
+
+
+def _refusal(refused: Refused, asks: list[Ask]) -> ApiError:
+    ask = next(ask for ask in asks if ask.bucket == refused.bucket)
+    kind = refused.bucket.rpartition(":")[2]
+    asked = f" This request may need {ask.cost:.0f}." if kind == "tokens" else ""
+    advice = " Ask for fewer with `max_tokens`, or wait." if kind == "tokens" else " Wait, or ask for a larger limit."
+    return too_many(
+        f"Rate limit reached: {ask.burst:.0f} {kind} per minute.{asked} Try again in"
+        f" {duration(refused.retry_after_seconds)}.{advice}",
+        retry_after_seconds=refused.retry_after_seconds,
+        headers=headers_of(refused.levels),
+    )
+
+
+def _never_fits(large: TooLarge) -> ApiError:
+    kind = large.bucket.rpartition(":")[2]
+    if large.burst == 0:
+        return quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
+    return ApiError(
+        400,
+        "invalid_value",
+        f"This request may need {large.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your key "
+        f"has {large.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
+        param="max_tokens",
+    )

@@ -1,0 +1,153 @@
+"""The engine as one HTTP request may use it: every call is held to the key's limits and written into the usage book.
+
+Routes call it like the engine itself. What the limits are is limits.py's, in what order calls run the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from server.hangup import ClientGoneError
+from server.limits import headers_of
+from server.store import StoreUnavailableError
+from server.store import Usage as Used
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+    from engine import ChatRequest, ChatResult, ChatStep, Engine, TextRequest, Usage
+    from server.access_log import RequestRecord
+    from server.limits import Limiter
+    from server.store import ApiKey, Ask, UsageBook
+
+_Request = TypeVar("_Request", "ChatRequest", "TextRequest")
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of the engine: what was taken for it, and what it has used so far."""
+
+    reserved: int = 0
+    tokens: Ask | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """What a process keeps of all keys: what they may use, and what they have used."""
+
+    limiter: Limiter
+    book: UsageBook
+
+
+class MeteredEngine:
+    """Made anew for each HTTP request; all calls of one request count as one that runs."""
+
+    def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, *, kind: str) -> None:
+        self._engine = engine
+        self._meter = meter
+        self._key = key
+        self._record = record
+        self._kind = kind
+        self._calls = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count this HTTP request as one that runs, once however many calls it makes. Raises `ApiError`."""
+        with self._meter.limiter.one_more(self._key) if self._calls == 0 else nullcontext():
+            self._calls += 1
+            try:
+                yield
+            finally:
+                self._calls -= 1
+
+    async def chat(self, request: ChatRequest) -> ChatResult:
+        """Like `Engine.chat`; raises `ApiError` where a limit is met."""
+        async with self._call(request.model) as call:
+            result = await self._engine.chat(self._known(request, call))
+            call.usage = result.usage
+            return result
+
+    async def chat_stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
+        """Like `Engine.chat_stream`; raises `ApiError` where a limit is met, before the first step."""
+        async with (
+            self._call(request.model) as call,
+            aclosing(self._engine.chat_stream(self._known(request, call))) as steps,
+        ):
+            async for step in steps:
+                call.usage = step.usage
+                yield step
+
+    async def text(self, request: TextRequest) -> ChatResult:
+        """Like `Engine.text`."""
+        async with self._call(request.model) as call:
+            result = await self._engine.text(self._known(request, call))
+            call.usage = result.usage
+            return result
+
+    async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
+        """Like `Engine.text_stream`."""
+        async with (
+            self._call(request.model) as call,
+            aclosing(self._engine.text_stream(self._known(request, call))) as steps,
+        ):
+            async for step in steps:
+                call.usage = step.usage
+                yield step
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Like `Engine.count_tokens`. It costs a request and no tokens."""
+        async with self._call(request.model) as call:
+            await self._take(call, 0, asked=True)
+            return await self._engine.count_tokens(request)
+
+    def _known(self, request: _Request, call: _Call) -> _Request:
+        async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
+            asked = request.max_tokens is not None
+            await self._take(call, prompt_tokens + longest_answer_tokens, asked=asked)
+
+        share = self._meter.limiter.limits(self._key).queue_share
+        return replace(request, owner=self._key.public_id, queue_share=share, before_turn=take)
+
+    async def _take(self, call: _Call, tokens: int, *, asked: bool) -> None:
+        if call.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
+            self._meter.limiter.give_back(call.tokens, call.reserved)
+            call.tokens, call.reserved = None, 0  # not once more, should the next lines fail
+        try:
+            call.tokens, levels = await self._meter.limiter.take(self._key, tokens, asked=asked)
+        except StoreUnavailableError:
+            return  # better unlimited for a moment than nobody served; keys are checked all the same
+        call.reserved = 0 if call.tokens is None else int(call.tokens.cost)
+        self._record.headers.update(headers_of(levels))
+
+    @asynccontextmanager
+    async def _call(self, model: str) -> AsyncIterator[_Call]:
+        call, outcome = _Call(), Used(requests=1)
+        try:
+            with self.running():
+                yield call
+        except (asyncio.CancelledError, GeneratorExit, ClientGoneError):
+            outcome = Used(requests=1, aborted=1)
+            raise
+        except Exception:
+            outcome = Used(requests=1, errors=1)
+            raise
+        finally:
+            self._settle(model, call, outcome)
+
+    def _settle(self, model: str, call: _Call, outcome: Used) -> None:
+        usage = call.usage
+        used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
+        if call.tokens is not None:
+            self._meter.limiter.give_back(call.tokens, call.reserved - used)
+        if usage is not None:
+            outcome = replace(
+                outcome,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens or 0,
+            )
+        self._meter.book.add(self._key.public_id, model, self._kind, outcome)

@@ -1,0 +1,33 @@
+"""`/v1/admin/audit` and `/v1/admin/reload`: who changed what, and models.yaml read again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from server.dependencies import TheActor, TheAudit, key_with
+from server.reload import take_over
+from server.schemas.admin import Entry, EntryList, Reloaded
+from server.schemas.usage import AuditQuery
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key_with("admin"))])
+
+
+@router.get("/audit")
+async def read_audit(query: Annotated[AuditQuery, Query()], audit: TheAudit) -> EntryList:
+    """List changes of keys and configuration, the newest first."""
+    return EntryList(data=[Entry.of(entry) for entry in await audit.read(query.limit, query.since)])
+
+
+@router.post("/reload")
+async def reload(request: Request, by: TheActor) -> Reloaded:
+    """Read models.yaml again. A wrong one changes nothing, and its problems are the answer."""
+    taken = await take_over(request.app, by)
+    return Reloaded(
+        models=list(taken.config.models),
+        tiers=list(taken.config.tiers),
+        added=list(taken.added),
+        changed=list(taken.changed),
+        removed=list(taken.removed),
+    )

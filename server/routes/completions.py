@@ -1,0 +1,80 @@
+"""`POST /v1/completions`: plain texts that a model goes on with, whole and streamed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from server.bodies import StrictRoute
+from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.hangup import until_hangup
+from server.schemas.completions import CompletionBody, to_text_request
+from server.schemas.completions_answer import TextChunkEncoder, text_completion
+from server.sse import event_stream
+from server.store import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine import TextRequest
+    from server.access_log import RequestRecord
+    from server.metering import MeteredEngine
+
+router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
+
+
+@router.post("/completions", response_class=Response)
+async def create_completion(
+    body: CompletionBody,
+    request: Request,
+    key: Annotated[ApiKey, Depends(key_with("chat"))],
+    engine: ChatEngine,
+    access: TheAccess,
+    settings: TheSettings,
+    drain: TheDrain,
+) -> Response:
+    """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
+    text = to_text_request(body, key, access)
+    record: RequestRecord = request.state.record
+    record.model, record.stream = body.model, bool(body.stream)
+    id_, created = f"cmpl-{text.request_id}", int(time.time())
+    if body.stream:
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        encoder = TextChunkEncoder(id_=id_, created=created, model=text.model, include_usage=include_usage)
+        return await event_stream(
+            request,
+            _events(engine, text, encoder, record),
+            drain=drain,
+            keep_alive_seconds=settings.keep_alive_seconds,
+        )
+    result = await until_hangup(engine.text(text), request.receive, drain)
+    record.prompt_tokens = result.usage.prompt_tokens
+    record.completion_tokens = result.usage.completion_tokens
+    record.finish_reason = result.choices[0].finish_reason
+    answer = text_completion(result, id_=id_, created=created, model=text.model)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def _events(
+    engine: MeteredEngine, text: TextRequest, encoder: TextChunkEncoder, record: RequestRecord
+) -> AsyncGenerator[bytes, None]:
+    steps = engine.text_stream(text)
+    step = None
+    try:
+        async for step in steps:
+            record.first_token()
+            for delta in step.deltas:
+                record.finish_reason = delta.finish_reason or record.finish_reason
+            if chunk := encoder.step(step):
+                yield chunk
+    finally:
+        if step is not None:
+            record.prompt_tokens = step.usage.prompt_tokens
+            record.completion_tokens = step.usage.completion_tokens
+        await steps.aclose()
+    if step is not None:
+        yield encoder.end(step.usage)

@@ -1,0 +1,122 @@
+"""`POST /v1/messages`, plain and streamed, and `POST /v1/messages/count_tokens`: chat in another convention.
+
+What is asked is answered by the same engine with the same checks and limits as chat; only the words differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from server.answering import to_chat_request
+from server.bodies import StrictRoute
+from server.dependencies import Access, ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.hangup import until_hangup
+from server.schemas import messages_answer
+from server.schemas.messages import CountTokensBody, MessagesBody
+from server.schemas.messages_prompt import FieldNames, translate
+from server.settings import Settings
+from server.sse import event_stream
+from server.store import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine import ChatRequest
+    from server.access_log import RequestRecord
+    from server.metering import MeteredEngine
+
+router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictRoute)
+
+
+@router.post("", response_class=Response)
+async def create_message(
+    body: MessagesBody,
+    request: Request,
+    key: Annotated[ApiKey, Depends(key_with("chat"))],
+    engine: ChatEngine,
+    access: TheAccess,
+    settings: TheSettings,
+    drain: TheDrain,
+) -> Response:
+    """Answer a conversation with a message, whole or, with `stream: true`, as server-sent events."""
+    chat, names = _to_chat(body, key, access, settings)
+    record: RequestRecord = request.state.record
+    record.model, record.stream = body.model, bool(body.stream)
+    id_ = f"msg_{chat.request_id}"
+    if body.stream:
+        encoder = messages_answer.EventEncoder(id_=id_, model=chat.model)
+        return await event_stream(
+            request,
+            _events(engine, chat, names, encoder, record),
+            drain=drain,
+            keep_alive_seconds=settings.keep_alive_seconds,
+            failure=messages_answer.error_event,
+        )
+    with names.as_sent():
+        result = await until_hangup(engine.chat(chat), request.receive, drain)
+    record.prompt_tokens = result.usage.prompt_tokens
+    record.completion_tokens = result.usage.completion_tokens
+    record.finish_reason = result.choices[0].finish_reason
+    answer = messages_answer.message(result, id_=id_, model=chat.model)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+@router.post("/count_tokens", response_class=Response)
+async def count_tokens(
+    body: CountTokensBody,
+    request: Request,
+    key: Annotated[ApiKey, Depends(key_with("chat"))],
+    engine: ChatEngine,
+    access: TheAccess,
+    settings: TheSettings,
+    drain: TheDrain,
+) -> Response:
+    """Count the tokens that the same body would have as a prompt, tools and the model's own template included."""
+    chat, names = _to_chat(body, key, access, settings)
+    record: RequestRecord = request.state.record
+    record.model = body.model
+    with names.as_sent():
+        tokens = await until_hangup(engine.count_tokens(chat), request.receive, drain)
+    record.prompt_tokens = tokens
+    return Response(msgspec.json.encode({"input_tokens": tokens}), media_type="application/json")
+
+
+def _to_chat(body: CountTokensBody, key: ApiKey, access: Access, settings: Settings) -> tuple[ChatRequest, FieldNames]:
+    prompt = translate(body)
+    with prompt.names.as_sent():
+        chat = to_chat_request(prompt.chat, key, access, settings)
+    top_k = body.top_k if isinstance(body, MessagesBody) else None
+    return replace(chat, top_k=top_k, continue_answer=prompt.continues), prompt.names
+
+
+async def _events(
+    engine: MeteredEngine,
+    chat: ChatRequest,
+    names: FieldNames,
+    encoder: messages_answer.EventEncoder,
+    record: RequestRecord,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of one answer; the first begins the message and holds the first token."""
+    steps = engine.chat_stream(chat)
+    step = None
+    try:
+        with names.as_sent():
+            async for step in steps:
+                record.first_token()
+                events = encoder.step(step)
+                for delta in step.deltas:
+                    record.finish_reason = delta.finish_reason or record.finish_reason
+                if events:
+                    yield events
+    finally:
+        if step is not None:
+            record.prompt_tokens = step.usage.prompt_tokens
+            record.completion_tokens = step.usage.completion_tokens
+        await steps.aclose()
+    if step is not None:
+        yield encoder.end(step.usage)

@@ -1,0 +1,100 @@
+"""`POST /v1/responses`: the same answers as chat's in OpenAI's newer convention. Stateless: nothing is stored."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from engine import GenerationError
+from server.answering import to_chat_request
+from server.bodies import StrictRoute
+from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.hangup import until_hangup
+from server.schemas.responses import ResponseBody
+from server.schemas.responses_answer import ResponseObject
+from server.schemas.responses_chat import named_as_sent, to_chat_body, to_conversation
+from server.schemas.responses_events import ResponseEvents
+from server.sse import event_stream
+from server.store import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine import ChatRequest
+    from server.access_log import RequestRecord
+    from server.metering import MeteredEngine
+    from server.schemas.responses_chat import Conversation
+
+router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
+
+
+@router.post("/responses", response_class=Response)
+async def create_response(
+    body: ResponseBody,
+    request: Request,
+    key: Annotated[ApiKey, Depends(key_with("chat"))],
+    engine: ChatEngine,
+    access: TheAccess,
+    settings: TheSettings,
+    drain: TheDrain,
+) -> Response:
+    """Answer a conversation of items, whole or, with `stream: true`, as typed events. Nothing is stored."""
+    conversation = to_conversation(body)
+    with named_as_sent(conversation):
+        chat = to_chat_request(to_chat_body(body, conversation), key, access, settings)
+    record: RequestRecord = request.state.record
+    record.model, record.stream = body.model, bool(body.stream)
+    answer = ResponseObject(body, id_=f"resp_{chat.request_id}", created=int(time.time()))
+    events = ResponseEvents(answer, chat.request_id)
+    steps = _events(engine, chat, conversation, events, record)
+    if body.stream:
+        return await event_stream(
+            request,
+            steps,
+            drain=drain,
+            keep_alive_seconds=settings.keep_alive_seconds,
+            failure=events.failed,
+        )
+    await until_hangup(_read(steps), request.receive, drain)
+    if events.response is None:
+        raise GenerationError("The model gave no answer. Send the request again.")
+    return Response(msgspec.json.encode(events.response), media_type="application/json")
+
+
+async def _read(steps: AsyncGenerator[bytes, None]) -> None:
+    """Run to the end: plain and streamed answers agree because they are made by the same events."""
+    try:
+        async for _ in steps:
+            pass
+    finally:
+        await steps.aclose()
+
+
+async def _events(
+    engine: MeteredEngine, chat: ChatRequest, conversation: Conversation, events: ResponseEvents, record: RequestRecord
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of one answer; the first holds the opening ones as well as the first token."""
+    steps = engine.chat_stream(chat)
+    step = None
+    head = events.start()
+    try:
+        with named_as_sent(conversation):
+            async for step in steps:
+                record.first_token()
+                data = head + events.step(step)
+                head = b""
+                for delta in step.deltas:
+                    record.finish_reason = delta.finish_reason or record.finish_reason
+                if data:
+                    yield data
+    finally:
+        if step is not None:
+            record.prompt_tokens = step.usage.prompt_tokens
+            record.completion_tokens = step.usage.completion_tokens
+        await steps.aclose()
+    if step is not None:
+        yield events.end(step.usage)

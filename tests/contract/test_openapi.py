@@ -1,0 +1,118 @@
+"""The published description of the API against the real server: random requests made from it, and what answers may be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+if TYPE_CHECKING:
+    from serving import Key, Server
+
+with warnings.catch_warnings():  # what its own dependencies say while they are imported
+    warnings.simplefilter("ignore")
+    import schemathesis
+    from schemathesis.generation import GenerationMode
+
+pytestmark = pytest.mark.engine
+
+MODEL = "service-plus"
+SHORT = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 16, "n": 1, "ignore_eos": False}
+EXAMPLES = 15
+WITHOUT_BODY = {"/v1/admin/keys/{public_id}/revoke", "/v1/admin/reload"}
+ALLOWED = {
+    "GET": {200, 400, 401, 403, 404},
+    "PATCH": {200, 400, 401, 403, 404, 413, 415},
+    "POST": {200, 400, 401, 403, 404, 413, 415},
+}
+
+
+@pytest.fixture(scope="module")
+def document(server: Server, admin_key: Key) -> dict[str, Any]:
+    response = httpx2.get(f"{server.root_url}/openapi.json", headers={"Authorization": f"Bearer {admin_key.text}"})
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_the_description_names_the_key_the_bodies_and_one_shape_of_errors(document: dict[str, Any]) -> None:
+    assert document["info"]["version"] == "1.0.0"
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
+    assert "422" not in str(document["paths"])
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert operation["description"]
+            if path.startswith("/v1/"):
+                assert {"200", "400", "401", "403", "429", "500", "503"} <= set(operation["responses"])
+                errors = [answer for status, answer in operation["responses"].items() if int(status) >= 400]
+                shapes = {answer["content"]["application/json"]["schema"]["$ref"] for answer in errors}
+                assert shapes == {"#/components/schemas/Error"}
+            if method == "post" and path not in WITHOUT_BODY:
+                assert operation["requestBody"]["content"]["application/json"]["schema"]
+
+
+def test_the_description_is_for_those_with_a_key(server: Server) -> None:
+    assert httpx2.get(f"{server.root_url}/openapi.json").status_code == 401
+
+
+def operations(document: dict[str, Any]) -> list[Any]:
+    schema = schemathesis.openapi.from_dict(document)
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+def made_answerable(case: Any) -> None:
+    """Name a model that is there, and ask for little: else every request would end as 404, or take its time."""
+    bodies = case.body.get("requests", [case.body]) if isinstance(case.body, dict) else []
+    for body in bodies if isinstance(bodies, list) else []:
+        if isinstance(body, dict):
+            body.update({name: value for name, value in SHORT.items() if name in body or name.startswith("max_tok")})
+            if isinstance(body.get("model"), str):
+                body["model"] = MODEL
+
+
+def check_answer(document: dict[str, Any], case: Any, response: httpx2.Response) -> None:
+    path, method = case.operation.path, case.operation.method
+    answers = document["paths"][path][method.lower()]["responses"]
+    status = response.status_code
+    assert status in ALLOWED[method.upper()], (status, response.text)
+    assert str(status) in answers, f"{status} of {path} is not documented"
+    assert response.headers["x-request-id"]
+    content_type = response.headers["content-type"].partition(";")[0]
+    described = answers[str(status)]["content"]
+    assert content_type in described, content_type
+    if content_type == "application/json":
+        whole = {**described[content_type]["schema"], "components": document["components"]}
+        jsonschema.validate(response.json(), whole, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_whatever_is_sent_the_answer_is_one_that_is_described(
+    server: Server, admin_key: Key, document: dict[str, Any], mode: GenerationMode
+) -> None:
+    headers = {"Authorization": f"Bearer {admin_key.text}"}
+    for operation in operations(document):
+        if mode is GenerationMode.NEGATIVE and operation.method == "get":
+            continue  # nothing in it can be wrong
+        strategy = operation.as_strategy(generation_mode=mode)
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=strategy)
+        def check(case: Any) -> None:
+            made_answerable(case)
+            sent = case.as_transport_kwargs(base_url=server.root_url, headers=headers)
+            sent.pop("cookies", None)
+            body = {"content": sent.pop("data")} if isinstance(sent.get("data"), bytes | str) else {}
+            check_answer(document, case, client.request(**sent, **body))
+
+        with httpx2.Client(timeout=30) as client:
+            check()

@@ -1,0 +1,46 @@
+"""A client that asks and leaves, on any route, and what the access log says about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from chat_parts import assert_well
+from serving import async_poll_until, open_socket, raw_request
+
+if TYPE_CHECKING:
+    import httpx2
+    from serving import Key, Server
+
+
+async def line_of(server: Server, request_id: str) -> dict[str, Any]:
+    """The access line of a request that has ended or is about to."""
+    lines: list[dict[str, Any]] = []
+
+    def logged() -> bool:
+        lines[:] = [line for line in server.access_lines() if line["request_id"] == request_id]
+        return bool(lines)
+
+    await async_poll_until(logged, 2)
+    return lines[0]
+
+
+async def ask_and_leave(
+    server: Server, key: Key, http: httpx2.AsyncClient, path: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Leave once the answer is being made: after the first bytes of a stream, or of another's whole answer."""
+    request_id = f"left{path.replace('/', '-')}-{body['stream']}"
+    headers = {
+        "Authorization": f"Bearer {key.text}",
+        "Content-Type": "application/json",
+        "X-Request-Id": request_id,
+    }
+    opened = open_socket(server)
+    opened.sendall(raw_request("POST", path, headers, json.dumps(body).encode()))
+    if body["stream"]:
+        assert (await asyncio.to_thread(opened.recv, 10_000)).startswith(b"HTTP/1.1 200 ")
+    else:
+        await assert_well(http)
+    opened.close()
+    return await line_of(server, request_id)

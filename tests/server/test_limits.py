@@ -1,0 +1,300 @@
+"""Limits of keys on a real server whose models.yaml sets small ones, that file read again, and who may use its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from chat_parts import CHAT, HELLO, MODEL, assert_error
+from serving import BIN, ROOT, Key, Server, async_poll_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+YAML = """\
+models:
+  service-plus:
+    task: chat
+    tier: standard
+    capabilities: [chat, streaming, function_calling]
+    weights: service-plus
+    demo: chat
+    engine: {context_length: 2048}
+tiers:
+  standard: {models: [standard]}
+  requests: {models: [standard], requests_per_minute: 20}
+  tokens: {models: [standard], tokens_per_minute: 1000}
+  parallel: {models: [standard], parallel_requests: 2}
+  batches: {models: [standard], batch_items: 3}
+"""
+SHORT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 1, "temperature": 0}
+LONG = SHORT | {"max_tokens": 700, "ignore_eos": True}
+BATCH = f"{CHAT}/batch"
+_REFILL_SECONDS = 3.0  # of one request at 20 a minute
+
+
+@pytest.fixture(scope="module")
+def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("limits") / "models.yaml"
+    write(file, YAML)
+    return file
+
+
+def write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def limited(models_file: Path) -> Iterator[Server]:
+    environment = {"HEARTH_MODELS": str(models_file)}
+    with Server(models_file.parent, environment=environment) as running:
+        yield running
+        assert running.stop() == 0, running.log()
+
+
+@pytest.fixture(scope="module")
+async def admin(limited: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    assert limited.admin_key is not None
+    async with client_with(limited, limited.admin_key.text) as client:
+        yield client
+
+
+@asynccontextmanager
+async def client_with(server: Server, key: str) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=60) as client:
+        yield client
+
+
+@asynccontextmanager
+async def client_of(server: Server, admin: httpx2.AsyncClient, tier: str, **limits: int) -> AsyncIterator[Any]:
+    """A client with a new key of this tier and with limits of its own."""
+    made = await admin.post("/v1/admin/keys", json={"name": tier, "tier": tier, "limits": limits})
+    assert made.status_code == 200, made.text
+    server.made_keys.append(Key(made.json()["key"]))
+    async with client_with(server, made.json()["key"]) as client:
+        yield client
+
+
+@asynccontextmanager
+async def streaming(client: httpx2.AsyncClient) -> AsyncIterator[AsyncIterator[str]]:
+    """A long answer that has begun; leaving the block leaves the server."""
+    async with client.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
+        assert response.status_code == 200, await response.aread()
+        lines = response.aiter_lines()
+        assert (await anext(lines)).startswith("data: ")
+        yield lines
+
+
+async def answers(client: httpx2.AsyncClient, body: dict[str, Any] = SHORT) -> bool:
+    return (await client.post(CHAT, json=body)).status_code == 200
+
+
+async def until_answered(client: httpx2.AsyncClient, body: dict[str, Any] = SHORT, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not await answers(client, body):
+        assert time.monotonic() < deadline
+
+
+async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
+    limited: Server, admin: httpx2.AsyncClient
+):
+    async with client_of(limited, admin, "requests") as client, client_of(limited, admin, "requests") as other:
+        began = time.monotonic()
+        responses = await asyncio.gather(*(client.post(CHAT, json=SHORT) for _ in range(50)))
+        refilled = (time.monotonic() - began) / _REFILL_SECONDS
+        passed = [response for response in responses if response.status_code == 200]
+        assert 20 <= len(passed) <= 20 + math.ceil(refilled)
+        for response in passed:
+            assert response.headers["x-ratelimit-limit-requests"] == "20"
+        assert "0" in {response.headers["x-ratelimit-remaining-requests"] for response in passed}
+        for response in responses:
+            if response.status_code != 200:
+                assert_error(response, 429, "rate_limit_exceeded")
+                assert 1 <= int(response.headers["retry-after"]) <= math.ceil(_REFILL_SECONDS)
+                assert response.headers["x-ratelimit-remaining-requests"] == "0"
+                assert "20 requests per minute" in response.json()["error"]["message"]
+        assert await answers(other)  # two keys of a tier do not share
+
+
+async def test_after_the_time_that_retry_after_names_the_request_passes(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "standard", requests_per_minute=12) as client:
+        while (response := await client.post(CHAT, json=SHORT)).status_code == 200:
+            assert response.headers["x-ratelimit-limit-requests"] == "12"
+        at = time.monotonic() + int(response.headers["retry-after"])
+        assert int(response.headers["retry-after"]) <= 5
+        await async_poll_until(lambda: time.monotonic() >= at, 10)
+        assert await answers(client)
+
+
+async def test_tokens_are_reserved_at_the_start_and_given_back_at_the_end(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "tokens") as client:
+        for _ in range(3):  # 800 of 1,000 each time, nearly all of it given back
+            response = await client.post(CHAT, json=SHORT | {"max_tokens": 800})
+            assert response.status_code == 200, response.text
+            used = response.json()["usage"]
+            left = int(response.headers["x-ratelimit-remaining-tokens"])
+            assert left <= 1000 - used["prompt_tokens"] - 800
+            assert response.headers["x-ratelimit-limit-tokens"] == "1000"
+        async with streaming(client):
+            refused = await client.post(CHAT, json=SHORT | {"max_tokens": 500})
+            assert_error(refused, 429, "rate_limit_exceeded")
+            assert "1000 tokens per minute" in refused.json()["error"]["message"]
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert await answers(client)  # a small one fits
+        await until_answered(client, SHORT | {"max_tokens": 500}, seconds=5)
+
+
+async def test_what_never_fits_is_a_bad_request_and_what_was_not_asked_for_is_cut(
+    limited: Server, admin: httpx2.AsyncClient
+):
+    async with client_of(limited, admin, "tokens") as client:
+        too_large = await client.post(CHAT, json=SHORT | {"max_tokens": 1500})
+        assert_error(too_large, 400, "invalid_value", "max_tokens")
+        assert "1000 per minute" in too_large.json()["error"]["message"]
+        without = {name: value for name, value in SHORT.items() if name != "max_tokens"}
+        assert await answers(client, without)
+    for limit in ("requests_per_minute", "tokens_per_minute", "parallel_requests"):
+        async with client_of(limited, admin, "standard", **{limit: 0}) as client:
+            nothing = await client.post(CHAT, json=SHORT)
+            assert_error(nothing, 429, "insufficient_quota")
+            assert nothing.headers["x-should-retry"] == "false"
+
+
+async def test_only_so_many_requests_run_at_the_same_time(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "parallel") as client, streaming(client):
+        async with streaming(client):
+            refused = await client.post(CHAT, json=SHORT)
+            assert_error(refused, 429, "rate_limit_exceeded")
+            assert "2 requests running" in refused.json()["error"]["message"]
+            assert refused.headers["retry-after"] == "1"
+        await until_answered(client)
+
+
+async def test_the_items_of_a_batch_are_counted_and_bounded(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "batches") as client:
+        assert_error(await client.post(BATCH, json={"requests": [SHORT] * 4}), 400, "batch_too_large", "requests")
+        assert (await client.post(BATCH, json={"requests": [SHORT] * 3})).json()["counts"]["succeeded"] == 3
+    async with client_of(limited, admin, "batches", requests_per_minute=2, batch_items=5) as client:
+        batch = (await client.post(BATCH, json={"requests": [SHORT] * 5})).json()
+        refused = [item for item in batch["responses"] if "error" in item]
+        assert (batch["counts"]["succeeded"], len(refused)) == (2, 3)
+        assert {(item["status_code"], item["error"]["code"]) for item in refused} == {(429, "rate_limit_exceeded")}
+
+
+async def test_a_key_without_limits_gets_no_such_headers(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "standard") as client:
+        response = await client.post(CHAT, json=SHORT)
+        assert not any(name.startswith("x-ratelimit") for name in response.headers)
+
+
+async def test_a_change_of_a_keys_limits_holds_within_ten_seconds(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "requests", requests_per_minute=50) as client:
+        response = await client.post(CHAT, json=SHORT)
+        assert response.headers["x-ratelimit-limit-requests"] == "50"
+        public_id = limited.made_keys[-1].public_id
+        await admin.patch(f"/v1/admin/keys/{public_id}", json={"limits": {"requests_per_minute": None}})
+        await until_limit(client, "20")
+
+
+async def until_limit(client: httpx2.AsyncClient, limit: str, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while (response := await client.post(CHAT, json=SHORT)).headers.get("x-ratelimit-limit-requests") != limit:
+        assert response.status_code in {200, 429}, response.text
+        assert time.monotonic() < deadline
+
+
+# models.yaml, read again
+
+
+def hearth(data_dir: Path, models_file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    environment = clean | {"HEARTH_DATA_DIR": str(data_dir), "HEARTH_MODELS": str(models_file)}
+    command = [BIN / "hearth", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def test_changed_tiers_hold_while_an_answer_goes_on(
+    limited: Server, admin: httpx2.AsyncClient, models_file: Path
+):
+    async with client_of(limited, admin, "requests") as client, client_of(limited, admin, "standard") as talker:
+        assert (await client.post(CHAT, json=SHORT)).headers["x-ratelimit-limit-requests"] == "20"
+        async with streaming(talker) as lines:
+            write(models_file, YAML.replace("requests_per_minute: 20", "requests_per_minute: 30"))
+            done = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert str(limited.pid) in done.stdout
+            await until_limit(client, "30")
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        write(models_file, YAML)
+        taken = await admin.post("/v1/admin/reload")
+        assert taken.json() == {
+            "object": "config",
+            "models": [MODEL],
+            "tiers": ["standard", "requests", "tokens", "parallel", "batches"],
+            "added": [],
+            "changed": ["tier requests"],
+            "removed": [],
+        }
+        await until_limit(client, "20", seconds=1)
+    entries = (await admin.get("/v1/admin/audit")).json()["data"]
+    actors = [entry["actor"].partition(":")[0] for entry in entries if entry["action"] == "config.reload"]
+    assert limited.admin_key is not None
+    assert actors == [limited.admin_key.public_id, "cli"]
+
+
+async def test_a_wrong_file_changes_nothing_and_is_reported(
+    limited: Server, admin: httpx2.AsyncClient, models_file: Path
+):
+    async with client_of(limited, admin, "requests") as client:
+        wrong = YAML.replace("requests_per_minute: 20", "requests_per_minute: many").replace("task: chat", "task: chta")
+        write(models_file, wrong)
+        try:
+            told = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
+            refused = await admin.post("/v1/admin/reload")
+            os.kill(limited.pid, signal.SIGHUP)  # past the command's own check
+            limited.wait_for_line(r"models\.yaml was not taken over: .*2 problems")
+        finally:
+            write(models_file, YAML)
+        assert told.returncode == 1
+        assert_error(refused, 400, "invalid_config")
+        for text in (told.stderr, refused.json()["error"]["message"]):
+            assert "2 problems" in text
+            assert "requests_per_minute" in text
+            assert "chta" in text
+        assert (await client.post(CHAT, json=SHORT)).headers["x-ratelimit-limit-requests"] == "20"
+        assert (await admin.get("/health/ready")).status_code == 200
+
+
+# The data directory
+
+
+async def test_a_second_server_on_the_same_folder_is_refused_and_harms_nothing(
+    limited: Server, admin: httpx2.AsyncClient, models_file: Path
+):
+    second = await asyncio.to_thread(hearth, limited.data_dir, models_file, "serve", "--port", "0")
+    assert second.returncode == 1
+    assert f"process {limited.pid}" in second.stderr
+    assert "--data-dir" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert await answers(admin)
+    reload = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
+    assert str(limited.pid) in reload.stdout
+
+
+def test_reload_without_a_server_says_so(tmp_path: Path, models_file: Path):
+    done = hearth(tmp_path, models_file, "reload")
+    assert done.returncode == 1
+    assert "No Hearth runs on the data directory" in done.stderr

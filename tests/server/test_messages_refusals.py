@@ -1,0 +1,245 @@
+"""Bodies that `/v1/messages` refuses, in the words of its own fields; and clients of it that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chat_parts import HELLO, MODEL, assert_error, assert_well
+from serving import CANARY, async_poll_until, open_socket, raw_request
+
+from server.errors import ApiError
+from server.schemas import messages_answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import httpx2
+    from serving import Key, Server
+
+pytestmark = pytest.mark.engine
+
+MESSAGES = "/v1/messages"
+BASE = {"model": MODEL, "max_tokens": 1, "messages": HELLO}
+VALUE, FIELD, CAPABILITY = "invalid_value", "missing_field", "unsupported_capability"
+PIXEL = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+CALL = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+
+
+def user(*blocks: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(blocks)}]
+
+
+def image(source: Any) -> dict[str, Any]:
+    return {"type": "image", "source": source}
+
+
+def result(content: Any) -> list[dict[str, Any]]:
+    answer = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": content}]}]
+    return [*HELLO, {"role": "assistant", "content": [CALL]}, *answer]
+
+
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"max_tokens": None}, "max_tokens", VALUE),
+    ({"max_tokens": 0}, "max_tokens", VALUE),
+    ({"max_tokens": True}, "max_tokens", VALUE),
+    ({"max_tokens": 2**62}, "max_tokens", "context_length_exceeded"),
+    ({"temperature": 1.5}, "temperature", VALUE),
+    ({"temperature": "1"}, "temperature", VALUE),
+    ({"top_p": 0}, "top_p", VALUE),
+    ({"top_k": -1}, "top_k", VALUE),
+    ({"top_k": 1.5}, "top_k", VALUE),
+    ({"top_k": 2**31}, "top_k", VALUE),
+    ({"stop_sequences": "x"}, "stop_sequences", VALUE),
+    ({"stop_sequences": [""]}, "stop_sequences", VALUE),
+    ({"stop_sequences": ["a"] * 5}, "stop_sequences", VALUE),
+    ({"system": 1}, "system", VALUE),
+    ({"system": [image(PIXEL)]}, "system[0].type", VALUE),
+    ({"messages": []}, "messages", VALUE),
+    ({"messages": "hi"}, "messages", VALUE),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", VALUE),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", FIELD),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", VALUE),
+    ({"messages": user()}, "messages[0].content", VALUE),
+    ({"messages": user("x")}, "messages[0].content[0]", VALUE),
+    ({"messages": user({"type": "text"})}, "messages[0].content[0].text", FIELD),
+    ({"messages": user({"type": "text", "text": 1})}, "messages[0].content[0].text", VALUE),
+    ({"messages": user({"text": "x"})}, "messages[0].content[0].type", FIELD),
+    ({"messages": user({"type": "document", "source": {}})}, "messages[0].content[0].type", VALUE),
+    ({"messages": user(CALL)}, "messages[0].content[0].type", VALUE),
+    ({"messages": [*HELLO, {"role": "assistant", "content": [image(PIXEL)]}]}, "messages[1].content[0].type", VALUE),
+    ({"messages": [*HELLO, {"role": "assistant", "content": [CALL]}]}, "messages", VALUE),
+    ({"messages": result([{"type": "document"}])}, "messages[2].content[0].content[0].type", VALUE),
+    ({"messages": result(7)}, "messages[2].content[0].content", VALUE),
+    ({"messages": user({"type": "tool_result"})}, "messages[0].content[0].tool_use_id", FIELD),
+    ({"messages": user(image(None))}, "messages[0].content[0].source", VALUE),
+    ({"messages": user(image({"type": "file", "file_id": "x"}))}, "messages[0].content[0].source.type", VALUE),
+    ({"messages": user(image(PIXEL | {"media_type": "a"}))}, "messages[0].content[0].source.media_type", VALUE),
+    (
+        {"messages": user(image({"type": "base64", "media_type": "image/png"}))},
+        "messages[0].content[0].source.data",
+        FIELD,
+    ),
+    (
+        {"messages": [*HELLO, *user({"type": "text", "text": "x"}, image(PIXEL))]},
+        "messages[1].content[1].source",
+        CAPABILITY,
+    ),
+    ({"messages": result([image(PIXEL)])}, "messages[2].content[0].content[0].source", CAPABILITY),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", VALUE),
+    ({"tools": [TOOL, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type", VALUE),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema", FIELD),
+    ({"tools": [TOOL | {"input_schema": None}]}, "tools[0].input_schema", VALUE),
+    ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name", VALUE),
+    ({"tools": [TOOL] * 129}, "tools", VALUE),
+    ({"tool_choice": {"type": "any"}}, "tool_choice", VALUE),
+    ({"tool_choice": "auto"}, "tool_choice", VALUE),
+    ({"tool_choice": {"type": "required"}}, "tool_choice.type", VALUE),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name", VALUE),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", FIELD),
+    ({"thinking": {"type": "hard"}}, "thinking.type", VALUE),
+    ({"output_config": {"effort": "huge"}}, "output_config.effort", VALUE),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", FIELD),
+    ({"output_format": {"type": "json_object"}}, "output_format.type", VALUE),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "output_config.format", VALUE),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+async def _the_server_is_well_afterwards(http: httpx2.AsyncClient) -> AsyncIterator[None]:
+    yield
+    await assert_well(http)
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), CASES, ids=[f"{case[1]}-{i}" for i, case in enumerate(CASES)])
+async def test_what_is_refused_names_the_clients_own_field(
+    http: httpx2.AsyncClient, fields: dict[str, Any], param: str, code: str
+):
+    for stream in (False, True):
+        response = await http.post(MESSAGES, json=BASE | {"stream": stream} | fields)
+        assert_error(response, 400, code, param)
+        message = response.json()["error"]["message"]
+        assert code != VALUE or f"`{param}`" in message, message
+
+
+@pytest.mark.parametrize("field", ["model", "max_tokens", "messages"])
+async def test_what_is_missing_is_named(http: httpx2.AsyncClient, field: str):
+    response = await http.post(MESSAGES, json={name: value for name, value in BASE.items() if name != field})
+    assert_error(response, 400, FIELD, field)
+
+
+async def test_a_schema_that_is_too_large_is_refused(http: httpx2.AsyncClient):
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(300)}}
+    response = await http.post(MESSAGES, json=BASE | {"tools": [TOOL | {"input_schema": schema}]})
+    assert_error(response, 400, "schema_too_complex", "tools[0].input_schema")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'"x"',
+        b'{"model"',
+        b'{"max_tokens": NaN}',
+        b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"model": "\\ud800"}',
+        b'{"model": "\xff"}',
+    ],
+)
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens"])
+async def test_a_body_that_is_no_message_at_all_is_a_400(http: httpx2.AsyncClient, path: str, content: bytes):
+    response = await http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert list(response.json()) == ["error"]
+
+
+async def test_every_type_everywhere_gets_an_answer_in_our_shape(http: httpx2.AsyncClient):
+    tool_use = [*HELLO, {"role": "assistant", "content": [CALL]}]
+    whole = BASE | {
+        "messages": [*tool_use, *user({"type": "tool_result", "tool_use_id": "a", "content": "x"}, image(PIXEL))],
+        "system": [{"type": "text", "text": "x"}],
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low"},
+        "metadata": {"user_id": "x"},
+        "cache_control": {"type": "ephemeral"},
+        "stop_sequences": ["x"],
+        "top_k": 1,
+    }
+    for place in _places(whole):
+        for value in (None, True, -1, 1.5, "", "\u0000", [], {}, [[]], [{}], {"type": CANARY}):
+            body = _with(whole, place, value)
+            response = await http.post(MESSAGES, json=body)
+            assert response.status_code in {200, 400, 404}, (place, value, response.text)
+            assert response.status_code == 200 or list(response.json()) == ["error"]
+            assert CANARY not in response.text
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, item in items for place in [(*path, key), *_places(item, (*path, key))]]
+
+
+def _with(whole: Any, place: tuple[Any, ...], value: Any) -> Any:
+    copy = json.loads(json.dumps(whole))
+    here = copy
+    for key in place[:-1]:
+        here = here[key]
+    here[place[-1]] = value
+    return copy
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_stops_when_its_client_leaves(
+    server: Server, admin_key: Key, http: httpx2.AsyncClient, *, stream: bool
+):
+    """A schema that wants a long text keeps it busy for seconds."""
+    name = f"left-messages-{stream}"
+    headers = {"x-api-key": admin_key.text, "Content-Type": "application/json", "X-Request-Id": name}
+    schema = {"type": "object", "properties": {"x": {"type": "string", "minLength": 900}}, "required": ["x"]}
+    form = {"type": "json_schema", "schema": schema | {"additionalProperties": False}}
+    long = BASE | {"max_tokens": 1900, "stream": stream, "output_config": {"format": form}}
+    opened = open_socket(server)
+    opened.sendall(raw_request("POST", MESSAGES, headers, json.dumps(long).encode()))
+    if stream:
+        received = await asyncio.to_thread(opened.recv, 10_000)
+        assert received.startswith(b"HTTP/1.1 200 ")
+    else:
+        await assert_well(http)  # sent later and answered: the first has reached the engine
+    opened.close()
+    await async_poll_until(lambda: _line(server, name) is not None, 5)
+    line = _line(server, name)
+    assert line is not None
+    assert (line["status"], line["route"], line["model"]) == (499, MESSAGES, MODEL)
+    assert line.get("finish_reason") is None
+
+
+def _line(server: Server, request_id: str) -> dict[str, Any] | None:
+    return next((line for line in server.access_lines() if line["request_id"] == request_id), None)
+
+
+async def test_the_access_line_says_what_happened(server: Server, http: httpx2.AsyncClient):
+    for stream in (False, True):
+        name = f"logged-messages-{stream}"
+        await http.post(MESSAGES, json=BASE | {"stream": stream}, headers={"X-Request-Id": name})
+        await async_poll_until(lambda name=name: _line(server, name) is not None, 5)
+        line = _line(server, name)
+        assert line is not None
+        assert (line["status"], line["route"], line["model"], line["stream"]) == (200, MESSAGES, MODEL, stream)
+        assert (line["completion_tokens"], line["finish_reason"]) == (1, "length")
+        assert line["prompt_tokens"] > 0
+
+
+def test_a_failure_after_the_start_is_an_event_of_the_convention():
+    event = messages_answer.error_event(ApiError(503, "engine_unavailable", "Gone.", type="server_error"))
+    first, second = event.decode().removesuffix("\n\n").split("\n")
+    assert first == "event: error"
+    assert json.loads(second.removeprefix("data: ")) == {
+        "type": "error",
+        "error": {"message": "Gone.", "type": "server_error", "param": None, "code": "engine_unavailable"},
+    }

@@ -1,0 +1,112 @@
+"""`GET /v1/usage`: what was just used is in it, everybody sees their own, and admins all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from chat_parts import CHAT, HELLO, MODEL, assert_error
+from serving import Key
+
+if TYPE_CHECKING:
+    import httpx2
+    from serving import Server
+
+pytestmark = pytest.mark.engine
+
+USAGE = "/v1/usage"
+BODY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 3, "temperature": 0}
+FIELDS = ["start", "key", "model", "kind", "requests", "prompt_tokens", "completion_tokens", "cached_tokens"]
+FIELDS += ["images", "audio_seconds", "errors", "aborted"]
+
+
+async def new_key(server: Server, http: httpx2.AsyncClient, **fields: Any) -> dict[str, str]:
+    """The id and the header of a new key."""
+    made = (await http.post("/v1/admin/keys", json={"name": "user", "tier": "enhanced", **fields})).json()
+    server.made_keys.append(Key(made["key"]))
+    return {"id": made["public_id"], "Authorization": f"Bearer {made['key']}"}
+
+
+def header(key: dict[str, str]) -> dict[str, str]:
+    return {"Authorization": key["Authorization"]}
+
+
+async def read(http: httpx2.AsyncClient, mine: dict[str, str] | None = None, **params: str) -> list[dict[str, Any]]:
+    response = await http.get(USAGE, params=params, headers=header(mine) if mine else None)
+    assert response.status_code == 200, response.text
+    assert response.json()["object"] == "list"
+    data: list[dict[str, Any]] = response.json()["data"]
+    return data
+
+
+async def test_what_was_used_a_moment_ago_is_counted(server: Server, http: httpx2.AsyncClient):
+    key = await new_key(server, http, scopes=["chat", "batch"])
+    assert await read(http, key) == []
+    used = [(await http.post(CHAT, json=BODY, headers=header(key))).json()["usage"] for _ in range(2)]
+    batch = await http.post(f"{CHAT}/batch", json={"requests": [BODY, BODY]}, headers=header(key))
+    long = await http.post(CHAT, json=BODY | {"max_tokens": 100_000}, headers=header(key))
+    assert_error(long, 400, "context_length_exceeded", "max_tokens")
+    rows = {row["kind"]: row for row in await read(http, key, by="hour,kind,model,key")}
+    assert set(rows) == {"chat", "batch"}
+    assert list(rows["chat"]) == FIELDS
+    chat = rows["chat"]
+    assert (chat["requests"], chat["errors"], chat["aborted"]) == (3, 1, 0)
+    assert (chat["key"], chat["model"]) == (key["id"], MODEL)
+    assert chat["prompt_tokens"] == sum(each["prompt_tokens"] for each in used)
+    assert chat["completion_tokens"] == sum(each["completion_tokens"] for each in used)
+    assert rows["batch"]["requests"] == 2
+    assert rows["batch"]["prompt_tokens"] == batch.json()["usage"]["prompt_tokens"]
+    [day] = await read(http, key)
+    assert (day["requests"], day["kind"], day["key"], day["model"]) == (5, None, None, None)
+    assert day["start"].endswith("T00:00:00Z")
+
+
+async def test_a_client_that_leaves_is_counted_with_what_it_got(server: Server, http: httpx2.AsyncClient):
+    key = await new_key(server, http)
+    body = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with http.stream("POST", CHAT, json=body, headers=header(key)) as response:
+        await anext(response.aiter_lines())
+    rows: list[dict[str, Any]] = []
+    for _ in range(200):
+        rows = await read(http, key)
+        if rows:
+            break
+    assert (rows[0]["requests"], rows[0]["aborted"], rows[0]["errors"]) == (1, 1, 0)
+    assert 0 < rows[0]["completion_tokens"] < 1500
+
+
+async def test_keys_see_their_own_usage_and_nobody_elses(server: Server, http: httpx2.AsyncClient):
+    one, two = [await new_key(server, http, scopes=["chat"]) for _ in range(2)]
+    for key, count in ((one, 1), (two, 2)):
+        for _ in range(count):
+            assert (await http.post(CHAT, json=BODY, headers=header(key))).status_code == 200
+    assert [row["requests"] for row in await read(http, one)] == [1]
+    assert [(row["key"], row["requests"]) for row in await read(http, two, by="key")] == [(two["id"], 2)]
+    assert [row["requests"] for row in await read(http, two, key=two["id"])] == [2]
+    refused = await http.get(USAGE, params={"key": one["id"]}, headers=header(two))
+    assert_error(refused, 403, "insufficient_permissions", "key")
+    everybody = {row["key"]: row["requests"] for row in await read(http, by="key")}
+    assert (everybody[one["id"]], everybody[two["id"]]) == (1, 2)
+    assert [row["requests"] for row in await read(http, key=one["id"])] == [1]
+    assert await read(http, key=one["id"], model="service-pro") == []
+    assert await read(http, key="0123456789Ab") == []
+
+
+@pytest.mark.parametrize(
+    ("params", "param", "words"),
+    [
+        ({"by": "week"}, "by", "must be one of hour, day"),
+        ({"by": ""}, "by", "must be one of"),
+        ({"since": "soon"}, "since", "must be a time span"),
+        ({"since": "999999w"}, "since", "must be a time span"),
+        ({"until": "2026-11-21T12:00:00"}, "until", "like 2027-01-31T12:00:00Z"),
+        ({"since": "1d", "until": "2d"}, "until", "must be later than `since`"),
+        ({"since": "400d"}, "since", "at most 366 days"),
+        ({"since": "60d", "by": "hour"}, "since", "at most 31 days"),
+        ({"from": "7d"}, "from", "is not known here"),
+    ],
+)
+async def test_a_wrong_question_is_explained(http: httpx2.AsyncClient, params: dict[str, str], param: str, words: str):
+    response = await http.get(USAGE, params=params)
+    assert_error(response, 400, "invalid_value", param)
+    assert words in response.json()["error"]["message"]
