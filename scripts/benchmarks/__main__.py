@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import chat
+from benchmarks import batch, chat, fair, keys
 
 app = typer.Typer(
     name="bench",
@@ -14,12 +14,10 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _several_commands() -> None:
-    """Keep typer from dropping the sub-command's name while there is only one."""
-
-
 app.command()(chat.chat)
+app.command()(batch.batch)
+app.command()(fair.fair)
+app.command()(keys.keys)
 
 if __name__ == "__main__":
     app()

@@ -16,9 +16,12 @@ from benchmarks.errors import BenchError
 from benchmarks.workplace import TIER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.workplace import Workplace
 
 _HEARTH = str(Path(sys.executable).with_name("hearth"))
+_SERVE = (_HEARTH, "serve", "--port", "0")
 _POLL_SECONDS = 0.2
 _ADDRESS = re.compile(r"Base URL: http://([^:/]+):(\d+)/v1")
 
@@ -38,13 +41,13 @@ class HearthServer:
         return self._process.pid
 
     @classmethod
-    async def start(cls, place: Workplace, *, within_seconds: float) -> HearthServer:
-        """Make a key, start the server, wait until its model is ready. Raises `BenchError`."""
-        key = await _create_key(place)
+    async def start(cls, place: Workplace, *, within_seconds: float, command: Sequence[str] = _SERVE) -> HearthServer:
+        """Make a key, start the server with `command`, wait until its model is ready. Raises `BenchError`."""
+        key = await create_key(place, "bench")
         log = place.log("server")
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *(_HEARTH, "serve", "--port", "0"),
+                *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -67,9 +70,23 @@ class HearthServer:
         await end(self._process)
 
 
-async def _create_key(place: Workplace) -> str:
+async def create_key(place: Workplace, name: str) -> str:
+    """Make a key of the place's tier with the real command line. Raises `BenchError`."""
     process = await asyncio.create_subprocess_exec(
-        *(_HEARTH, "keys", "create", "--name", "bench", "--tier", TIER, "--scope", "chat", "--json"),
+        *(
+            _HEARTH,
+            "keys",
+            "create",
+            "--name",
+            name,
+            "--tier",
+            TIER,
+            "--scope",
+            "chat",
+            "--scope",
+            "batch",
+            "--json",
+        ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=place.environment,

@@ -50,9 +50,14 @@ def encode(job: ChatJob, index: int, *, host: str, key: str) -> bytes:
     }
     if job.streamed:
         fields["stream_options"] = {"include_usage": True}
+    return encoded("/v1/chat/completions", fields, host=host, key=key)
+
+
+def encoded(path: str, fields: dict[str, Any], *, host: str, key: str) -> bytes:
+    """Return a POST of `fields`, ready to be written."""
     body = msgspec.json.encode(fields)
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -16,13 +16,22 @@ if TYPE_CHECKING:
 
     from benchmarks.compare import Row
     from benchmarks.figures import Figures
+    from benchmarks.verdicts import Verdict
 
 _WIDTH_OUTSIDE_A_TERMINAL = 250
 
 
-def document(benchmark: str, conditions: dict[str, Any], settings: dict[str, Any], rows: Sequence[Row]) -> bytes:
+def document(
+    benchmark: str,
+    conditions: dict[str, Any],
+    settings: dict[str, Any],
+    rows: Sequence[Row],
+    verdicts: Sequence[Verdict] = (),
+) -> bytes:
     """Return the whole report as JSON: conditions, settings, and per case medians, ratio and every single run."""
     whole = {"benchmark": benchmark, "conditions": conditions, "settings": settings, "rows": rows}
+    if verdicts:
+        whole["verdicts"] = verdicts
     return msgspec.json.format(msgspec.json.encode(whole, enc_hook=str)) + b"\n"
 
 
@@ -43,6 +52,11 @@ def print_table(title: str, rows: Sequence[Row], columns: dict[str, str]) -> Non
         console.print(table)
     lines = [line for line in capture.get().splitlines() if line.strip()]
     sys.stdout.write("\n".join([f"\n{title}\n", *lines, ""]))
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print each aim with what was measured."""
+    sys.stdout.write("\n".join(["\nAims\n", *(f"- {verdict.sentence()}" for verdict in verdicts), ""]))
 
 
 def save(report: bytes, file: Path) -> None:

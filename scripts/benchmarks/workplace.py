@@ -7,7 +7,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -36,8 +36,10 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(models: Path, model: str, weights_dir: Path | None) -> Iterator[Workplace]:
-    """Set up for one model of `models`. Raises `BenchError`.
+def open_workplace(
+    models: Path, model: str, weights_dir: Path | None, *, engine: dict[str, Any] | None = None
+) -> Iterator[Workplace]:
+    """Set up for one model of `models`, with the settings of `engine` above its own. Raises `BenchError`.
 
     Its tier is one of our own, so that no limit of a real tier is measured; without `weights_dir` there are no
     weights, and the demo model answers.
@@ -51,14 +53,15 @@ def open_workplace(models: Path, model: str, weights_dir: Path | None) -> Iterat
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
         folder = Path(name)
         entry = yaml.safe_load(models.read_text(encoding="utf-8"))["models"][model]
-        alone = {"models": {model: entry | {"tier": TIER}}, "tiers": {TIER: {"models": [TIER]}}}
+        entry |= {"tier": TIER, "engine": (entry.get("engine") or {}) | (engine or {})}
+        alone = {"models": {model: entry}, "tiers": {TIER: {"models": [TIER]}}}
         (folder / "models.yaml").write_text(yaml.safe_dump(alone), encoding="utf-8")
         weights = folder / "weights" if weights_dir is None else weights_dir.resolve()
         yield Workplace(
             folder=folder,
             models=folder / "models.yaml",
             weights_dir=weights,
-            spec=config.models[model],
+            spec=load_config(folder / "models.yaml").models[model],
             environment=_environment(folder, weights),
         )
 

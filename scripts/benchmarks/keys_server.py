@@ -1,0 +1,59 @@
+"""The server of `bench keys`: `hearth serve` with two routes more, which do nothing but what is to be measured."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from engine import load_config
+from server.app import create_app
+from server.banner import Banner
+from server.dependencies import TheMeter, any_key
+from server.limits import headers_of
+from server.routes.health import live
+from server.serve import _listen, _new_loop, _Server, base_url
+from server.settings import load_settings
+from server.store import ApiKey  # noqa: TC001  # FastAPI reads the annotation
+
+if TYPE_CHECKING:
+    from server.app import HearthApp
+
+OPEN_PATH = "/health/live"
+# The same handler at a path of the same length; but this one needs a key.
+KEY_PATH = "/bench/alive"
+LIMITS_PATH = "/bench/limits"
+TOKENS_TAKEN, TOKENS_USED = 500, 100
+
+router = APIRouter()
+router.add_api_route(KEY_PATH, live)
+
+
+@router.get(LIMITS_PATH)
+async def limits(request: Request, key: Annotated[ApiKey, Depends(any_key)], meter: TheMeter) -> dict[str, str]:
+    """Take and give back what a chat request would."""
+    taken, levels = await meter.limiter.take(key, TOKENS_TAKEN, asked=True)
+    request.state.record.headers.update(headers_of(levels))
+    if taken is not None:
+        meter.limiter.give_back(taken, TOKENS_TAKEN - TOKENS_USED)
+    return {"status": "ok"}
+
+
+async def _serve() -> None:
+    settings = load_settings(port=0)
+    app: HearthApp = create_app(settings, load_config(settings.models))
+    app.include_router(router)
+    with _listen(settings) as listener:
+        address = base_url(settings.host, listener.getsockname()[1])
+        await _Server(app, Banner(address, None, None)).serve(sockets=[listener])
+
+
+def main() -> None:
+    """Serve until SIGTERM, by which the process simply ends, and its engine with it."""
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(_serve())
+
+
+if __name__ == "__main__":
+    main()
