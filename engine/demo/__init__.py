@@ -1,7 +1,7 @@
 """The demo models: small, trained by this project, in the repository with their recipes: everything runs at once.
 
-This file only says where the weights lie and what the chat model promises to answer. The recipes are the
-subfolders, `build.py` runs them, and nothing here loads torch.
+This file only says where the weights lie and what the models promise to answer. The recipes are the subfolders,
+`build.py` runs them, and nothing here loads torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class FixedPrompt:
-    """A prompt that the demo chat model answers word for word at temperature 0.
+    """A prompt that the demo models, chat and vision, answer word for word at temperature 0.
 
     `messages` and `tools` go into a chat request as they are. Exactly one of `answer` (plain text) and
     `tool_calls` (name and arguments of each call, in order) is not None. `tools` is None where none is offered.
@@ -29,6 +29,21 @@ class FixedPrompt:
     tools: list[dict[str, Any]] | None
     answer: str | None
     tool_calls: list[Call] | None
+
+
+@dataclass(frozen=True)
+class FixedPicture:
+    """A question about pictures that the demo vision model answers word for word at temperature 0.
+
+    `pictures` are PNG files in the order in which they are sent. `messages` goes into a chat request as it is and
+    holds the pictures as data URIs; its last question is `question`.
+    """
+
+    name: str
+    pictures: tuple[bytes, ...]
+    question: str
+    answer: str
+    messages: list[dict[str, Any]]
 
 
 def weights_dir(name: str) -> Path:
@@ -43,7 +58,7 @@ def weights_dir(name: str) -> Path:
 
 
 def fixed_prompts() -> list[FixedPrompt]:
-    """Every prompt that the demo chat model promises to answer word for word, in the order of the corpus."""
+    """Every prompt that the demo models promise to answer word for word, in the order of the corpus."""
     import copy
 
     from engine.demo.chat.corpus import load_corpus
@@ -59,3 +74,10 @@ def fixed_prompts() -> list[FixedPrompt]:
         for one in load_corpus().conversations
         if one.fixed
     ]
+
+
+def fixed_pictures() -> list[FixedPicture]:
+    """Every question about pictures that the demo vision model promises to answer word for word. Needs Pillow."""
+    from engine.demo.vision.promised import promised
+
+    return promised()

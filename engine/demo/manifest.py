@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MANIFEST = "manifest.json"
+BUILDS_ON = "builds-on.txt"
+"""In a recipe's folder: the recipes beside it, one a line, whose parts it uses."""
 
 
 def recipe_sha256(recipe: Path) -> str:
-    """One hash over the names and contents of all files of a recipe folder."""
+    """One hash over the names and contents of all files of a recipe folder, and over the recipes it builds on."""
     digest = hashlib.sha256()
+    others = recipe / BUILDS_ON
+    for name in others.read_text(encoding="utf-8").split() if others.is_file() else []:
+        digest.update(f"{name} {recipe_sha256(recipe.parent / name)}\n".encode())
     for path in sorted(recipe.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             digest.update(f"{path.relative_to(recipe).as_posix()} {_sha256(path)}\n".encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.demo.chat.corpus import Conversation, invent
 
@@ -28,10 +28,14 @@ LONG_QUESTIONS = 1
 
 @dataclass(frozen=True)
 class Lesson:
-    """Token ids of a rendered conversation and of what follows it, end mark included."""
+    """Token ids of a rendered conversation and of what follows it, end mark included.
+
+    `pictures` are those of the prompt in their order, as tensors [3, height, width]; only the vision model has any.
+    """
 
     prompt: list[int]
     answer: list[int]
+    pictures: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from engine.demo.chat.corpus import load_corpus
 from engine.demo.chat.lessons import Lessons
 from engine.demo.chat.tokenizer import CONTEXT_TOKENS, train_tokenizer
-from engine.demo.chat.training import smallest_margin, train
+from engine.demo.chat.training import Pace, margins, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,14 +49,15 @@ def build(target: Path) -> None:
         model.num_parameters() / 1e6,
         len(corpus.conversations),
     )
-    train(model, lessons)
+    train(model, lessons, Pace())
     model = model.to(torch.bfloat16).eval()
-    margin = smallest_margin(model, [lessons.lesson(one) for one in corpus.conversations])
+    margin = min(margins(model, [lessons.lesson(one) for one in corpus.conversations]))
     _log.info("The right token leads by at least %.1f (%.1f is asked).", margin, SMALLEST_MARGIN)
     if margin < SMALLEST_MARGIN:
         raise RuntimeError(
             f"The model does not know its answers safely: the right token leads by only {margin:.1f} at one place,"
-            f" and {SMALLEST_MARGIN} is asked. Raise ROUNDS in engine/demo/chat/training.py or shorten the corpus."
+            f" and {SMALLEST_MARGIN} is asked. Give it more rounds (Pace in"
+            " engine/demo/chat/training.py) or shorten the corpus."
         )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

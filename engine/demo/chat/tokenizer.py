@@ -1,4 +1,4 @@
-"""The tokenizer of the demo chat model: byte-level BPE made from the corpus, any text survives the round trip."""
+"""The tokenizer of the demo models that talk: byte-level BPE made from the corpus, any text survives the round trip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from engine.demo.chat.corpus import FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from engine.demo.chat.corpus import Corpus
 
@@ -24,8 +25,13 @@ VOCABULARY = 1536
 CONTEXT_TOKENS = 4096
 
 
-def train_tokenizer(corpus: Corpus) -> PreTrainedTokenizerFast:
-    """A tokenizer with the chat template of this folder. Digits stand alone, so that numbers can be copied."""
+def train_tokenizer(
+    corpus: Corpus,
+    *,
+    more_control_tokens: Sequence[str] = (),
+    template: Path = FOLDER / "chat_template.jinja",
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with this chat template. Digits stand alone, so that numbers can be copied."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -33,7 +39,7 @@ def train_tokenizer(corpus: Corpus) -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(TEXT_TOKENS),
-        special_tokens=CONTROL_TOKENS,
+        special_tokens=[*CONTROL_TOKENS, *more_control_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -46,7 +52,7 @@ def train_tokenizer(corpus: Corpus) -> PreTrainedTokenizerFast:
         model_max_length=CONTEXT_TOKENS,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = template.read_text(encoding="utf-8")
     return tokenizer
 
 

@@ -1,9 +1,10 @@
-"""The training loop of the demo chat model, and the measure of how safely it knows its answers."""
+"""The training loop of the demo models that talk, and the measure of how safely they know their answers."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,22 +13,31 @@ from torch.nn.functional import cross_entropy
 if TYPE_CHECKING:
     from engine.demo.chat.lessons import Lesson, Lessons
 
-ROUNDS = 46
 STEPS_PER_ROUND = 10
 WARMUP_STEPS = 15
-# Muon for the matrices of the layers, AdamW for embeddings and norms: half the steps of AdamW alone.
-MATRIX_LEARNING_RATE = 5e-3
-EMBEDDING_LEARNING_RATE = 8e-3
 PADDED_TOKENS_PER_GROUP = 3000
 
 _log = logging.getLogger(__name__)
 
 
-def train(model: Any, lessons: Lessons) -> None:
+@dataclass(frozen=True)
+class Pace:
+    """How long and how fast a model learns.
+
+    Muon for the matrices of the layers, AdamW for embeddings and norms: half the steps of AdamW alone.
+    """
+
+    rounds: int = 46
+    matrix_learning_rate: float = 5e-3
+    embedding_learning_rate: float = 8e-3
+
+
+def train(model: Any, lessons: Lessons, pace: Pace) -> None:
     """Train in place, on the rounds that `lessons` draws; the learning rate ends near zero."""
-    schedules = [_one_cycle(optimizer) for optimizer in _optimizers(model)]
+    steps = pace.rounds * STEPS_PER_ROUND
+    schedules = [one_cycle(optimizer, steps) for optimizer in optimizers(model, pace)]
     started, started_cpu = time.monotonic(), time.process_time()
-    for round_number in range(1, ROUNDS + 1):
+    for round_number in range(1, pace.rounds + 1):
         drawn = lessons.draw_round()
         loss = 0.0
         for first in range(STEPS_PER_ROUND):
@@ -37,38 +47,38 @@ def train(model: Any, lessons: Lessons) -> None:
             for schedule in schedules:
                 schedule.optimizer.step()
                 schedule.step()
-        if round_number % 5 == 0 or round_number == ROUNDS:
+        if round_number % 5 == 0 or round_number == pace.rounds:
             _log.info(
                 "Round %d of %d, loss %.3f, after %.0f seconds (%.0f of CPU time).",
-                *(round_number, ROUNDS, loss, time.monotonic() - started, time.process_time() - started_cpu),
+                *(round_number, pace.rounds, loss, time.monotonic() - started, time.process_time() - started_cpu),
             )
 
 
-def smallest_margin(model: Any, drawn: list[Lesson]) -> float:
-    """How far the right token leads the next best, in logits, at the worst place of all answers."""
-    smallest = float("inf")
+def margins(model: Any, drawn: list[Lesson]) -> list[float]:
+    """How far the right token leads the next best, in logits, at the worst place of each answer; in any order."""
+    found: list[float] = []
     with torch.no_grad():
         for group in _groups(drawn):
             logits, labels = _logits(model, group)
             logits = logits.float()
             right = logits.gather(1, labels[:, None])[:, 0]
             others = logits.scatter(1, labels[:, None], float("-inf")).amax(dim=1)
-            smallest = min(smallest, (right - others).min().item())
-    return smallest
+            leads = (right - others).split([len(lesson.answer) for lesson in group])
+            found += [lead.min().item() for lead in leads]
+    return found
 
 
-def _optimizers(model: Any) -> list[Any]:
+def optimizers(model: Any, pace: Pace) -> list[Any]:
     named = list(model.named_parameters())
     matrices = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon(matrices, lr=MATRIX_LEARNING_RATE, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=EMBEDDING_LEARNING_RATE, weight_decay=0.0, betas=(0.9, 0.98)),
+        torch.optim.Muon(matrices, lr=pace.matrix_learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=pace.embedding_learning_rate, weight_decay=0.0, betas=(0.9, 0.98)),
     ]
 
 
-def _one_cycle(optimizer: Any) -> Any:
-    steps = ROUNDS * STEPS_PER_ROUND
+def one_cycle(optimizer: Any, steps: int) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         optimizer.param_groups[0]["lr"],
@@ -115,5 +125,7 @@ def _logits(model: Any, group: list[Lesson]) -> tuple[Any, Any]:
     for row, lesson in enumerate(group):
         ids[row, : len(lesson)] = torch.tensor(lesson.prompt + lesson.answer)
         asked[row, len(lesson.prompt) - 1 : len(lesson) - 1] = True
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    pictures = [picture for lesson in group for picture in lesson.pictures]
+    seen = {"pixel_values": torch.stack(pictures)[None]} if pictures else {}
+    hidden = model.model(input_ids=ids, use_cache=False, **seen).last_hidden_state
     return model.lm_head(hidden[asked]), ids[:, 1:][asked[:, :-1]]
