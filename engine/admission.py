@@ -86,6 +86,8 @@ class Visit:
             urgency=request.urgency,
         )
         self._ticket = await self._stack.enter_async_context(turn)
+        if request.on_turn is not None:
+            request.on_turn()
 
 
 class Admission:
@@ -178,7 +180,11 @@ class Admission:
         ticket, began = Ticket(), self._clock()
         try:
             yield ticket
-        finally:
+        except BaseException:
+            # Of an answer that was not streamed nobody knows how long it was when its client left: the guess stays.
+            self._leave(claim, ticket.answer_tokens or claim.expected_answer_tokens, 0.0)
+            raise
+        else:
             self._leave(claim, ticket.answer_tokens, self._clock() - began)
 
     async def _wait(self, claim: Claim) -> None:
@@ -271,14 +277,14 @@ class Admission:
         self._running[claim.owner] = self._running.get(claim.owner, 0) + claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
-    def _leave(self, claim: Claim, answer_tokens: int, seconds: float) -> None:
+    def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
         self._queue.charge(claim, answer_tokens)
         self._sequences -= claim.sequences
         self._kv_tokens -= _kv_tokens(claim)
         self._running[claim.owner] -= claim.sequences
         if not self._running[claim.owner]:
             del self._running[claim.owner]
-        if answer_tokens:
+        if answer_tokens and seconds:
             self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
             self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)
         self._admit()

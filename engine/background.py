@@ -42,6 +42,11 @@ class BackgroundSlots:
         self._queue = FairQueue()
         self._turns: dict[Claim, asyncio.Future[None]] = {}
 
+    def resize(self, size: int, *, beside: int) -> None:
+        """Let in so many from now on; what runs goes on."""
+        self._size, self._beside = size, beside
+        self._admit()
+
     @contextmanager
     def interactive(self) -> Iterator[None]:
         """Hold background work back meanwhile and a little longer. Never waits."""

@@ -43,7 +43,10 @@ class Engine:
         self._demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
         self._pictures = Pictures(images or ImageLimits())
         self._starters: dict[str, StarterThread] = {}
-        self._background = {spec.id: _background_slots(spec) for spec in config.models.values()}
+        self._background: dict[str, BackgroundSlots] = {}
+        for spec in config.models.values():
+            size, beside = _background_size(spec)
+            self._background[spec.id] = BackgroundSlots(size, beside=beside)
 
     async def start(self) -> None:
         """Begin to load all models."""
@@ -113,9 +116,12 @@ class Engine:
         """Serve from now on what `config` says. Answers that are being given go on to their end."""
         self._config = config
         self._demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
-        self._background = {
-            spec.id: self._background.get(spec.id) or _background_slots(spec) for spec in config.models.values()
-        }
+        for spec in config.models.values():
+            size, beside = _background_size(spec)
+            if spec.id in self._background:
+                self._background[spec.id].resize(size, beside=beside)
+            else:
+                self._background[spec.id] = BackgroundSlots(size, beside=beside)
         self._pool.update(config.models.values())
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -216,8 +222,9 @@ class Engine:
         vllm_launch.clean_up()
 
 
-def _background_slots(spec: ModelSpec) -> BackgroundSlots:
+def _background_size(spec: ModelSpec) -> tuple[int, int]:
+    """Return how many sequences of background work may run, alone and beside interactive requests."""
     kept = spec.engine.kept_for_interactive
     places = spec.engine.max_num_seqs
     size = max(1, places - (places // 8 if kept is None else kept))
-    return BackgroundSlots(size, beside=max(1, size // 8))
+    return size, max(1, size // 8)

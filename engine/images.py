@@ -33,9 +33,14 @@ _DATA_URI = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
 # Pixels live until the model's own processor has made features of them: this many requests at once may hold some.
 _REQUESTS_WITH_PIXELS = 4
 _DECODER_THREADS = 2
+# Of real pictures, progressive JPEGs have about ten scans, and files with rich metadata some dozen marks or chunks.
+_MOST_SCANS = 64
+_MOST_MARKS = 2000
+_JPEG_MARKS = [bytes([0xFF, kind]) for kind in (*range(0xE0, 0xF0), 0xFE, 0xC4, 0xDB)]
 
 # Our own limit is checked before a pixel is decoded; Pillow's warning would only go to the log.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", module=r"PIL\.")  # one line per odd tag: a file may hold 65,535
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +171,18 @@ def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
     if len(data) > limits.max_bytes:
         raise _too_many_bytes(limits.max_bytes)
     try:
+        _check_structure(data)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check_size(image, limits)
             image.load()
             return _plain_rgb(ImageOps.exif_transpose(image))
     except RequestError:
         raise
+    except Image.DecompressionBombError as error:  # of Pillow, which looks before we can
+        raise RequestError(
+            f"A picture may have at most {limits.max_megapixels:g} megapixels, and this one has far more. Make it"
+            " smaller."
+        ) from error
     except Exception as error:  # a decoder may fail in any way on hostile bytes
         raise RequestError(
             "This is not a complete PNG, JPEG or WebP picture. Open it in a picture viewer to see whether it is "
@@ -190,6 +201,26 @@ def _from_data_uri(uri: str, max_bytes: int) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RequestError("The picture is not valid base64.") from error
+
+
+def _check_structure(data: bytes) -> None:
+    """Refuse small files that take minutes to decode: scans of a JPEG, and chunks of a PNG, cost time without size."""
+    jpeg = data.startswith(b"\xff\xd8")
+    # Within the data of a scan 0xFF is followed by zero or a restart mark, so that these are marks, or as good as.
+    slow = data.count(b"\xff\xda") > _MOST_SCANS or sum(map(data.count, _JPEG_MARKS)) > _MOST_MARKS if jpeg else False
+    if data.startswith(b"\x89PNG"):
+        slow = _png_chunks(data) > _MOST_MARKS or data.count(b"iCCP") > 1
+    if slow:
+        raise RequestError("This picture's file has far too many parts. Save it again, as a plain PNG or JPEG.")
+
+
+def _png_chunks(data: bytes) -> int:
+    """Count the chunks of a PNG that are no pixels, and stop counting where it is too many."""
+    place, found = 8, 0
+    while place + 8 <= len(data) and found <= _MOST_MARKS:
+        found += data[place + 4 : place + 8] != b"IDAT" or data[place : place + 4] < b"\0\0\4\0"
+        place += 12 + int.from_bytes(data[place : place + 4], "big")
+    return found
 
 
 def _check_size(image: Image.Image, limits: ImageLimits) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
+OnTurn: TypeAlias = "Callable[[], None]"
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
@@ -25,7 +26,7 @@ class ChatRequest:
     prompts only with requests of the same salt. `owner` is who asks, an opaque name, and `queue_share` their weight:
     what waits is served fairly between owners, by `urgency` first. `before_turn` is awaited once the prompt has been
     counted, with its tokens and the most that all answers may have, before it waits for a turn; what it raises
-    refuses the request.
+    refuses the request. `on_turn` is called when the turn has come.
     `max_tokens` None means as much as the model allows. With `continue_answer` the last message, an assistant's,
     is the beginning of the answer, which holds only what follows it.
     """
@@ -58,6 +59,7 @@ class ChatRequest:
     urgency: Urgency = Urgency.INTERACTIVE
     queue_share: float = 1.0
     before_turn: BeforeTurn | None = None
+    on_turn: OnTurn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,7 @@ class TextRequest:
     urgency: Urgency = Urgency.INTERACTIVE
     queue_share: float = 1.0
     before_turn: BeforeTurn | None = None
+    on_turn: OnTurn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+_MOST_PARTS = 100_000  # checking so many takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
 _BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client is taken for gone
@@ -50,8 +51,19 @@ async def _read_into(request: Request) -> None:
     body = await _read_capped(request, request.app.state.settings.max_body_bytes)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
     request._body = body  # noqa: SLF001
+    _check_parts(body)
     large = len(body) > _LARGE_BODY_BYTES
     request._json = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)  # noqa: SLF001
+
+
+def _check_parts(body: bytes) -> None:
+    """Refuse what would keep everybody waiting while it is checked part by part. In pictures there are no brackets."""
+    if body.count(b"[") + body.count(b"{") > _MOST_PARTS:
+        raise ApiError(
+            413,
+            "request_too_large",
+            f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
+        )
 
 
 def _check_content_type(request: Request) -> None:

@@ -96,8 +96,9 @@ class ImageFetcher:
         assert url.host is not None  # noqa: S101  # said by `plain`
         try:
             allowed = self._is_allowed(url.host)  # addresses in digits never come by the resolver
-        except ValueError:
-            return url
+        except ValueError:  # a name; but no top-level domain is a number, and resolvers would read one as an address
+            last = url.host.rpartition(".")[2]
+            allowed = not last.startswith("0x") and any(letter.isalpha() for letter in last)
         if not allowed:
             raise _private()
         return url

@@ -80,41 +80,38 @@ class Limiter:
             if not self._parallel[key.public_id]:
                 del self._parallel[key.public_id]
 
-    async def take(self, key: ApiKey, tokens: int, *, asked: bool) -> tuple[Ask | None, tuple[Level, ...]]:
-        """Take one request and `tokens` from the key's buckets, both or none.
+    async def take_request(self, key: ApiKey) -> tuple[Level, ...]:
+        """Take one request from the key's bucket. Returns how full it is then. Raises `ApiError`."""
+        most = self.limits(key).requests_per_minute
+        if most is None:
+            return ()
+        return await self._take(Ask.per_minute(f"{key.public_id}:requests", 1, most))
+
+    async def take_tokens(self, key: ApiKey, tokens: int, *, asked: bool) -> tuple[Ask | None, tuple[Level, ...]]:
+        """Take `tokens` from the key's bucket.
 
         With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
         are what the model would allow, which is no reason to refuse a short answer: all there is will do.
-        Returns what was taken of tokens, for `give_back`, and how full the buckets are. Raises `ApiError`.
+        Returns what was taken, for `give_back`, and how full the bucket is. Raises `ApiError`.
         """
         most = self.limits(key).tokens_per_minute
-        asks = self._asks(key, tokens if asked or not most else min(tokens, most))
-        if not asks:
+        if most is None:
             return None, ()
-        taken = await self._buckets.take(*asks)
+        ask = Ask.per_minute(f"{key.public_id}:tokens", tokens if asked or not most else min(tokens, most), most)
+        return ask, await self._take(ask)
+
+    async def _take(self, ask: Ask) -> tuple[Level, ...]:
+        taken = await self._buckets.take(ask)
         if isinstance(taken, TooLarge):
             raise _never_fits(taken)
         if isinstance(taken, Refused):
-            raise _refusal(taken, asks)
-        return next((ask for ask in asks if ask.bucket.endswith(":tokens")), None), taken.levels
+            raise _refusal(taken, ask)
+        return taken.levels
 
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
         if unused > 0:
             self._buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
-
-    async def levels(self, key: ApiKey) -> tuple[Level, ...]:
-        """Return how full the key's buckets are."""
-        asks = self._asks(key, 0)
-        return await self._buckets.levels(*asks) if asks else ()
-
-    def _asks(self, key: ApiKey, tokens: int) -> list[Ask]:
-        limits, asks = self.limits(key), []
-        if limits.requests_per_minute is not None:
-            asks.append(Ask.per_minute(f"{key.public_id}:requests", 1, limits.requests_per_minute))
-        if limits.tokens_per_minute is not None:
-            asks.append(Ask.per_minute(f"{key.public_id}:tokens", tokens, limits.tokens_per_minute))
-        return asks
 
 
 def headers_of(levels: tuple[Level, ...]) -> dict[str, str]:
@@ -153,8 +150,7 @@ def quota_spent(message: str) -> ApiError:
     return ApiError(429, "insufficient_quota", message, type="rate_limit_error", headers={"x-should-retry": "false"})
 
 
-def _refusal(refused: Refused, asks: list[Ask]) -> ApiError:
-    ask = next(ask for ask in asks if ask.bucket == refused.bucket)
+def _refusal(refused: Refused, ask: Ask) -> ApiError:
     kind = refused.bucket.rpartition(":")[2]
     asked = f" This request may need {ask.cost:.0f}." if kind == "tokens" else ""
     advice = " Ask for fewer with `max_tokens`, or wait." if kind == "tokens" else " Wait, or ask for a larger limit."

@@ -32,7 +32,13 @@ class _Call:
 
     reserved: int = 0
     tokens: Ask | None = None
+    prompt_tokens: int = 0
+    began: bool = False
     usage: Usage | None = None
+
+    def begin(self) -> None:
+        """Its turn has come: from here on it costs."""
+        self.began = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +106,34 @@ class MeteredEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Like `Engine.count_tokens`. It costs a request and no tokens."""
-        async with self._call(request.model) as call:
-            await self._take(call, 0, asked=True)
+        async with self._call(request.model):
             return await self._engine.count_tokens(request)
 
     def _known(self, request: _Request, call: _Call) -> _Request:
         async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
             asked = request.max_tokens is not None
+            call.prompt_tokens = prompt_tokens
             await self._take(call, prompt_tokens + longest_answer_tokens, asked=asked)
 
         share = self._meter.limiter.limits(self._key).queue_share
-        return replace(request, owner=self._key.public_id, queue_share=share, before_turn=take)
+        return replace(request, owner=self._key.public_id, queue_share=share, before_turn=take, on_turn=call.begin)
 
     async def _take(self, call: _Call, tokens: int, *, asked: bool) -> None:
         if call.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
             self._meter.limiter.give_back(call.tokens, call.reserved)
             call.tokens, call.reserved = None, 0  # not once more, should the next lines fail
         try:
-            call.tokens, levels = await self._meter.limiter.take(self._key, tokens, asked=asked)
+            call.tokens, levels = await self._meter.limiter.take_tokens(self._key, tokens, asked=asked)
         except StoreUnavailableError:
             return  # better unlimited for a moment than nobody served; keys are checked all the same
         call.reserved = 0 if call.tokens is None else int(call.tokens.cost)
+        self._record.headers.update(headers_of(levels))
+
+    async def _count_request(self) -> None:
+        try:
+            levels = await self._meter.limiter.take_request(self._key)
+        except StoreUnavailableError:
+            return
         self._record.headers.update(headers_of(levels))
 
     @asynccontextmanager
@@ -128,6 +141,7 @@ class MeteredEngine:
         call, outcome = _Call(), Used(requests=1)
         try:
             with self.running():
+                await self._count_request()  # before any work is done for it
                 yield call
         except (asyncio.CancelledError, GeneratorExit, ClientGoneError):
             outcome = Used(requests=1, aborted=1)
@@ -140,7 +154,11 @@ class MeteredEngine:
 
     def _settle(self, model: str, call: _Call, outcome: Used) -> None:
         usage = call.usage
-        used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
+        if usage is not None:
+            used = usage.prompt_tokens + usage.completion_tokens
+        else:  # left before its end, and not streamed: nobody knows how far it had come, so what was taken stays taken
+            used = call.reserved if call.began and outcome.aborted else 0
+            outcome = replace(outcome, prompt_tokens=call.prompt_tokens if call.began else 0)
         if call.tokens is not None:
             self._meter.limiter.give_back(call.tokens, call.reserved - used)
         if usage is not None:

@@ -173,8 +173,12 @@ class Server:
 
     def keys(self, *arguments: str) -> Any:
         """Run `hearth keys ... --json` on this server's data and return what it prints."""
+        return json.loads(self.hearth("keys", *arguments, "--json"))
+
+    def hearth(self, *arguments: str) -> str:
+        """Run the command line on this server's data and return what it prints."""
         done = subprocess.run(
-            [BIN / "hearth", "keys", *arguments, "--json"],
+            [BIN / "hearth", *arguments],
             cwd=ROOT,
             env=self._environment | {"HEARTH_DATA_DIR": str(self.data_dir)},
             capture_output=True,
@@ -183,7 +187,7 @@ class Server:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return done.stdout
 
     def access_lines(self) -> list[dict[str, Any]]:
         """The access log, one dict per finished request."""
