@@ -114,7 +114,7 @@ async def _benchmark(plan: Plan, one: Workplace, other: Workplace) -> tuple[byte
         say(f"Measuring, at least {len(targets) * plan.repeats * (plan.seconds + 4):.0f} s:")
         cases = [Case("flood", lambda repeat: plan.job(f"r{repeat}", seed=repeat))]
         (row,) = await compare(targets, cases, repeats=plan.repeats, headline="b_latency_p95_ms")
-    aims = verdicts(row.medians)
+    aims = verdicts(row.runs)
     return document("fair", under, asdict(plan), [row], aims), row, aims
 
 

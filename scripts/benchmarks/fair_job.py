@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.chat_job import ChatJob
-from benchmarks.figures import milliseconds, percentile
+from benchmarks.figures import medians, milliseconds, percentile, ratios
 from benchmarks.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # A clock that beats as evenly as the flood's rounds would meet each of them at the same place.
 _JITTER = 0.2
+_TIMES_ALONE = 1.5
 
 FAIR, FIRST_COME, B_ALONE, A_ALONE, A_ALONE_FIRST_COME = (
     "A and B, fair",
@@ -85,22 +86,30 @@ def fair_figures(seen: FairMeasurement) -> Figures:
     }
 
 
-def verdicts(medians: dict[str, Figures]) -> list[Verdict]:
-    """Judge the medians of all targets."""
-    alone, fair, unfair = medians[B_ALONE], medians[FAIR], medians[FIRST_COME]
-    p95, step = alone["b_latency_p95_ms"], fair["a_inter_token_latency_p50_ms"]
-    bound = None if p95 is None or step is None else 1.5 * p95 + step
-    share = _ratio(fair, medians[A_ALONE], "a_tokens_per_second")
-    place = _ratio(medians[A_ALONE], medians[A_ALONE_FIRST_COME], "a_tokens_per_second")
-    starved = _ratio(unfair, alone, "b_latency_p95_ms")
+def verdicts(runs: dict[str, list[Figures]]) -> list[Verdict]:
+    """Judge the runs of all targets: each ratio is taken within a repeat, and their median counts."""
+    p95, speed, step = "b_latency_p95_ms", "a_tokens_per_second", "a_inter_token_latency_p50_ms"
+    repeats = list(zip(runs[FAIR], runs[B_ALONE], strict=True))
+    bounds = [_sum(alone[p95], fair[step]) for fair, alone in repeats]
+    beside = _median_ratio([fair[p95] for fair, _ in repeats], bounds)
+    share = _median_ratio(_each(runs[FAIR], speed), _each(runs[A_ALONE], speed))
+    starved = _median_ratio(_each(runs[FIRST_COME], p95), _each(runs[B_ALONE], p95))
+    place = _median_ratio(_each(runs[A_ALONE], speed), _each(runs[A_ALONE_FIRST_COME], speed))
     return [
-        Verdict.at_most("B's p95 beside A in ms (1.5 x B's p95 alone + one step)", fair["b_latency_p95_ms"], bound),
+        Verdict.at_most(f"B's p95 beside A, of {_TIMES_ALONE} x that alone + one step,", beside, 1.0),
         Verdict.at_least("A's tokens/s beside B, of those alone on the same server,", share, 0.9),
-        Verdict.at_least("B's p95 first come, first served, of that alone (the harm fairness prevents),", starved, 3.0),
+        Verdict.at_least("B's p95 first come, first served, of that alone (B is starved there),", starved, 3.0),
         Verdict.at_least("A's tokens/s alone with a place kept free, of those with all places,", place, None),
     ]
 
 
-def _ratio(ours: Figures, theirs: Figures, name: str) -> float | None:
-    mine, other = ours[name], theirs[name]
-    return None if mine is None or not other else mine / other
+def _each(runs: list[Figures], name: str) -> list[float | None]:
+    return [run[name] for run in runs]
+
+
+def _sum(alone_ms: float | None, step_ms: float | None) -> float | None:
+    return None if alone_ms is None or step_ms is None else _TIMES_ALONE * alone_ms + step_ms
+
+
+def _median_ratio(ours: list[float | None], theirs: list[float | None]) -> float | None:
+    return medians([ratios({"x": mine}, {"x": other}) for mine, other in zip(ours, theirs, strict=True)])["x"]

@@ -64,12 +64,13 @@ async def started(fair: Workplace, first_come: Workplace) -> AsyncIterator[list[
     """
     async with contextlib.AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(_sender(place)) for place in (fair, first_come)]
+        # In this order (and back), those that are compared with each other are neighbours.
         yield [
-            FairTarget(FAIR, one, flooded=True, asked=True),
             FairTarget(B_ALONE, one, flooded=False, asked=True),
-            FairTarget(FIRST_COME, other, flooded=True, asked=True),
+            FairTarget(FAIR, one, flooded=True, asked=True),
             FairTarget(A_ALONE, one, flooded=True, asked=False),
             FairTarget(A_ALONE_FIRST_COME, other, flooded=True, asked=False),
+            FairTarget(FIRST_COME, other, flooded=True, asked=True),
         ]
 
 

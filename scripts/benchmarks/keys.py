@@ -50,6 +50,7 @@ _CPU = {
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
     "requests_per_second": "requests/s",
+    "not_taken": "not taken",
 }
 _START_SECONDS = 900.0  # a large model is read from a slow disk
 

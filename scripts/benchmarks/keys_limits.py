@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,11 +19,11 @@ from benchmarks.footprint import Meter
 from benchmarks.http_answers import Connection
 from benchmarks.keys_auth import get
 from benchmarks.keys_made import AMPLE
-from benchmarks.keys_server import LIMITS_PATH, TOKENS_TAKEN, TOKENS_USED
+from benchmarks.keys_server import LIMITS_PATH, NOT_TAKEN, TOKENS_TAKEN, TOKENS_USED
 from benchmarks.workplace import TIER
 from engine import load_config
 from server.limits import Limiter
-from server.store import ApiKey, Buckets, Database, KeyLimits, StoreError, sqlite_url
+from server.store import ApiKey, Buckets, Database, KeyLimits, StoreError, StoreUnavailableError, sqlite_url
 from server.store.api_key import utc_now
 
 if TYPE_CHECKING:
@@ -86,35 +87,48 @@ def _keys(name: str, count: int, limits: KeyLimits) -> list[ApiKey]:
 
 
 async def _in_process(limiter: Limiter, keys: Sequence[ApiKey], pace: Pace) -> Figures:
+    failed = 0
+
     async def one(number: int) -> None:
-        taken, _ = await limiter.take(keys[number % len(keys)], TOKENS_TAKEN, asked=True)
+        nonlocal failed
+        try:
+            key = keys[number % len(keys)]
+            await limiter.take_request(key)
+            taken, _ = await limiter.take_tokens(key, TOKENS_TAKEN, asked=True)
+        except StoreUnavailableError:  # the server lets such a request through
+            failed += 1
+            return
         if taken is not None:
             limiter.give_back(taken, TOKENS_TAKEN - TOKENS_USED)
 
     await paced(Pace(pace.per_second, 0.5, pace.keys), one)
-    cpu = time.process_time()
+    failed, cpu = 0, time.process_time()
     times, wall_seconds = await paced(pace, one)
-    return cpu_figures(time.process_time() - cpu, wall_seconds, times)
+    return cpu_figures(time.process_time() - cpu, wall_seconds, times, failed)
 
 
 async def _over_http(server: HearthServer, texts: Sequence[str], pace: Pace) -> Figures:
     connections = [await Connection.open(server.host, server.port) for _ in range(_CONNECTIONS)]
-    idle = list(connections)
+    idle = deque(connections)
     requests = [get(LIMITS_PATH, text, server.host) for text in texts]
+    failed = 0
 
     async def one(number: int) -> None:
-        connection = idle.pop() if idle else await Connection.open(server.host, server.port)
+        nonlocal failed
+        # The one that rests longest: the server closes those that do so for seconds.
+        connection = idle.popleft() if idle else await Connection.open(server.host, server.port)
         answer = await connection.ask(requests[number % len(requests)])
         if answer.status != 200:
             raise BenchError(f"A request that must succeed was answered with status {answer.status}.")
+        failed += NOT_TAKEN in answer.body
         idle.append(connection)
 
     try:
         # Each key once: it is in the server's memory then, and so is its bucket's row.
         await paced(Pace(pace.per_second, len(texts) / pace.per_second, pace.keys), one)
-        meter = Meter(server.pid)
+        failed, meter = 0, Meter(server.pid)
         times, wall_seconds = await paced(pace, one)
-        return cpu_figures(meter.stop().api_cpu_seconds, wall_seconds, times)
+        return cpu_figures(meter.stop().api_cpu_seconds, wall_seconds, times, failed)
     except psutil.Error as error:
         raise BenchError(f"A process ended while it was measured: {error}") from error
     finally:
@@ -142,12 +156,13 @@ async def paced(pace: Pace, call: Callable[[int], Awaitable[None]]) -> tuple[lis
     return times, time.perf_counter() - start
 
 
-def cpu_figures(cpu_seconds: float, wall_seconds: float, times: Sequence[float]) -> Figures:
-    """Put a paced run into figures."""
+def cpu_figures(cpu_seconds: float, wall_seconds: float, times: Sequence[float], failed: int = 0) -> Figures:
+    """Put a paced run into figures; `failed` is how often the database did not answer in time."""
     return {
         "cpu_percent_of_one_core": 100 * cpu_seconds / wall_seconds,
         "cpu_ms_per_request": 1000 * cpu_seconds / len(times),
         "p50_ms": milliseconds(percentile(times, 50)),
         "p99_ms": milliseconds(percentile(times, 99)),
         "requests_per_second": len(times) / wall_seconds,
+        "not_taken": failed,
     }

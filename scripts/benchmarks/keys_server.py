@@ -15,7 +15,7 @@ from server.limits import headers_of
 from server.routes.health import live
 from server.serve import _listen, _new_loop, _Server, base_url
 from server.settings import load_settings
-from server.store import ApiKey  # noqa: TC001  # FastAPI reads the annotation
+from server.store import ApiKey, StoreUnavailableError
 
 if TYPE_CHECKING:
     from server.app import HearthApp
@@ -25,6 +25,7 @@ OPEN_PATH = "/health/live"
 KEY_PATH = "/bench/alive"
 LIMITS_PATH = "/bench/limits"
 TOKENS_TAKEN, TOKENS_USED = 500, 100
+NOT_TAKEN = b"not taken"
 
 router = APIRouter()
 router.add_api_route(KEY_PATH, live)
@@ -33,8 +34,12 @@ router.add_api_route(KEY_PATH, live)
 @router.get(LIMITS_PATH)
 async def limits(request: Request, key: Annotated[ApiKey, Depends(any_key)], meter: TheMeter) -> dict[str, str]:
     """Take and give back what a chat request would."""
-    taken, levels = await meter.limiter.take(key, TOKENS_TAKEN, asked=True)
-    request.state.record.headers.update(headers_of(levels))
+    try:
+        requests = await meter.limiter.take_request(key)
+        taken, levels = await meter.limiter.take_tokens(key, TOKENS_TAKEN, asked=True)
+    except StoreUnavailableError:  # a chat request is let through then
+        return {"status": NOT_TAKEN.decode()}
+    request.state.record.headers.update(headers_of(requests + levels))
     if taken is not None:
         meter.limiter.give_back(taken, TOKENS_TAKEN - TOKENS_USED)
     return {"status": "ok"}
