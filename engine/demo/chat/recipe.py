@@ -45,7 +45,7 @@ def build(target: Path) -> None:
     lessons = Lessons(corpus, tokenizer, SEED)
     model = Qwen3ForCausalLM(_config(tokenizer))
     _log.info(
-        "Training %.2f million parameters on %d conversations, less than two minutes on two quiet cores.",
+        "Training %.2f million parameters on %d conversations, about two minutes on two quiet cores.",
         model.num_parameters() / 1e6,
         len(corpus.conversations),
     )
