@@ -153,7 +153,9 @@ def quota_spent(message: str) -> ApiError:
 def _refusal(refused: Refused, ask: Ask) -> ApiError:
     kind = refused.bucket.rpartition(":")[2]
     asked = f" This request may need {ask.cost:.0f}." if kind == "tokens" else ""
-    advice = " Ask for fewer with `max_tokens`, or wait." if kind == "tokens" else " Wait, or ask for a larger limit."
+    advice = (
+        " Ask for fewer with `max_tokens`." if kind == "tokens" else " Whoever runs this server can raise the limit."
+    )
     return too_many(
         f"Rate limit reached: {ask.burst:.0f} {kind} per minute.{asked} Try again in"
         f" {duration(refused.retry_after_seconds)}.{advice}",

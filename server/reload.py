@@ -36,7 +36,12 @@ async def reload_config(app: FastAPI) -> None:
     except ConfigError as error:
         _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
         return
-    _log.warning("models.yaml was read again: %s", ", ".join(taken.config.models))
+    changes = [
+        f"{what} {', '.join(names)}"
+        for what, names in (("added", taken.added), ("changed", taken.changed), ("removed", taken.removed))
+        if names
+    ]
+    _log.warning("models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
 
 
 async def take_over(app: FastAPI, by: Actor | None) -> Taken:

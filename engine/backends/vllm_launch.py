@@ -40,6 +40,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",  # set it to INFO to see what vLLM does
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
     "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "5",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
