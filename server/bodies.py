@@ -51,19 +51,8 @@ async def _read_into(request: Request) -> None:
     body = await _read_capped(request, request.app.state.settings.max_body_bytes)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
     request._body = body  # noqa: SLF001
-    _check_parts(body)
     large = len(body) > _LARGE_BODY_BYTES
     request._json = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)  # noqa: SLF001
-
-
-def _check_parts(body: bytes) -> None:
-    """Refuse what would keep everybody waiting while it is checked part by part. In pictures there are no brackets."""
-    if body.count(b"[") + body.count(b"{") > _MOST_PARTS:
-        raise ApiError(
-            413,
-            "request_too_large",
-            f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
-        )
 
 
 def _check_content_type(request: Request) -> None:
@@ -118,7 +107,10 @@ def parse_strict_json(body: bytes) -> Any:
         raise _invalid(
             "The body is not valid JSON in UTF-8. NaN, infinities, lone surrogates, byte order marks are not allowed."
         ) from error
-    if body.count(b"[") + body.count(b"{") > _MAX_DEPTH or _BIG_NUMBER.search(body):
+    parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
+    if parts > _MOST_PARTS:
+        raise _too_many_parts()
+    if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
         _check_values(value)
     return value
 
@@ -142,3 +134,12 @@ def _check_values(value: Any) -> None:
 
 def _invalid(message: str) -> ApiError:
     return ApiError(400, "invalid_json", message)
+
+
+def _too_many_parts() -> ApiError:
+    """Make the error for what would keep everybody waiting while it is checked part by part."""
+    return ApiError(
+        413,
+        "request_too_large",
+        f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
+    )

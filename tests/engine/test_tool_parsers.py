@@ -284,7 +284,7 @@ def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
         ("qwen3_moe", "<tool_call> <think>", ("hermes", "qwen3")),
         ("qwen3_moe", "<tool_call>\n<function=", ("qwen3_coder", None)),
         ("llama", "<function=", ("llama3_json", None)),
-        ("idefics3", "<tool_call>", (None, None)),
+        ("idefics3", "<tool_call>", ("hermes", None)),
         ("gpt_oss", "", ("openai", "openai_gptoss")),
     ],
 )

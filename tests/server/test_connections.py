@@ -74,5 +74,5 @@ async def test_a_body_of_nothing_but_mistakes_is_refused_quickly(http: httpx2.As
     body = b'{"model": "m", "messages": [' + b"{}," * 1_000_000 + b"{}]}"
     began = time.monotonic()
     response = await http.post(CHAT, content=body, headers={"Content-Type": "application/json"})
-    assert_error(response, 400, "invalid_value", "messages")
+    assert_error(response, 413, "request_too_large")
     assert time.monotonic() - began < 5

@@ -39,7 +39,8 @@ async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.A
     for model in answer["data"]:
         assert list(model) == FIELDS
         assert (model["object"], model["status"], model["owned_by"]) == ("model", "ready", "hearth")
-        assert model["capabilities"] == ["chat", "streaming", "function_calling"]
+        sees = ["vision"] if model["id"] == "service-pro" else []
+        assert model["capabilities"] == ["chat", "streaming", "function_calling", *sees]
         assert model["context_length"] == model["max_output_tokens"] == 2048
         assert 0 <= time.time() - model["created"] < 3600
         assert model["demo"] is True
