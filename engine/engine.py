@@ -227,4 +227,4 @@ def _background_size(spec: ModelSpec) -> tuple[int, int]:
     kept = spec.engine.kept_for_interactive
     places = spec.engine.max_num_seqs
     size = max(1, places - (places // 8 if kept is None else kept))
-    return size, max(1, size // 8)
+    return size, max(1, size // 32)
