@@ -14,6 +14,8 @@ import msgspec
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from engine import ChatResult, Usage
+
 _FILE_BYTES = 64 * 2**20
 _FILES_KEPT = 4
 _log = logging.getLogger("hearth.access")
@@ -45,6 +47,15 @@ class RequestRecord:
         """Note the time of the first token, once."""
         if self.time_to_first_token_seconds is None:
             self.time_to_first_token_seconds = round(time.monotonic() - self.started, 4)
+
+    def used(self, usage: Usage) -> None:
+        """Note the tokens of the answer so far."""
+        self.prompt_tokens, self.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+
+    def answered(self, result: ChatResult) -> None:
+        """Note a whole answer."""
+        self.used(result.usage)
+        self.finish_reason = result.choices[0].finish_reason
 
     def write(self) -> None:
         """Write the line. Call once, when the request has ended."""

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
 from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas import chat_answer
 from server.schemas.chat import ChatCompletionBody
@@ -19,11 +20,7 @@ from server.sse import event_stream
 from server.store import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from engine import ChatRequest
     from server.access_log import RequestRecord
-    from server.metering import MeteredEngine
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 
@@ -52,40 +49,13 @@ async def create_chat_completion(
         )
         return await event_stream(
             request,
-            _events(engine, chat, encoder, record),
+            events_of(engine.chat_stream(chat), encoder, record, head=encoder.start()),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
         )
     result = await until_hangup(engine.chat(chat), request.receive, drain)
-    record.prompt_tokens = result.usage.prompt_tokens
-    record.completion_tokens = result.usage.completion_tokens
-    record.finish_reason = result.choices[0].finish_reason
+    record.answered(result)
     answer = chat_answer.completion(
         result, id_=f"chatcmpl-{chat.request_id}", created=int(time.time()), model=chat.model
     )
     return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-async def _events(
-    engine: MeteredEngine, chat: ChatRequest, encoder: chat_answer.ChunkEncoder, record: RequestRecord
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of one answer; the first holds the role as well as the first token."""
-    head = encoder.start()
-    steps = engine.chat_stream(chat)
-    step = None
-    try:
-        async for step in steps:
-            record.first_token()
-            chunk = head + encoder.step(step)
-            head = b""
-            for delta in step.deltas:
-                record.finish_reason = delta.finish_reason or record.finish_reason
-            if chunk:
-                yield chunk
-    finally:
-        if step is not None:
-            record.prompt_tokens = step.usage.prompt_tokens
-            record.completion_tokens = step.usage.completion_tokens
-        await steps.aclose()
-    if step is not None:
-        yield encoder.end(step.usage)

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from server.bodies import StrictRoute
 from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas.completions import CompletionBody, to_text_request
 from server.schemas.completions_answer import TextChunkEncoder, text_completion
@@ -18,11 +19,7 @@ from server.sse import event_stream
 from server.store import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from engine import TextRequest
     from server.access_log import RequestRecord
-    from server.metering import MeteredEngine
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 
@@ -47,34 +44,11 @@ async def create_completion(
         encoder = TextChunkEncoder(id_=id_, created=created, model=text.model, include_usage=include_usage)
         return await event_stream(
             request,
-            _events(engine, text, encoder, record),
+            events_of(engine.text_stream(text), encoder, record),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
         )
     result = await until_hangup(engine.text(text), request.receive, drain)
-    record.prompt_tokens = result.usage.prompt_tokens
-    record.completion_tokens = result.usage.completion_tokens
-    record.finish_reason = result.choices[0].finish_reason
+    record.answered(result)
     answer = text_completion(result, id_=id_, created=created, model=text.model)
     return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-async def _events(
-    engine: MeteredEngine, text: TextRequest, encoder: TextChunkEncoder, record: RequestRecord
-) -> AsyncGenerator[bytes, None]:
-    steps = engine.text_stream(text)
-    step = None
-    try:
-        async for step in steps:
-            record.first_token()
-            for delta in step.deltas:
-                record.finish_reason = delta.finish_reason or record.finish_reason
-            if chunk := encoder.step(step):
-                yield chunk
-    finally:
-        if step is not None:
-            record.prompt_tokens = step.usage.prompt_tokens
-            record.completion_tokens = step.usage.completion_tokens
-        await steps.aclose()
-    if step is not None:
-        yield encoder.end(step.usage)

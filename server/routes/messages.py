@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
 from server.dependencies import Access, ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas import messages_answer
 from server.schemas.messages import CountTokensBody, MessagesBody
@@ -24,11 +25,8 @@ from server.sse import event_stream
 from server.store import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from engine import ChatRequest
     from server.access_log import RequestRecord
-    from server.metering import MeteredEngine
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictRoute)
 
@@ -52,16 +50,14 @@ async def create_message(
         encoder = messages_answer.EventEncoder(id_=id_, model=chat.model)
         return await event_stream(
             request,
-            _events(engine, chat, names, encoder, record),
+            events_of(engine.chat_stream(chat), encoder, record, naming=names.as_sent()),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
             failure=messages_answer.error_event,
         )
     with names.as_sent():
         result = await until_hangup(engine.chat(chat), request.receive, drain)
-    record.prompt_tokens = result.usage.prompt_tokens
-    record.completion_tokens = result.usage.completion_tokens
-    record.finish_reason = result.choices[0].finish_reason
+    record.answered(result)
     answer = messages_answer.message(result, id_=id_, model=chat.model)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -92,31 +88,3 @@ def _to_chat(body: CountTokensBody, key: ApiKey, access: Access, settings: Setti
         chat = to_chat_request(prompt.chat, key, access, settings)
     top_k = body.top_k if isinstance(body, MessagesBody) else None
     return replace(chat, top_k=top_k, continue_answer=prompt.continues), prompt.names
-
-
-async def _events(
-    engine: MeteredEngine,
-    chat: ChatRequest,
-    names: FieldNames,
-    encoder: messages_answer.EventEncoder,
-    record: RequestRecord,
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of one answer; the first begins the message and holds the first token."""
-    steps = engine.chat_stream(chat)
-    step = None
-    try:
-        with names.as_sent():
-            async for step in steps:
-                record.first_token()
-                events = encoder.step(step)
-                for delta in step.deltas:
-                    record.finish_reason = delta.finish_reason or record.finish_reason
-                if events:
-                    yield events
-    finally:
-        if step is not None:
-            record.prompt_tokens = step.usage.prompt_tokens
-            record.completion_tokens = step.usage.completion_tokens
-        await steps.aclose()
-    if step is not None:
-        yield encoder.end(step.usage)

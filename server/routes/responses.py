@@ -13,6 +13,7 @@ from engine import GenerationError
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
 from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
+from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas.responses import ResponseBody
 from server.schemas.responses_answer import ResponseObject
@@ -24,10 +25,7 @@ from server.store import ApiKey
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine import ChatRequest
     from server.access_log import RequestRecord
-    from server.metering import MeteredEngine
-    from server.schemas.responses_chat import Conversation
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 
@@ -50,7 +48,8 @@ async def create_response(
     record.model, record.stream = body.model, bool(body.stream)
     answer = ResponseObject(body, id_=f"resp_{chat.request_id}", created=int(time.time()))
     events = ResponseEvents(answer, chat.request_id)
-    steps = _events(engine, chat, conversation, events, record)
+    naming = named_as_sent(conversation)
+    steps = events_of(engine.chat_stream(chat), events, record, head=events.start(), naming=naming)
     if body.stream:
         return await event_stream(
             request,
@@ -72,29 +71,3 @@ async def _read(steps: AsyncGenerator[bytes, None]) -> None:
             pass
     finally:
         await steps.aclose()
-
-
-async def _events(
-    engine: MeteredEngine, chat: ChatRequest, conversation: Conversation, events: ResponseEvents, record: RequestRecord
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of one answer; the first holds the opening ones as well as the first token."""
-    steps = engine.chat_stream(chat)
-    step = None
-    head = events.start()
-    try:
-        with named_as_sent(conversation):
-            async for step in steps:
-                record.first_token()
-                data = head + events.step(step)
-                head = b""
-                for delta in step.deltas:
-                    record.finish_reason = delta.finish_reason or record.finish_reason
-                if data:
-                    yield data
-    finally:
-        if step is not None:
-            record.prompt_tokens = step.usage.prompt_tokens
-            record.completion_tokens = step.usage.completion_tokens
-        await steps.aclose()
-    if step is not None:
-        yield events.end(step.usage)
