@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +12,10 @@ import typer
 
 from benchmarks.batch_job import BatchJob, BatchJobs, InteractiveJob
 from benchmarks.batch_targets import BatchTarget, BusyTarget, IdleTarget, SingleTarget, started
+from benchmarks.command import deliver, ending_cleanly
 from benchmarks.compare import Case, Row, compare, say
 from benchmarks.conditions import conditions
-from benchmarks.errors import BenchError
-from benchmarks.report import document, print_table, save
+from benchmarks.report import document, print_table
 from benchmarks.workplace import Workplace, open_workplace
 
 if TYPE_CHECKING:
@@ -88,19 +86,9 @@ def batch(  # noqa: PLR0913  # one argument per option
     plan = Plan(model, items, bad, repeats, seconds, max_tokens)
     if quick:
         plan = Plan(model, items, bad, 1, _QUICK_SECONDS, max_tokens)
-    # Like Ctrl-C: the server and the engine end with the benchmark.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        with open_workplace(models, model, weights_dir) as place:
-            report, whole, interactive = asyncio.run(_benchmark(plan, place))
-    except BenchError as error:
-        say(str(error))
-        raise typer.Exit(1) from None
-    if output is not None:
-        save(report, output)
-    if as_json:
-        sys.stdout.buffer.write(report)
-    else:
+    with ending_cleanly(), open_workplace(models, model, weights_dir) as place:
+        report, whole, interactive = asyncio.run(_benchmark(plan, place))
+    if deliver(report, output, as_json=as_json):
         print_table("A batch and single requests", whole, _ITEMS)
         print_table("Interactive requests beside batches", interactive, _INTERACTIVE)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -15,10 +13,10 @@ import typer
 
 from benchmarks.chat_job import ChatJob
 from benchmarks.chat_targets import BareTarget, ServerTarget
+from benchmarks.command import deliver, ending_cleanly
 from benchmarks.compare import Case, Row, compare, say
 from benchmarks.conditions import conditions
-from benchmarks.errors import BenchError
-from benchmarks.report import document, print_table, save
+from benchmarks.report import document, print_table
 from benchmarks.workplace import Workplace, open_workplace
 
 if TYPE_CHECKING:
@@ -75,19 +73,9 @@ def chat(  # noqa: PLR0913  # one argument per option
     plan = Plan(model, _numbers(streams), repeats, seconds, max_tokens)
     if quick:
         plan = Plan(model, (1, 32), 1, 1.0, max_tokens)
-    # Like Ctrl-C: the server and the engine end with the benchmark.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        with open_workplace(models, model, weights_dir) as place:
-            report, rows = asyncio.run(_benchmark(plan, place))
-    except BenchError as error:
-        say(str(error))
-        raise typer.Exit(1) from None
-    if output is not None:
-        save(report, output)
-    if as_json:
-        sys.stdout.buffer.write(report)
-    else:
+    with ending_cleanly(), open_workplace(models, model, weights_dir) as place:
+        report, rows = asyncio.run(_benchmark(plan, place))
+    if deliver(report, output, as_json=as_json):
         print_table("How fast", rows, _SPEED)
         print_table("What it costs", rows, _COST)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -13,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchmarks.command import deliver, ending_cleanly
 from benchmarks.compare import Case, Row, compare, say
 from benchmarks.conditions import conditions
-from benchmarks.errors import BenchError
 from benchmarks.fair_job import A_ALONE, A_ALONE_FIRST_COME, B_ALONE, FAIR, FIRST_COME, FairJob, verdicts
 from benchmarks.fair_targets import started
 from benchmarks.figures import ratios
-from benchmarks.report import document, print_table, print_verdicts, save
+from benchmarks.report import document, print_table, print_verdicts
 from benchmarks.workplace import Workplace, open_workplace
 
 if TYPE_CHECKING:
@@ -79,24 +77,15 @@ def fair(  # noqa: PLR0913  # one argument per option
 ) -> None:
     """Measure what one key's flood does to another key, with the fair queue and first come, first served."""
     plan = Plan(model, places, flood, every, 1 if quick else repeats, _QUICK_SECONDS if quick else seconds, max_tokens)
-    # Like Ctrl-C: the servers and their engines end with the benchmark.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     small = {"max_num_seqs": places, "max_queued_requests": _WAITING}
     unfair = small | {"fair_queue": False, "kept_for_newcomers": 0}
-    try:
-        with ExitStack() as stack:
-            pair = [
-                stack.enter_context(open_workplace(models, model, weights_dir, engine=engine))
-                for engine in (small | {"fair_queue": True}, unfair)
-            ]
-            report, row, aims = asyncio.run(_benchmark(plan, *pair))
-    except BenchError as error:
-        say(str(error))
-        raise typer.Exit(1) from None
-    if output is not None:
-        save(report, output)
-    if as_json:
-        sys.stdout.buffer.write(report)
+    with ending_cleanly(), ExitStack() as stack:
+        pair = [
+            stack.enter_context(open_workplace(models, model, weights_dir, engine=engine))
+            for engine in (small | {"fair_queue": True}, unfair)
+        ]
+        report, row, aims = asyncio.run(_benchmark(plan, *pair))
+    if not deliver(report, output, as_json=as_json):
         return
     print_table("What B feels", [_pair(row, FAIR, B_ALONE), _pair(row, FIRST_COME, B_ALONE)], _B)
     print_table("What A gets", [_pair(row, FAIR, A_ALONE), _pair(row, A_ALONE, A_ALONE_FIRST_COME)], _A)

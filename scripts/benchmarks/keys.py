@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks.command import deliver, ending_cleanly
 from benchmarks.compare import Row, say
 from benchmarks.conditions import conditions
-from benchmarks.errors import BenchError
 from benchmarks.figures import medians, ratios
 from benchmarks.hearth import HearthServer
 from benchmarks.keys_aims import Found, verdicts
@@ -34,7 +33,7 @@ from benchmarks.keys_auth import (
 from benchmarks.keys_limits import LIMITED, UNLIMITED, Pace, databases, limiter_in_process, limits_over_http
 from benchmarks.keys_made import make_keys
 from benchmarks.rank_test import Area, area
-from benchmarks.report import document, print_table, print_verdicts, save
+from benchmarks.report import document, print_table, print_verdicts
 from benchmarks.workplace import Workplace, open_workplace
 
 if TYPE_CHECKING:
@@ -90,20 +89,11 @@ def keys(  # noqa: PLR0913  # one argument per option
     plan = Plan(keys, rate, repeats, seconds, samples, requests=4000)
     if quick:
         plan = Plan(keys, rate, 1, 3.0, 1000, requests=500)
-    # Like Ctrl-C: the server and the engine end with the benchmark.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        with open_workplace(models, model, None) as place:
-            found, under = asyncio.run(_benchmark(plan, place))
-    except BenchError as error:
-        say(str(error))
-        raise typer.Exit(1) from None
+    with ending_cleanly(), open_workplace(models, model, None) as place:
+        found, under = asyncio.run(_benchmark(plan, place))
     aims = verdicts(found)
     report = document("keys", under, asdict(plan), found.rows, aims)
-    if output is not None:
-        save(report, output)
-    if as_json:
-        sys.stdout.buffer.write(report)
+    if not deliver(report, output, as_json=as_json):
         return
     print_table("What the authentication step costs", [found.row("step alone"), found.row("HTTP")], _TIMES)
     print_table("How long a refusal takes", [found.row("refusals")], _TIMES)
