@@ -183,6 +183,20 @@ class ChatEngineSpec(Spec):
     """vLLM's parser of thinking sections, like qwen3. null: chosen from the
     model's family; none: no parser."""
 
+    @property
+    def places_for_people(self) -> int:
+        """Of `max_num_seqs`, how many batches leave free; one place has to be left to them."""
+        return self._kept(self.kept_for_interactive, one_in=8)
+
+    @property
+    def places_for_newcomers(self) -> int:
+        """Of `max_num_seqs`, how many are for keys that have nothing running."""
+        return self._kept(self.kept_for_newcomers, one_in=32)
+
+    def _kept(self, asked: int | None, *, one_in: int) -> int:
+        wanted = max(1, self.max_num_seqs // one_in) if asked is None else asked
+        return min(wanted, self.max_num_seqs - 1)
+
     @field_validator("max_output_tokens")
     @classmethod
     def _fits_the_context(cls, tokens: int | None, info: ValidationInfo) -> int | None:

@@ -44,9 +44,7 @@ class Engine:
         self._pictures = Pictures(images or ImageLimits())
         self._starters: dict[str, StarterThread] = {}
         self._background: dict[str, BackgroundSlots] = {}
-        for spec in config.models.values():
-            size, beside = _background_size(spec)
-            self._background[spec.id] = BackgroundSlots(size, beside=beside)
+        self._size_background()
 
     async def start(self) -> None:
         """Begin to load all models."""
@@ -116,13 +114,17 @@ class Engine:
         """Serve from now on what `config` says. Answers that are being given go on to their end."""
         self._config = config
         self._demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
-        for spec in config.models.values():
-            size, beside = _background_size(spec)
+        self._size_background()
+        self._pool.update(config.models.values())
+
+    def _size_background(self) -> None:
+        for spec in self._config.models.values():
+            size = spec.engine.max_num_seqs - spec.engine.places_for_people
+            beside = max(1, size // 32)
             if spec.id in self._background:
                 self._background[spec.id].resize(size, beside=beside)
             else:
                 self._background[spec.id] = BackgroundSlots(size, beside=beside)
-        self._pool.update(config.models.values())
 
     def models(self) -> tuple[ModelInfo, ...]:
         """All models, in the order of models.yaml."""
@@ -220,11 +222,3 @@ class Engine:
 
         self._pictures.close()
         vllm_launch.clean_up()
-
-
-def _background_size(spec: ModelSpec) -> tuple[int, int]:
-    """Return how many sequences of background work may run, alone and beside interactive requests."""
-    kept = spec.engine.kept_for_interactive
-    places = spec.engine.max_num_seqs
-    size = max(1, places - (places // 8 if kept is None else kept))
-    return size, max(1, size // 32)

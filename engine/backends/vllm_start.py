@@ -131,14 +131,12 @@ def kill_processes(engine: Any) -> None:
 
 def room_of(engine: Any, spec: ModelSpec) -> Room:
     """Return what the started engine can hold."""
-    places, cache = spec.engine.max_num_seqs, engine.vllm_config.cache_config
-    interactive, newcomers = spec.engine.kept_for_interactive, spec.engine.kept_for_newcomers
-    spare = int(places > 1)  # of a single place nothing can be kept
+    cache = engine.vllm_config.cache_config
     return Room(
-        sequences=places,
+        sequences=spec.engine.max_num_seqs,
         waiting=spec.engine.max_queued_requests,
-        kept_for_interactive=max(spare, places // 8) if interactive is None else min(interactive, places - 1),
-        kept_for_newcomers=max(spare, places // 32) if newcomers is None else min(newcomers, places - 1),
+        kept_for_interactive=spec.engine.places_for_people,
+        kept_for_newcomers=spec.engine.places_for_newcomers,
         kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
         fair=spec.engine.fair_queue,
     )
