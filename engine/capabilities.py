@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import RequestError, UnsupportedCapabilityError
-from engine.images import image_path, image_places
+from engine.pictures import image_path, image_places
 
 if TYPE_CHECKING:
     from engine.config import ModelSpec

@@ -13,7 +13,7 @@ from engine.capabilities import check_request, check_text
 from engine.chat_fold import fold
 from engine.errors import EngineError, LoadError, NotStartedError
 from engine.fair_queue import Urgency
-from engine.images import ImageLimits, Pictures
+from engine.pictures import ImageLimits, Pictures
 from engine.pool import Pool
 from engine.types import ModelInfo
 

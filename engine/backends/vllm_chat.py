@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from engine.admission import Admission
 from engine.backends.vllm_start import build_serving, kill_processes, processes, room_of, start_engine
 from engine.errors import LoadError, NotStartedError, engine_died
-from engine.images import image_places
+from engine.pictures import image_places
 from engine.types import ChatRequest
 from engine.weights import check_folder
 

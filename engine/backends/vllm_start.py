@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import ModelSpec
-    from engine.images import Pictures
+    from engine.pictures import Pictures
 
 _DEMO_KV_CACHE_GIB = 0.0625
 _CPU_KV_CACHE_GIB = 1.0

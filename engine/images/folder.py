@@ -1,0 +1,109 @@
+"""What may be loaded from the folder of an image pipeline, and which pipeline it says it is. Nothing is loaded here.
+
+Like engine/weights.py for the folder of one model: safetensors only, and no code from the folder.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import LoadError
+from engine.weights import check_no_code, check_safetensors, read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PIPELINES = (
+    "Flux2KleinPipeline",
+    "FluxPipeline",
+    "QwenImagePipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusionPipeline",
+    "StableDiffusionXLPipeline",
+    "ZImagePipeline",
+)
+# Never loaded: diffusers_load.py leaves them out of the pipeline.
+LEFT_OUT = ("safety_checker",)
+_LIBRARIES = ("diffusers", "transformers")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "ProcessorFast", "FeatureExtractor")
+
+
+def check_pipeline_folder(folder: Path) -> str:
+    """Return the pipeline's class. Raises `LoadError`, naming the file, unless the folder is safe and complete."""
+    index = _read_index(folder)
+    for file in sorted(folder.rglob("*")):
+        _check_file(folder, file)
+    for name, origin in index.items():
+        if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
+            _check_component(folder, name, origin)
+    return str(index["_class_name"])
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    index = read_config(folder / "model_index.json")
+    if not isinstance(index, dict):
+        raise LoadError(f"{folder.name}/model_index.json is no JSON object. Download the model again.")
+    if index.get("_class_name") not in PIPELINES:
+        raise LoadError(
+            f"{folder.name}/model_index.json names the pipeline {index.get('_class_name')!r}, which is not supported. "
+            f"Use a model for one of: {', '.join(PIPELINES)}."
+        )
+    return index
+
+
+def _check_file(folder: Path, file: Path) -> None:
+    if file.suffix == ".py":
+        raise LoadError(
+            f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file if "
+            "the pipeline works without it, or use another model."
+        )
+    if file.name.endswith(("config.json", "model_index.json")):
+        check_no_code(file)
+    if file.suffix == ".safetensors":
+        check_safetensors(file)
+
+
+def _check_component(folder: Path, name: str, origin: list[Any]) -> None:
+    """A component is `[library, class]` in the index and a folder of the same name beside it."""
+    known = len(origin) == 2 and origin[0] in _LIBRARIES and isinstance(origin[1], str) and origin[1].isidentifier()
+    if not known or not name.isidentifier():
+        raise LoadError(
+            f"{folder.name}/model_index.json takes the component {name!r} from {origin!r}: only classes of diffusers "
+            "and transformers are loaded here. Use a model whose pipeline needs no code of its own."
+        )
+    part = folder / name
+    if not part.is_dir():
+        raise LoadError(f"{folder.name} has no folder {name}, which its model_index.json names. Finish the download.")
+    if not origin[1].endswith(_WITHOUT_WEIGHTS):
+        _check_weights(part)
+
+
+def _check_weights(part: Path) -> None:
+    if not (part / "config.json").is_file():
+        raise LoadError(f"{part.name} holds no config.json: it is no complete model folder. Finish the download.")
+    for file in part.glob("*.index.json"):
+        for shard in _shards(file):
+            if not (part / shard).is_file():
+                raise LoadError(f"{part.name}/{shard} is missing, which {file.name} names. Finish the download.")
+    if any(part.glob("*.safetensors")):
+        return
+    pickles = [file.name for file in sorted(part.iterdir()) if file.suffix in _PICKLES]
+    if pickles:
+        raise LoadError(
+            f"{part.name} holds {pickles[0]} and no .safetensors file: pickle formats can run code and are refused. "
+            "Use a repository that offers safetensors, or convert the file on a machine that may be lost."
+        )
+    raise LoadError(f"{part.name} holds no .safetensors file. Finish the download.")
+
+
+def _shards(file: Path) -> list[str]:
+    content = read_config(file)
+    shards = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(shards, dict) or not all(
+        isinstance(name, str) and name not in {"", ".", ".."} and "/" not in name for name in shards.values()
+    ):
+        raise LoadError(f"{file.parent.name}/{file.name} is no index of weights. Download the model again.")
+    if file.name.endswith(".safetensors.index.json"):
+        return sorted(set(shards.values()))
+    return []
