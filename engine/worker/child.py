@@ -1,0 +1,240 @@
+"""Runs in the child, `python -m engine.worker.child FD SERVICE`: loads a service by name, drives it until told to end.
+
+Holds no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError, GenerationError, LoadError, OverloadedError, RequestError
+from engine.worker.frames import FrameError, FrameReader, to_frame
+from engine.worker.messages import (
+    Cancel,
+    Done,
+    Event,
+    Failed,
+    Load,
+    LoadFailed,
+    Loading,
+    Ready,
+    Shutdown,
+    Submit,
+    ToChild,
+    ToParent,
+)
+from engine.worker.service import ShutdownRequested
+
+if TYPE_CHECKING:
+    from engine.worker.service import Service
+
+_log = logging.getLogger("hearth.worker")
+
+PROCESS_NAME = "hearth-worker"
+_PR_SET_PDEATHSIG = 1
+_CHUNK_BYTES = 2**18
+
+
+def main() -> None:
+    """Serve the socket whose number is the first argument, then end this process."""
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)
+    _tie_to_parent(end)
+    Path("/proc/self/comm").write_text(PROCESS_NAME, encoding="ascii")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    status = Child(end).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries that are to tidy up a device that is broken hang; the kernel gives back all that we hold.
+    os._exit(status)
+
+
+class Child:
+    """The loop, and the `Outlet` of its service."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._reader: FrameReader[ToChild] = FrameReader(ToChild)
+        self._asked: Load | None = None
+        self._service: Service | None = None
+        self._open_jobs: set[int] = set()
+        self._ending = False
+
+    def run(self) -> int:
+        """Load and serve; return the exit status."""
+        try:
+            self._serve(self._load())
+        except ShutdownRequested:
+            return 0
+        except LoadError as error:
+            self._send(LoadFailed(error.message))
+        except Exception as error:  # noqa: BLE001  # last resort: a fresh process takes over
+            _log_trace("The worker ends, because of", error, with_message=self._service is None)
+        return 1
+
+    def _load(self) -> Service:
+        while self._asked is None:
+            self._take_in(wait=True)
+        module, _, name = self._asked.service.partition(":")
+        opened: Service = getattr(importlib.import_module(module), name)(self._asked.options, self, self._report)
+        self._service = opened
+        self._send(Ready(opened.info))
+        return opened
+
+    def _serve(self, service: Service) -> None:
+        while True:
+            self._take_in(wait=not service.busy)
+            if service.busy:
+                self._step(service)
+
+    def _step(self, service: Service) -> None:
+        failure: EngineError
+        try:
+            service.step()
+        except EngineError as error:
+            failure = error.with_traceback(None)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            failure = _as_engine_error(error)
+        else:
+            return
+        for job in sorted(self._open_jobs):
+            self.failed(job, failure)
+            service.cancel(job)
+        gc.collect()  # what the trace held on to, tensors before all
+
+    def event(self, job: int, payload: bytes) -> None:
+        if job not in self._open_jobs:
+            return
+        try:
+            self._send(Event(job, payload))
+        except FrameError as error:
+            raise GenerationError("The answer is too large to be sent. Ask for a smaller one.") from error
+
+    def done(self, job: int) -> None:
+        if self._close(job):
+            self._send(Done(job))
+
+    def failed(self, job: int, error: EngineError) -> None:
+        if not self._close(job):
+            return
+        if isinstance(error, RequestError):
+            self._send(Failed(job, "request", error.message, param=error.param))
+        elif isinstance(error, OverloadedError):
+            self._send(Failed(job, "overloaded", error.message, retry_after_seconds=error.retry_after_seconds))
+        else:
+            self._send(Failed(job, "generation", error.message))
+
+    def poll(self) -> None:
+        self._take_in(wait=False)
+
+    def _report(self, phase: str, progress: float) -> None:
+        self._send(Loading(phase, progress))
+        self.poll()
+
+    def _close(self, job: int) -> bool:
+        """Whether the job was open until now."""
+        if job not in self._open_jobs:
+            return False
+        self._open_jobs.remove(job)
+        return True
+
+    def _take_in(self, *, wait: bool) -> None:
+        """Act on all that has come. `wait`: until something comes."""
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        while not self._ending:
+            try:
+                data = self._end.recv(_CHUNK_BYTES, flags)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            self._ending = not data
+            self._reader.feed(data)
+            while not self._ending and (message := self._reader.next()) is not None:
+                self._act(message)
+            flags = socket.MSG_DONTWAIT
+        raise ShutdownRequested
+
+    def _act(self, message: ToChild) -> None:
+        if isinstance(message, Shutdown):
+            self._ending = True
+        elif isinstance(message, Load):
+            self._asked = message
+        elif isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Cancel) and message.job in self._open_jobs and self._service is not None:
+            self._service.cancel(message.job)
+
+    def _submit(self, message: Submit) -> None:
+        if self._service is None:
+            raise FrameError("a job came before the model was loaded")
+        self._open_jobs.add(message.job)
+        try:
+            self._service.submit(message.job, message.payload)
+        except Exception as error:  # noqa: BLE001  # a job that cannot even be queued is no reason to drop the others
+            if not isinstance(error, EngineError):
+                _log_trace("A job could not be queued:", error)
+            self.failed(message.job, _as_engine_error(error))
+
+    def _send(self, message: ToParent) -> None:
+        frame = to_frame(message)
+        try:
+            self._end.sendall(frame)
+        except OSError as error:
+            self._ending = True
+            raise ShutdownRequested from error
+
+
+def _as_engine_error(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    if _is_out_of_memory(error):
+        return GenerationError(
+            "The model ran out of memory over this request. Try again, or ask for something smaller."
+        )
+    return GenerationError("The model could not work on this request. Try again; if it fails again, change it.")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's own, torch's by class (CUDA) and by text (CPU), without importing torch."""
+    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    return named or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def _log_trace(what: str, error: BaseException, *, with_message: bool = False) -> None:
+    """Log where it happened. A message may quote a prompt, except a RuntimeError's or the system's."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        said = str(cause) if with_message or isinstance(cause, (RuntimeError, OSError)) else "(message left out)"
+        lines = [*traceback.format_tb(cause.__traceback__), f"{type(cause).__name__}: {said}\n", *lines]
+        cause = cause.__cause__
+    _log.error("%s\n%s", what, "".join(lines).rstrip())
+
+
+def _tie_to_parent(end: socket.socket) -> None:
+    """Make the kernel end this process with its parent; the socket's end comes too late for one that hangs.
+
+    The kernel's signal follows the thread that started this process. Who made the socket pair is who started us.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    if os.getppid() != struct.unpack("3i", credentials)[0]:
+        os._exit(1)  # it died before the line above
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""A model in a child process, with real children, on both event loops: what it does as long as nobody dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from misbehaving.floods import EVENT_BYTES
+from workers import DEADLINE_SECONDS, collect, numbers, on_both_loops, start, until, worker
+
+from engine.errors import EngineDiedError, GenerationError, NotStartedError, OverloadedError, RequestError
+from engine.worker.frames import MAX_FRAME_BYTES, FrameError, FrameReader, to_frame
+from engine.worker.messages import Done, Event, ToParent
+
+
+@on_both_loops
+async def test_jobs_run_side_by_side_and_each_gets_its_own_events_in_order() -> None:
+    async with worker() as running:
+        answers = await asyncio.gather(*(collect(running, b"%d" % end) for end in (0, 3, 500, 12)))
+    assert answers == [numbers(0), numbers(3), numbers(500), numbers(12)]
+
+
+@on_both_loops
+async def test_the_child_has_its_own_environment_priority_and_process_group_and_reports_while_it_loads() -> None:
+    said: list[tuple[str, float]] = []
+    async with worker(report=lambda *what: said.append(what), environment={"WORD": "zwieback"}, nice=3) as running:
+        info = json.loads(running.info)
+        ready = os.getpriority(os.PRIO_PROCESS, running.pid)
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert info == {"priority": ours, "group": running.pid, "word": "zwieback"}
+    assert ready == ours + 3, "it gives way to others once it is ready, and not while it loads"
+    assert said == [("reading", 0.25), ("warming up", 0.75)]
+
+
+@on_both_loops
+async def test_errors_of_a_job_come_as_what_they_are_and_concern_no_other() -> None:
+    async with worker() as running:
+        other = asyncio.create_task(collect(running, b"2000"))
+        with pytest.raises(RequestError, match="not a number") as request:
+            await collect(running, b"x")
+        with pytest.raises(OverloadedError, match="Enough") as overloaded:
+            await collect(running, b"too much")
+        with pytest.raises(GenerationError, match="could not work on"):
+            await collect(running, b"bug")
+        got: list[bytes] = []
+        with pytest.raises(GenerationError, match=r"Thirteen\."):
+            await _collect_into(got, running.run(b"13"))
+        assert await other == numbers(2000)
+    assert request.value.param == "to"
+    assert overloaded.value.retry_after_seconds == 7
+    assert got == numbers(13)
+
+
+async def test_a_job_that_is_too_large_for_a_frame_is_refused_before_it_is_sent() -> None:
+    async with worker() as running:
+        with pytest.raises(RequestError, match="too large"):
+            await collect(running, bytes(MAX_FRAME_BYTES))
+        assert await collect(running, b"2") == numbers(2)
+
+
+@on_both_loops
+async def test_closing_a_run_returns_when_the_child_has_let_go_of_the_job() -> None:
+    async with worker() as running:
+        async with aclosing(running.run(b"1000000000")) as endless:
+            await anext(endless)
+        assert running._jobs == {}
+        assert await collect(running, b"1") == numbers(1)
+
+
+@on_both_loops
+async def test_a_run_that_was_never_begun_or_has_ended_is_closed_without_a_word() -> None:
+    async with worker() as running:
+        await running.run(b"5").aclose()
+        ended = running.run(b"1")
+        assert [event async for event in ended] == numbers(1)
+        await ended.aclose()
+        assert next(running._numbers) == 2
+
+
+@on_both_loops
+async def test_cancelling_whoever_waits_for_the_first_event_cancels_the_job() -> None:
+    async with worker("deaf:open_service") as running:
+        holder = running.run(b"")
+        assert await anext(holder) == b"started"
+        waiting = asyncio.create_task(anext(holder))
+        await until(lambda: holder.ag_running)
+        waiting.cancel()
+        await until(lambda: next(iter(running._jobs.values()))._discarding)
+        assert await collect(running, b"let go") == []
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert running._jobs == {}
+
+
+async def test_what_a_service_says_of_a_job_after_its_end_reaches_nobody() -> None:
+    async with worker("talks_on:open_service") as running:
+        assert [await collect(running, b"2") for _ in range(50)] == [numbers(2)] * 50
+        assert running._jobs == {}
+
+
+@pytest.mark.parametrize("way", ["python", "cuda", "cpu", "at once"])
+async def test_memory_that_runs_out_fails_the_jobs_and_the_child_lives_on(way: str) -> None:
+    async with worker("wants_memory:open_service") as running:
+        with pytest.raises(GenerationError, match="out of memory"):
+            await collect(running, way.encode())
+        assert await collect(running, b"2") == numbers(2)
+
+
+async def test_an_answer_too_large_for_a_frame_fails_its_job_and_the_child_lives_on() -> None:
+    async with worker("wants_memory:open_service") as running:
+        with pytest.raises(GenerationError, match="too large"):
+            await collect(running, b"huge event")
+        assert await collect(running, b"2") == numbers(2)
+
+
+@on_both_loops
+async def test_a_reader_that_pauses_loses_nothing_and_holds_one_frame_of_memory() -> None:
+    events = 3 * MAX_FRAME_BYTES // EVENT_BYTES // 2
+    async with worker("floods:open_service") as running, aclosing(running.run(b"%d" % events)) as run:
+        seen = [await anext(run)]
+        (job,) = running._jobs.values()
+        await until(lambda: not running._channel._reading)
+        assert MAX_FRAME_BYTES <= job.unread_bytes <= MAX_FRAME_BYTES + EVENT_BYTES
+        seen += [event async for event in run]
+    assert [int.from_bytes(event[:4], "big") for event in seen] == list(range(events))
+
+
+@on_both_loops
+async def test_a_reader_that_leaves_a_full_backlog_frees_the_child() -> None:
+    async with worker("floods:open_service") as running:
+        async with aclosing(running.run(b"90")) as run:
+            await anext(run)
+            await until(lambda: not running._channel._reading)
+        assert running._jobs == {}
+        assert len(await collect(running, b"3")) == 3
+
+
+@on_both_loops
+async def test_a_shutdown_ends_the_child_by_itself_and_the_jobs_that_run() -> None:
+    running = await start()
+    async with aclosing(running.run(b"1000000000")) as run:
+        await anext(run)
+        await asyncio.gather(*(running.shutdown(DEADLINE_SECONDS) for _ in range(2)))
+        assert (running.exit_status, running.died.is_set()) == (0, True)
+        with pytest.raises(EngineDiedError):
+            await _collect_into([], run)
+    with pytest.raises(NotStartedError):
+        await collect(running, b"1")
+    await running.shutdown()
+    running.terminate()
+
+
+@on_both_loops
+async def test_a_shutdown_reaches_a_child_whose_reader_has_stopped_reading() -> None:
+    async with worker("floods:open_service") as running, aclosing(running.run(b"90")) as run:
+        await anext(run)
+        await until(lambda: not running._channel._reading)
+        await running.shutdown(within_seconds=DEADLINE_SECONDS)
+        assert running.exit_status == 0
+
+
+def test_messages_come_out_of_any_pieces_as_they_went_in() -> None:
+    messages: list[ToParent] = [Event(1, b"x" * 300), Done(1), Event(2, b"")]
+    stream = b"".join(to_frame(message) for message in messages)
+    for size in (1, 3, 5, len(stream)):
+        reader: FrameReader[ToParent] = FrameReader(ToParent)
+        seen = []
+        for start_at in range(0, len(stream), size):
+            reader.feed(stream[start_at : start_at + size])
+            while (message := reader.next()) is not None:
+                seen.append(message)
+        assert seen == messages
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Evil", b"\x82\xa4type\xa4Done\xa3job\xa1\xff"]
+)
+def test_a_frame_that_holds_no_message_is_an_error(content: bytes) -> None:
+    reader: FrameReader[ToParent] = FrameReader(ToParent)
+    reader.feed(len(content).to_bytes(4, "big") + content)
+    with pytest.raises(FrameError):
+        reader.next()
+
+
+def test_neither_half_imports_a_heavy_library() -> None:
+    script = """
+import sys, engine.worker.child, engine.worker.process
+print(sorted({"torch", "vllm", "diffusers", "transformers", "numpy"} & set(sys.modules)))
+"""
+    root = Path(__file__).parents[2]
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=root, text=True) == "[]\n"
+
+
+async def _collect_into(seen: list[bytes], run: object) -> None:
+    async for event in run:
+        seen.append(event)  # noqa: PERF401  # what came before an error counts

@@ -1,0 +1,91 @@
+"""Starts workers with the services of `misbehaving/`, and runs tests on both event loops. Holds no tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import select
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+from engine.worker import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent)}
+DEADLINE_SECONDS = 20.0
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make an async test two tests, in which nothing may go wrong where only the event loop sees it."""
+
+    def run(*, loop: Any, **given: Any) -> None:
+        complaints: list[Any] = []
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.get_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+            runner.run(test(**given))
+        assert complaints == []
+
+    own = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
+    signature = inspect.signature(test)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), own])
+    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+    run.pytestmark = list(getattr(test, "pytestmark", []))
+    loops = [asyncio.new_event_loop, uvloop.new_event_loop]
+    return pytest.mark.parametrize("loop", loops, ids=["asyncio", "uvloop"])(run)
+
+
+async def start(
+    service: str = "well:open_service", report: Callable[[str, float], None] | None = None, **arguments: Any
+) -> WorkerProcess:
+    environment = ENVIRONMENT | arguments.pop("environment", {})
+    return await WorkerProcess.start(
+        f"misbehaving.{service}", b"/models/x", report or (lambda *_: None), environment=environment, **arguments
+    )
+
+
+@asynccontextmanager
+async def worker(service: str = "well:open_service", **arguments: Any) -> AsyncIterator[WorkerProcess]:
+    """A running worker, gone at the end."""
+    started = await start(service, **arguments)
+    try:
+        yield started
+    finally:
+        started.terminate()
+        await asyncio.wait_for(started.died.wait(), DEADLINE_SECONDS)
+
+
+async def collect(running: WorkerProcess, payload: bytes) -> list[bytes]:
+    return [event async for event in running.run(payload)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop go round until `condition` holds."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def numbers(end: int) -> list[bytes]:
+    """What a job of `well` says."""
+    return [b"%d" % number for number in range(end)]
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait for the end of a process that is not our child."""
+    try:
+        pid_fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([pid_fd], [], [], DEADLINE_SECONDS)[0]
+    finally:
+        os.close(pid_fd)
