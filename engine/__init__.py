@@ -17,6 +17,7 @@ from engine.errors import (
     UnsupportedCapabilityError,
 )
 from engine.fair_queue import Urgency
+from engine.images.types import FinishedImage, ImageEvent, ImageFormat, ImageProgress, ImageRequest, PartialImage
 from engine.pictures import ImageLimits
 from engine.types import (
     ChatChoice,
@@ -33,8 +34,11 @@ from engine.types import (
     ToolCallDelta,
     Usage,
 )
+from engine.voices.requests import AudioFormat, SpeechChunk, SpeechRequest
+from engine.voices.types import Voice
 
 __all__ = [
+    "AudioFormat",
     "ChatChoice",
     "ChatDelta",
     "ChatRequest",
@@ -47,16 +51,24 @@ __all__ = [
     "EngineDiedError",
     "EngineError",
     "FinishReason",
+    "FinishedImage",
     "GenerationError",
     "GrammarTooComplexError",
+    "ImageEvent",
+    "ImageFormat",
     "ImageLimits",
+    "ImageProgress",
+    "ImageRequest",
     "LoadError",
     "ModelHealth",
     "ModelInfo",
     "ModelLoadingError",
     "ModelSpec",
     "OverloadedError",
+    "PartialImage",
     "RequestError",
+    "SpeechChunk",
+    "SpeechRequest",
     "TextRequest",
     "TierSpec",
     "TokenLogprob",
@@ -67,5 +79,6 @@ __all__ = [
     "UnsupportedCapabilityError",
     "Urgency",
     "Usage",
+    "Voice",
     "load_config",
 ]

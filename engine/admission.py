@@ -121,11 +121,16 @@ class Admission:
     @asynccontextmanager
     async def visit(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[Visit]:
         """Accompany one request from its arrival to its end; it enters when its size is known."""
+        async with self.presence(), AsyncExitStack() as stack:
+            yield Visit(self, request, sequences, stack)
+
+    @asynccontextmanager
+    async def presence(self) -> AsyncIterator[None]:
+        """Count somebody as being here, whether waiting or running."""
         self._visits += 1
         self._nobody.clear()
         try:
-            async with AsyncExitStack() as stack:
-                yield Visit(self, request, sequences, stack)
+            yield
         finally:
             self._visits -= 1
             if not self._visits:

@@ -8,14 +8,12 @@ from engine.errors import RequestError, UnsupportedCapabilityError
 from engine.pictures import image_path, image_places
 
 if TYPE_CHECKING:
-    from engine.config import ModelSpec
+    from engine.config import ChatModelSpec
     from engine.types import ChatRequest, TextRequest
 
 
-def check_request(spec: ModelSpec, request: ChatRequest) -> None:
+def check_request(spec: ChatModelSpec, request: ChatRequest) -> None:
     """Raise `UnsupportedCapabilityError`, naming the field, or `RequestError` for a limit of the model."""
-    if "chat" not in spec.capabilities:
-        raise UnsupportedCapabilityError("This model does not chat.", param="model")
     if request.tools and "function_calling" not in spec.capabilities:
         raise UnsupportedCapabilityError(
             "This model cannot call tools. Pick a model with the capability `function_calling`.",
@@ -28,14 +26,12 @@ def check_request(spec: ModelSpec, request: ChatRequest) -> None:
     _check_max_tokens(spec, request.max_tokens)
 
 
-def check_text(spec: ModelSpec, request: TextRequest) -> None:
-    """The same for plain texts: whatever chats can go on with them."""
-    if "chat" not in spec.capabilities:
-        raise UnsupportedCapabilityError("This model does not write text.", param="model")
+def check_text(spec: ChatModelSpec, request: TextRequest) -> None:
+    """The same for plain texts."""
     _check_max_tokens(spec, request.max_tokens)
 
 
-def _check_max_tokens(spec: ModelSpec, asked: int | None) -> None:
+def _check_max_tokens(spec: ChatModelSpec, asked: int | None) -> None:
     most = spec.engine.max_output_tokens
     if most is not None and asked is not None and asked > most:
         raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")

@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING
 
 from engine.config_document import Document, Location, Problem, read_document, shown
 from engine.config_report import check_spec, did_you_mean, unknown_key
-from engine.config_specs import (
-    SPEC_BY_TASK,
-    ChatEngineSpec,
-    ChatModelSpec,
-    CommonModelSpec,
-    ModelSpec,
-    TierNames,
-    TierSpec,
-)
+from engine.config_images import ImageEngineSpec, ImageModelSpec
+from engine.config_specs import ChatEngineSpec, ChatModelSpec, CommonModelSpec, TierNames, TierSpec
+from engine.config_speech import SpeechEngineSpec, SpeechModelSpec
+from engine.config_tasks import SPEC_BY_TASK, ModelSpec
 from engine.errors import LoadError
 
 if TYPE_CHECKING:
@@ -32,8 +27,12 @@ __all__ = [
     "ChatModelSpec",
     "Config",
     "ConfigError",
+    "ImageEngineSpec",
+    "ImageModelSpec",
     "ModelSpec",
     "Problem",
+    "SpeechEngineSpec",
+    "SpeechModelSpec",
     "TierSpec",
     "load_config",
 ]

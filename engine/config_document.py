@@ -17,6 +17,8 @@ LIMIT_DEPTH = 16
 
 Location = tuple[str | int, ...]
 
+_EMPTY = "is empty: copy models.yaml from the repository and change it"
+_OTHER_SHAPE = "must have the keys `models` and `tiers` at the start of a line"
 _TAG = "tag:yaml.org,2002:"
 # YAML 1.2's core schema, which editors use too: `on` and `no` are words, 1:30 is not ninety.
 _SCALARS: dict[str, tuple[re.Pattern[str], Callable[[str], object]]] = {
@@ -79,7 +81,7 @@ def read_document(path: Path) -> Document:
     document = Document()
     text = _read_text(path, document)
     if text is not None:
-        _parse(text, document)
+        parse_document(text, document, _EMPTY, _OTHER_SHAPE)
     return document
 
 
@@ -105,7 +107,8 @@ def _read_text(path: Path, document: Document) -> str | None:
     return None
 
 
-def _parse(text: str, document: Document) -> None:
+def parse_document(text: str, document: Document, empty: str, other_shape: str) -> None:
+    """Read YAML into `document`. `empty` and `other_shape` are said of a text with nothing in it, or no mapping."""
     try:
         node = _Loader(text).get_single_node()
     except yaml.reader.ReaderError as error:
@@ -122,19 +125,18 @@ def _parse(text: str, document: Document) -> None:
         message = "cannot be read as YAML: an escape like \\U00110000 or a %YAML line has too large a number"
         document.problems.append(Problem(None, "", message))
     else:
-        _read_root(node, document)
+        _read_root(node, document, empty, other_shape)
 
 
-def _read_root(node: yaml.Node | None, document: Document) -> None:
+def _read_root(node: yaml.Node | None, document: Document, empty: str, other_shape: str) -> None:
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
-        document.problems.append(Problem(None, "", "is empty: copy models.yaml from the repository and change it"))
+        document.problems.append(Problem(None, "", empty))
         return
     root = _value(node, (), document)
     if isinstance(root, dict):
         document.root = root
     elif not document.problems:
-        message = "must have the keys `models` and `tiers` at the start of a line"
-        document.problems.append(Problem(node.start_mark.line + 1, "", message))
+        document.problems.append(Problem(node.start_mark.line + 1, "", other_shape))
 
 
 def _value(node: yaml.Node, location: Location, document: Document) -> object:

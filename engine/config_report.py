@@ -52,11 +52,12 @@ def check_spec(
     try:
         return spec.model_validate(fields, context=context)
     except ValidationError as error:
-        _add_problems(error.errors(include_url=False), spec, location, document)
+        add_problems(error.errors(include_url=False), spec, location, document)
     return None
 
 
-def _add_problems(errors: list[ErrorDetails], spec: type[BaseModel], location: Location, document: Document) -> None:
+def add_problems(errors: list[ErrorDetails], spec: type[BaseModel], location: Location, document: Document) -> None:
+    """Say in `document` what pydantic found wrong with the mapping at `location`."""
     schema = spec.model_json_schema()
     meant: set[Location] = set()
     for error in errors:
@@ -81,17 +82,24 @@ def _message(error: ErrorDetails, schema: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"is missing; it must be {expected}"
     value = error["input"]
-    hint = did_you_mean(value, schema.get("enum", [])) if isinstance(value, str) else ""
+    choices = schema.get("anyOf", [schema])[0].get("enum", [])
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
     return f"must be {expected}, not {_described(value)}{hint}"
 
 
 def _schema_at(schema: dict[str, Any], location: Location) -> dict[str, Any]:
     found: dict[str, Any] = schema
     for part in location:
+        found = found["anyOf"][0] if "anyOf" in found else found  # a mapping, or null
+        found = _resolved(found, schema)
         found = found["items"] if isinstance(part, int) else found["properties"][part]
-        if "$ref" in found:
-            found = schema["$defs"][found["$ref"].rsplit("/", 1)[-1]]
-    return found
+    if "anyOf" in found:
+        return {**found, "anyOf": [_resolved(choice, schema) for choice in found["anyOf"]]}
+    return _resolved(found, schema)
+
+
+def _resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    return schema["$defs"][part["$ref"].rsplit("/", 1)[-1]] if "$ref" in part else part
 
 
 def _expected(schema: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """models.yaml as a JSON Schema, for completion and help in editors.
 
-`python -m engine.config_schema` writes models.schema.json: run it after a change of engine/config_specs.py.
+`python -m engine.config_schema` writes models.schema.json: run it after a change of what an entry may say.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from engine.config_specs import SPEC_BY_TASK, Spec, TierSpec
+from engine.config_specs import Spec, TierSpec
+from engine.config_tasks import SPEC_BY_TASK
 
 SCHEMA_PATH = Path(__file__).with_name("models.schema.json")
 

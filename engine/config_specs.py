@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -222,10 +222,3 @@ class ChatModelSpec(CommonModelSpec):
         if "chat" not in capabilities:
             raise plain_error("must contain `chat`, because the task is chat")
         return capabilities
-
-
-# A task is added here: its spec class joins the union, and nothing else in this file changes.
-ModelSpec: TypeAlias = ChatModelSpec
-SPEC_BY_TASK: dict[str, type[ModelSpec]] = {
-    get_args(spec.model_fields["task"].annotation)[0]: spec for spec in (get_args(ModelSpec) or (ModelSpec,))
-}

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
-from engine import demo
 from engine.background import BackgroundSlots
 from engine.capabilities import check_request, check_text
 from engine.chat_fold import fold
-from engine.errors import EngineError, LoadError, NotStartedError
+from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.errors import EngineError, NotStartedError, UnsupportedCapabilityError
 from engine.fair_queue import Urgency
+from engine.images.profile import SIZES
+from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
 from engine.pool import Pool
 from engine.types import ModelInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
-    from engine.backends import ChatBackend
-    from engine.backends.vllm_launch import StarterThread
-    from engine.config import Config, ModelSpec
+    from engine.backends import ChatBackend, ImageBackend, SpeechBackend
+    from engine.config import Config
+    from engine.images.types import ImageEvent, ImageRequest
     from engine.types import ChatRequest, ChatResult, ChatStep, ModelHealth, TextRequest
+    from engine.voices.requests import SpeechChunk, SpeechRequest
+    from engine.voices.types import Voice
 
 
 class Engine:
@@ -34,24 +38,21 @@ class Engine:
     is ready. All methods that take a request raise `EngineError`s and nothing else on purpose.
     """
 
-    def __init__(self, config: Config, *, weights_dir: Path, images: ImageLimits | None = None) -> None:
+    def __init__(
+        self, config: Config, *, weights_dir: Path, images: ImageLimits | None = None, mark_files: bool = True
+    ) -> None:
+        """`images` limits the pictures that clients send; `mark_files`: those made here say so in their metadata."""
         self._config = config
-        self._weights_dir = weights_dir
         self._created = int(time.time())
-        self._pool = Pool(config.models.values(), self._load)
-        # Asked of the disk once, and again when a model loads: the list of models is part of every request.
-        self._demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
         self._pictures = Pictures(images or ImageLimits())
-        self._starters: dict[str, StarterThread] = {}
+        self._loader = Loader(config, weights_dir, self._pictures, mark_files=mark_files)
+        self._pool = Pool(config.models.values(), self._loader.load)
         self._background: dict[str, BackgroundSlots] = {}
         self._size_background()
 
     async def start(self) -> None:
         """Begin to load all models."""
-        from engine.backends import vllm_launch
-
-        compiles = any(spec.engine.enforce_eager is False for spec in self._config.models.values())
-        vllm_launch.prepare(self._cpu_threads(), compiles=compiles)
+        self._loader.prepare()
         self._pool.start()
 
     async def stop(self) -> None:
@@ -73,6 +74,7 @@ class Engine:
             async with self._turn(request, request.n):
                 return await self._admit(request).complete(request)
         while True:
+            self._chat_spec(request.model)
             await self._pool.revived(request.model)  # before it waits: it is told at once if there is no such model
             async with self._background[request.model].take(request, request.n):
                 await self._pool.revived(request.model)
@@ -100,25 +102,52 @@ class Engine:
         """Go on with plain texts, like `chat_stream`. A background request waits for its turn first."""
         sequences = len(request.prompts) * request.n
         async with self._turn(request, sequences):
-            backend = self._pool.get(request.model)
-            check_text(self._config.models[request.model], request)
+            backend, spec = self._chat_backend(request.model)
+            check_text(spec, request)
             async with contextlib.aclosing(backend.text_stream(request)) as steps:
                 async for step in steps:
                     yield step
+
+    async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
+        """Yield what becomes of each image, as it comes. Closing the generator aborts what is not finished.
+
+        Await the first event before answering: everything that can be refused is refused until then.
+        """
+        async with contextlib.aclosing(self._image_backend(request.model).images(request)) as events:
+            async for event in events:
+                yield event
+
+    def voices(self, model: str) -> tuple[Voice, ...]:
+        """The voices of a speech model; none of other models."""
+        return self._loader.voices.of(model)
+
+    async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
+        """Yield an audio file piece by piece, as it is spoken. Closing the generator aborts.
+
+        Await the first piece before answering: everything that can be refused is refused until then.
+        """
+        backend = self._speech_backend(request.model)
+        voice = self._loader.voices.find(request.model, request.voice)
+        async with contextlib.aclosing(backend.speech(request, voice)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
         return await self._admit(request).count_tokens(request)
 
-    def reload(self, config: Config) -> None:
-        """Serve from now on what `config` says. Answers that are being given go on to their end."""
+    async def reload(self, config: Config) -> None:
+        """Serve from now on what `config` says, and the voices that there are now. Answers go on to their end."""
+        voices = await self._loader.read_voices(config)
         self._config = config
-        self._demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
+        self._loader.use(config, voices)
         self._size_background()
         self._pool.update(config.models.values())
 
     def _size_background(self) -> None:
         for spec in self._config.models.values():
+            if not isinstance(spec, ChatModelSpec):
+                continue
             size = spec.engine.max_num_seqs - spec.engine.places_for_people
             beside = max(1, size // 32)
             if spec.id in self._background:
@@ -141,7 +170,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def _turn(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
         """Hold background work back, or wait as background work. Refuses at once what no model can answer."""
-        self._pool.get(request.model)
+        self._chat_backend(request.model)
         slots = self._background[request.model]
         if request.urgency == Urgency.INTERACTIVE:
             with slots.interactive():
@@ -151,74 +180,61 @@ class Engine:
                 yield
 
     def _admit(self, request: ChatRequest) -> ChatBackend:
-        backend = self._pool.get(request.model)
-        check_request(self._config.models[request.model], request)
+        backend, spec = self._chat_backend(request.model)
+        check_request(spec, request)
         return backend
 
-    async def _load(self, spec: ModelSpec, report: Callable[[str, float], None]) -> ChatBackend:
-        from engine.backends.vllm_chat import VllmChat
-        from engine.backends.vllm_start import Launch
+    def _chat_backend(self, model: str) -> tuple[ChatBackend, ChatModelSpec]:
+        spec = self._chat_spec(model)
+        return cast("ChatBackend", self._pool.get(model)), spec
 
-        weights, is_demo = self._weights(spec)
-        (self._demos.add if is_demo else self._demos.discard)(spec.id)
-        starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
-        return await VllmChat.load(Launch(spec, weights, is_demo, starter, grammar_starter, self._pictures, report))
-
-    def _weights(self, spec: ModelSpec) -> tuple[Path, bool]:
-        """Return the model's folder and whether it is the demo."""
-        folder = self._weights_dir / spec.weights
-        if folder.is_dir():
-            return folder, False
-        if spec.demo is None:
-            raise LoadError(
-                f"{spec.id}: there is no folder {spec.weights!r} in the weights directory. Pick one: 1. put the "
-                "model's files there; 2. set `demo` in models.yaml; 3. take the model out of models.yaml."
+    def _chat_spec(self, model: str) -> ChatModelSpec:
+        spec = self._config.models.get(model)
+        if spec is None:
+            self._pool.get(model)  # raises: it is unknown
+        if not isinstance(spec, ChatModelSpec):
+            raise UnsupportedCapabilityError(
+                "This model does not chat. Pick a model with the capability `chat`.",
+                param="model",
             )
-        return demo.weights_dir(spec.demo), True
+        return spec
 
-    def _starter(self, spec: ModelSpec) -> StarterThread:
-        """On a CPU models start side by side; engines that may share a GPU start one after the other."""
-        from engine.backends.vllm_launch import runs_on_cpu
+    def _image_backend(self, model: str) -> ImageBackend:
+        if not isinstance(self._config.models.get(model), ImageModelSpec | None):
+            raise UnsupportedCapabilityError(
+                "This model makes no images. Pick a model with the capability `image_generation`.", param="model"
+            )
+        return cast("ImageBackend", self._pool.get(model))
 
-        return self._starter_named(f"cpu-{spec.id}" if runs_on_cpu() else "gpu")
-
-    def _starter_named(self, name: str) -> StarterThread:
-        from engine.backends.vllm_launch import StarterThread
-
-        if name not in self._starters:
-            self._starters[name] = StarterThread(name)
-        return self._starters[name]
-
-    def _cpu_threads(self) -> int:
-        """The demo models are too small to share among cores; real ones divide the cores among themselves."""
-        share = max(1, (os.cpu_count() or 1) // len(self._config.models))
-        return max(
-            spec.engine.cpu_threads or (1 if self._is_demo(spec) else share) for spec in self._config.models.values()
-        )
-
-    def _is_demo(self, spec: ModelSpec) -> bool:
-        return spec.demo is not None and not (self._weights_dir / spec.weights).is_dir()
+    def _speech_backend(self, model: str) -> SpeechBackend:
+        if not isinstance(self._config.models.get(model), SpeechModelSpec | None):
+            raise UnsupportedCapabilityError(
+                "This model does not speak. Pick a model with the capability `speech`.", param="model"
+            )
+        return cast("SpeechBackend", self._pool.get(model))
 
     def _info(self, health: ModelHealth) -> ModelInfo:
         spec = self._config.models[health.id]
-        context_length = spec.engine.context_length
-        with contextlib.suppress(EngineError):
-            context_length = self._pool.get(spec.id).context_length
-        return ModelInfo(
+        info = ModelInfo(
             id=spec.id,
             tier=spec.tier,
             owned_by=spec.owned_by,
             description=spec.description,
             capabilities=tuple(spec.capabilities),
             status=health.status,
-            demo=spec.id in self._demos,
+            demo=spec.id in self._loader.demos,
             created=self._created,
-            context_length=context_length,
-            max_output_tokens=spec.engine.max_output_tokens or context_length,
         )
+        if isinstance(spec, SpeechModelSpec):
+            return info
+        if isinstance(spec, ImageModelSpec):
+            return replace(info, sizes=tuple(f"{edge}x{edge}" for edge in SIZES))
+        context_length = spec.engine.context_length
+        with contextlib.suppress(EngineError):
+            context_length = self._chat_backend(spec.id)[0].context_length
+        longest = spec.engine.max_output_tokens or context_length
+        return replace(info, context_length=context_length, max_output_tokens=longest)
 
     def _clean_up(self) -> None:
-        from engine.backends import vllm_launch
-
         self._pictures.close()
-        vllm_launch.clean_up()
+        self._loader.clean_up()

@@ -17,12 +17,12 @@ from engine.types import ModelHealth
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
-    from engine.backends import ChatBackend
+    from engine.backends import Backend
     from engine.config import ModelSpec
     from engine.types import ModelStatus
 
     Report = Callable[[str, float], None]
-    Load = Callable[[ModelSpec, Report], Awaitable[ChatBackend]]
+    Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
 
@@ -72,7 +72,7 @@ class Pool:
             backend.terminate()
         await self._cancel_tasks()
 
-    def get(self, model: str) -> ChatBackend:
+    def get(self, model: str) -> Backend:
         """Return the ready backend of `model`.
 
         Raises `UnknownModelError`, or an `UnavailableError` that says what is going on and for how long.
@@ -84,7 +84,7 @@ class Pool:
             raise slot.unavailable()
         return slot.backend
 
-    async def revived(self, model: str) -> ChatBackend:
+    async def revived(self, model: str) -> Backend:
         """Like `get`, but wait for a model that is being restarted after a death."""
         slot = self._slots.get(model)
         while slot is not None and slot.wanted is not None and slot.reviving():
@@ -147,7 +147,7 @@ class Pool:
             slot.leaving = None
             quick_deaths = 0 if time.monotonic() - ready_at > _STEADY_SECONDS else quick_deaths + 1
 
-    async def _try_load(self, slot: _Slot) -> ChatBackend | None:
+    async def _try_load(self, slot: _Slot) -> Backend | None:
         def report(phase: str, progress: float) -> None:
             loop.call_soon_threadsafe(self._report, slot, phase, progress)
 
@@ -171,7 +171,7 @@ class Pool:
             slot.phase, slot.progress = phase, progress
             self._changed.set()
 
-    def _take_backends(self) -> list[ChatBackend]:
+    def _take_backends(self) -> list[Backend]:
         slots = self._slots.values()
         taken = [backend for slot in slots for backend in (slot.backend, slot.leaving) if backend is not None]
         for slot in slots:
@@ -212,8 +212,8 @@ class _Slot:
     phase: str = "waiting for its turn"
     progress: float = 0.0
     since: float = field(default_factory=time.monotonic)
-    backend: ChatBackend | None = None
-    leaving: ChatBackend | None = None  # takes no more requests and ends with its last answer
+    backend: Backend | None = None
+    leaving: Backend | None = None  # takes no more requests and ends with its last answer
     restarts: int = 0
     died: bool = False
     error: str | None = None

@@ -179,7 +179,11 @@ class ChatResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model as its users see it. `context_length` is None until the model has been loaded once."""
+    """A model as its users see it.
+
+    `context_length` is None until a chat model has been loaded once. `sizes` are those of images, None where it makes
+    none.
+    """
 
     id: str
     tier: str
@@ -189,8 +193,9 @@ class ModelInfo:
     status: ModelStatus
     demo: bool
     created: int
-    context_length: int | None
-    max_output_tokens: int | None
+    context_length: int | None = None
+    max_output_tokens: int | None = None
+    sizes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

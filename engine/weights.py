@@ -17,25 +17,27 @@ def check_folder(folder: Path) -> None:
     """Raise `LoadError`, naming the file, unless `folder` holds a model in Hugging Face layout that is safe to load."""
     for name in ("config.json", "tokenizer_config.json"):
         if name == "config.json" or (folder / name).exists():
-            _check_no_code(folder / name)
+            check_no_code(folder / name)
     if not any(folder.glob("*.safetensors")):
         raise LoadError(
             f"{folder.name} holds no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
             "offers safetensors (pickle formats like .bin and .pt can run code and are refused)."
         )
     for file in folder.glob("*.safetensors"):
-        _check_header(file)
+        check_safetensors(file)
 
 
-def _check_no_code(file: Path) -> None:
-    if _mentions(_read_config(file), "auto_map"):
+def check_no_code(file: Path) -> None:
+    """Raise `LoadError` if the JSON in `file` names code that the model brings itself."""
+    if _mentions(read_config(file), "auto_map"):
         raise LoadError(
             f"{file.parent.name}/{file.name} has `auto_map`: the model wants to run code of its own, which is never "
-            "done here. Use a model whose architecture vLLM supports itself."
+            "done here. Use a model whose architecture needs no code of its own."
         )
 
 
-def _read_config(file: Path) -> Any:
+def read_config(file: Path) -> Any:
+    """Return what a JSON file of at most 4 MiB holds. Raises `LoadError`, naming the file, if it is none."""
     try:
         if file.exists() and not file.is_file():
             raise LoadError(f"{file.parent.name}/{file.name} is no file.")
@@ -61,8 +63,8 @@ def _mentions(value: Any, key: str) -> bool:
     return False
 
 
-def _check_header(file: Path) -> None:
-    """A safetensors file starts with the length of its JSON header; every tensor must lie inside the file.
+def check_safetensors(file: Path) -> None:
+    """Raise `LoadError` if the file is cut off: after the length of its JSON header and that, its tensors end with it.
 
     Source: the format's description in the safetensors repository.
     """

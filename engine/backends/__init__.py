@@ -1,4 +1,4 @@
-"""The only place that imports vllm, torch, transformers: one file per library and task. Imported when a model loads."""
+"""The only place that imports vllm, torch, diffusers: one file per library and task. Imported when a model loads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,50 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator
 
+    from engine.images.types import ImageEvent, ImageRequest
     from engine.types import ChatRequest, ChatResult, ChatStep, TextRequest
+    from engine.voices.requests import SpeechChunk, SpeechRequest
+    from engine.voices.types import Voice
 
 
-class ChatBackend(Protocol):
-    """A loaded chat model. `died` is set once, the moment its process is gone; it never comes back to life."""
+class Backend(Protocol):
+    """A loaded model. `died` is set once, the moment its process is gone; it never comes back to life."""
+
+    died: asyncio.Event
+
+    async def idle(self) -> None:
+        """Return when no request runs or waits here any more."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End it gracefully, within seconds."""
+        ...
+
+    def terminate(self) -> None:
+        """End it now."""
+        ...
+
+
+class ImageBackend(Backend, Protocol):
+    """A loaded image model."""
+
+    def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
+        """Yield what becomes of each image. Closing the generator aborts. Raises `EngineError`s."""
+        ...
+
+
+class SpeechBackend(Backend, Protocol):
+    """Loaded voices."""
+
+    def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
+        """Yield an audio file piece by piece. Closing the generator aborts. Raises `EngineError`s."""
+        ...
+
+
+class ChatBackend(Backend, Protocol):
+    """A loaded chat model."""
 
     context_length: int
-    died: asyncio.Event
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
         """Yield the answer step by step. Closing the generator aborts. Raises `EngineError`s."""
@@ -31,16 +67,4 @@ class ChatBackend(Protocol):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has. Raises `EngineError`s."""
-        ...
-
-    async def idle(self) -> None:
-        """Return when no request runs or waits here any more."""
-        ...
-
-    async def shutdown(self) -> None:
-        """End it gracefully, within seconds."""
-        ...
-
-    def terminate(self) -> None:
-        """End it now."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.config import ModelSpec
+    from engine.config import ChatModelSpec
 
 # `model_type` of config.json -> (tool parser, reasoning parser)
 FAMILIES: dict[str, tuple[str | None, str | None]] = {
@@ -52,7 +52,7 @@ FAMILIES: dict[str, tuple[str | None, str | None]] = {
 _IN_TEMPLATE = {("hermes", "<function="): "qwen3_coder"}
 
 
-def parsers_for(model_type: str, chat_template: str | None, spec: ModelSpec) -> tuple[str | None, str | None]:
+def parsers_for(model_type: str, chat_template: str | None, spec: ChatModelSpec) -> tuple[str | None, str | None]:
     """Return (tool parser, reasoning parser); None means that none is used.
 
     A tool parser is only chosen for a model that claims `function_calling`. A family's reasoning parser is

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from engine.config import ModelSpec
+    from engine.config import ChatModelSpec
     from engine.pictures import Pictures
 
 _DEMO_KV_CACHE_GIB = 0.0625
@@ -28,7 +28,7 @@ _CPU_KV_CACHE_GIB = 1.0
 class Launch:
     """What `VllmChat` needs to start: the model's entry, its folder, where blocking starts run, who decodes."""
 
-    spec: ModelSpec
+    spec: ChatModelSpec
     weights: Path
     demo: bool
     starter: vllm_launch.StarterThread
@@ -129,7 +129,7 @@ def kill_processes(engine: Any) -> None:
             process.kill()
 
 
-def room_of(engine: Any, spec: ModelSpec) -> Room:
+def room_of(engine: Any, spec: ChatModelSpec) -> Room:
     """Return what the started engine can hold."""
     cache = engine.vllm_config.cache_config
     return Room(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.images.profile import ImageProfile
+from engine.images.profile import Batches, ImageProfile
 from engine.images.types import ImageFormat, Quality  # noqa: TC001  # msgspec reads them
 
 
@@ -31,7 +31,7 @@ class ImageReady(msgspec.Struct, frozen=True):
 
     pipeline: str
     device: str
-    batches: str  # "steps" or "requests"
+    batches: Batches
 
 
 class ImageJob(msgspec.Struct, frozen=True):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from engine.config_specs import Spec
 
 SHIPPED = Path(__file__).with_name("profiles.yaml")
 SIZES = (256, 512, 1024)
@@ -18,38 +20,42 @@ SIZES = (256, 512, 1024)
 Steps = Annotated[int, Field(ge=1, le=200)]
 Edge = Annotated[int, Field(ge=64, le=2048, multiple_of=64)]
 Batch = Annotated[int, Field(ge=1, le=64)]
+MaxPromptTokens = Annotated[int, Field(ge=1, le=4096)]
+Batches = Literal["steps", "requests"]
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class StepsByQuality(Part):
+class StepsByQuality(Spec):
     """Denoising steps."""
 
     standard: Steps
+    """Steps of an image of quality standard."""
     hd: Steps
+    """Steps of an image of quality hd."""
 
 
-class RenderSizes(Part):
+class RenderSizes(Spec):
     """The edge in pixels at which an image of each size is rendered; it is then resized to exactly that size."""
 
-    small: Edge = Field(alias="256")
-    medium: Edge = Field(alias="512")
-    large: Edge = Field(alias="1024")
+    small: Edge = Field(alias="256x256")
+    """For small images."""
+    medium: Edge = Field(alias="512x512")
+    """For medium images."""
+    large: Edge = Field(alias="1024x1024")
+    """For large images."""
 
 
-class MaxBatch(Part):
+class MaxBatch(Spec):
     """Images of each size that are denoised together at most; memory decides."""
 
-    small: Batch = Field(alias="256")
-    medium: Batch = Field(alias="512")
-    large: Batch = Field(alias="1024")
+    small: Batch = Field(alias="256x256")
+    """For small images."""
+    medium: Batch = Field(alias="512x512")
+    """For medium images."""
+    large: Batch = Field(alias="1024x1024")
+    """For large images."""
 
 
-class ImageProfile(Part):
+class ImageProfile(Spec):
     """Everything that depends on the model and not on the request."""
 
     steps: StepsByQuality
@@ -65,10 +71,10 @@ class ImageProfile(Part):
     """Decode in tiles: less memory, and other pixels. Part of the profile, so that it never depends on the load."""
     negative_prompt: bool = False
     """Whether requests may have one; it needs a guidance_scale above 1."""
-    max_prompt_tokens: Annotated[int, Field(ge=1, le=4096)]
+    max_prompt_tokens: MaxPromptTokens
     """Longer prompts are refused; the pipeline would cut them without a word."""
-    step_batching: bool = True
-    """true: images join and leave between steps, where the family's adapter can. false: whole requests are joined."""
+    batching: Batches = "steps"
+    """steps: images join and leave between steps, where the family's adapter can. requests: when they begin."""
     licence: str = ""
     """Licence of the weights, for people."""
     repository: str | None = None

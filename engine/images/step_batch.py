@@ -32,10 +32,10 @@ def share_of(max_batch: int) -> Fraction:
 
 
 def next_together(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return who takes the next step, oldest first; `candidates` are in the order of their arrival.
+    """Return who takes the next step; `candidates` are in the order of who has waited longest since the last one.
 
-    The oldest always does, with everybody behind it who agrees and still finds room. So an image waits for at most
-    as many steps as those before it have left, however odd its size and however many come after it.
+    The first always does, with everybody behind it who agrees and still finds room. Whoever asks again with those
+    moved to the end gives each group its turn, so that a newcomer of an odd size waits for a step and not for an image.
     """
     together: list[Candidate] = []
     room = Fraction(1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from engine import ModelSpec
 
-SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())
+SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
 PLUS, PRO = (spec.id for spec in SPECS)
 
 

@@ -1,0 +1,152 @@
+"""An image model as the server's process sees it: a queue, a worker process that holds the pipeline, and jobs for it.
+
+What happens to a job is the worker's (diffusers_service.py); who goes next is admission.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from engine.admission import Room
+from engine.backends.in_worker import NICE_ON_CPU, InWorker, given_up_after
+from engine.images import messages
+from engine.images.profile import SIZES
+from engine.images.types import FinishedImage, ImageProgress, PartialImage
+from engine.worker.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
+
+    from engine.config import ImageModelSpec
+    from engine.images.profile import ImageProfile
+    from engine.images.types import ImageEvent, ImageRequest
+
+_SERVICE = "engine.backends.diffusers_service:open_service"
+# What fits into a worker at the same time, in parts that every batch size up to 10 divides.
+_WHOLE = 2520
+_SEEDS = 2**63
+
+_Events: TypeAlias = "asyncio.Queue[ImageEvent | BaseException | None]"
+
+
+class ImageModel(InWorker):
+    """One loaded image model. Made by `load`."""
+
+    def __init__(self, worker: WorkerProcess, spec: ImageModelSpec, profile: ImageProfile) -> None:
+        places = max(profile.batch(size) for size in SIZES)
+        waiting, fair = spec.engine.max_queued_images, spec.engine.fair_queue
+        super().__init__(worker, Room(sequences=places, waiting=waiting, kv_tokens=_WHOLE, fair=fair))
+        self._spec = spec
+        self._profile = profile
+        self.ready = msgspec.msgpack.decode(worker.info, type=messages.ImageReady)
+
+    @classmethod
+    async def load(  # noqa: PLR0913  # what a load depends on
+        cls,
+        spec: ImageModelSpec,
+        profile: ImageProfile,
+        folder: Path,
+        *,
+        threads: int,
+        mark: bool,
+        on_cpu: bool,
+        report: Callable[[str, float], None],
+    ) -> ImageModel:
+        """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
+        options = messages.ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
+        worker = await WorkerProcess.start(
+            _SERVICE,
+            msgspec.msgpack.encode(options),
+            report,
+            environment={"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            nice=NICE_ON_CPU if on_cpu else 0,
+        )
+        return cls(worker, spec, profile)
+
+    async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
+        """Yield what becomes of each image, as it comes; closing the generator aborts all of them.
+
+        Raises `EngineError`s; an image that fails ends its whole request.
+        """
+        if request.before_turn is not None:
+            await request.before_turn(request.n)
+        events: _Events = asyncio.Queue()
+        # Without a seed by chance, in the range that every client's numbers can hold
+        first = secrets.randbits(32) if request.seed is None else request.seed
+        jobs = [
+            asyncio.create_task(self._make(request, index, (first + index) % _SEEDS, events))
+            for index in range(request.n)
+        ]
+        try:
+            running = request.n
+            while running:
+                event = await events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                if event is None:
+                    running -= 1
+                else:
+                    yield event
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _make(self, request: ImageRequest, index: int, seed: int, events: _Events) -> None:
+        """Put the events of one image into `events`: None at its end, or the error that ended it."""
+        try:
+            async with self.admission.presence():
+                await self._make_in_turn(request, index, seed, events)
+            events.put_nowait(None)
+        except Exception as error:  # noqa: BLE001  # whoever reads the events raises it
+            events.put_nowait(error)
+
+    async def _make_in_turn(self, request: ImageRequest, index: int, seed: int, events: _Events) -> None:
+        steps = self._profile.step_count(request.quality)
+        share = _WHOLE // self._profile.batch(request.size)
+        turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
+        async with turn as ticket:
+            if request.on_turn is not None:
+                request.on_turn()
+            advice = "Ask for a smaller `size`, or for `quality: standard`."
+            frames = given_up_after(self._spec.engine.max_seconds, self.worker.run(_job(request, seed)), advice)
+            async with contextlib.aclosing(frames):
+                async for frame in frames:
+                    event = _event(frame, index, seed)
+                    if isinstance(event, ImageProgress):
+                        # Its cost for fairness: room times steps, in units of a standard image of that size
+                        ticket.answer_tokens = max(1, share * event.step // self._profile.steps.standard)
+                    events.put_nowait(event)
+            ticket.answer_tokens = max(1, share * steps // self._profile.steps.standard)
+
+
+def _job(request: ImageRequest, seed: int) -> bytes:
+    job = messages.ImageJob(
+        prompt=request.prompt,
+        size=request.size,
+        quality=request.quality,
+        seed=seed,
+        negative_prompt=request.negative_prompt,
+        output_format=request.output_format,
+        compression=request.compression,
+        partial_images=request.partial_images,
+    )
+    return msgspec.msgpack.encode(job)
+
+
+def _event(frame: bytes, index: int, seed: int) -> ImageEvent:
+    told: Any = msgspec.msgpack.decode(frame, type=messages.ImageEvent)
+    match told:
+        case messages.Step(step, steps):
+            return ImageProgress(index, step, steps)
+        case messages.Partial(number, data):
+            return PartialImage(index, number, data)
+        case messages.Finished(data, steps):
+            return FinishedImage(index, data, seed, steps)
+    raise TypeError(told)

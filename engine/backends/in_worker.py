@@ -1,0 +1,67 @@
+"""What models in a worker process have in common: a queue in front, and one life. What jobs are is their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from engine.admission import Admission
+from engine.errors import GenerationError, NotStartedError, engine_died
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine.admission import Room
+    from engine.worker.process import WorkerProcess
+
+# A step of a tiny chat model must not wait for the rest: on a CPU the kernel lets chat go first.
+NICE_ON_CPU = 10
+
+
+class InWorker:
+    """A loaded model in `worker`, thrown away whole: a restart makes a new one."""
+
+    def __init__(self, worker: WorkerProcess, room: Room) -> None:
+        self.worker = worker
+        self.died = worker.died
+        self.admission = Admission(room)
+        self._watch = asyncio.create_task(self._watch_worker())
+
+    async def idle(self) -> None:
+        """Return when no request runs or waits here any more."""
+        await self.admission.idle()
+
+    async def shutdown(self) -> None:
+        """End the worker; whatever still runs fails."""
+        self._watch.cancel()
+        await self.worker.shutdown()
+
+    def terminate(self) -> None:
+        """End the worker at once."""
+        self._watch.cancel()
+        self.worker.terminate()
+
+    async def _watch_worker(self) -> None:
+        await self.worker.died.wait()
+        self.admission.close(lambda: engine_died(NotStartedError))
+
+
+async def given_up_after(
+    seconds: float, frames: AsyncGenerator[bytes, None], advice: str
+) -> AsyncGenerator[bytes, None]:
+    """Yield `frames`, and close them. Raises `GenerationError`, whose words end with `advice`, after so long.
+
+    The clock is asked frame by frame: whoever reads them may do so from several tasks.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    async with contextlib.aclosing(frames):
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    frame = await anext(frames)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise GenerationError(f"It took longer than {seconds:g} s and was given up. {advice}") from error
+            yield frame

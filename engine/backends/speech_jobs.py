@@ -1,0 +1,179 @@
+"""The jobs of the speech service: each text is spoken sentence by sentence, the texts in turn."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import OrderedDict, deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from engine.backends.speech_encoders import AllAtOnce, encoder_for, installed_formats
+from engine.errors import EngineError, GenerationError, LoadError, RequestError
+from engine.voices.messages import Audio, SpeechJob, Spoken
+from engine.voices.text import speakable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.backends.speech_encoders import Encoder
+    from engine.backends.speech_models import Shelf, SpeechModel
+    from engine.voices.messages import SpeechEvent
+    from engine.voices.text import Piece
+    from engine.worker.service import Outlet
+
+_log = logging.getLogger(__name__)
+
+SLOWEST, FASTEST = 0.25, 4.0
+# These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
+_HEADERS_WITH_LENGTH = {"wav", "flac"}
+_SHORT_CHARACTERS = 300
+_LANGUAGE_NAMES = {"am": "Amharic", "en": "English", "om": "Oromo", "so": "Somali", "ti": "Tigrinya"}
+_SEEDS = 2**63
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
+
+
+@dataclass(slots=True)
+class _Voice:
+    """What a job has once it has begun."""
+
+    model: SpeechModel
+    encoder: Encoder
+    pieces: deque[Piece]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A job that has not ended. `voice` comes with its first turn."""
+
+    job: SpeechJob
+    pieces: list[Piece]
+    seed: int
+    voice: _Voice | None = None
+    spoken: int = 0
+    seconds: float = 0.0
+
+
+class SpeechService:
+    """A `Service` (engine/worker/service.py): `step` speaks one sentence of the job whose turn it is."""
+
+    def __init__(self, info: bytes, shelf: Shelf, outlet: Outlet, *, mark: bool) -> None:
+        self.info = info
+        self._shelf = shelf
+        self._outlet = outlet
+        self._mark = mark
+        self._formats = installed_formats()
+        self._running: OrderedDict[int, _Running] = OrderedDict()
+
+    def submit(self, job: int, payload: bytes) -> None:
+        """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
+        asked = msgspec.msgpack.decode(payload, type=SpeechJob)
+        if asked.response_format not in self._formats:
+            raise RequestError(
+                f"This server cannot make {asked.response_format} files: the package av is not installed here. Ask for "
+                "mp3, opus, flac, wav or pcm, or ask whoever runs it to install hearth-inference[aac].",
+                param="response_format",
+            )
+        if not SLOWEST <= asked.speed <= FASTEST:
+            raise RequestError(f"speed must be between {SLOWEST} and {FASTEST:g}.", param="speed")
+        pieces = speakable(asked.text, asked.language)
+        if not pieces:
+            raise _nothing_to_say(asked)
+        self._running[job] = _Running(asked, pieces, secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed)
+
+    def cancel(self, job: int) -> None:
+        """Let a job go."""
+        if self._running.pop(job, None) is not None:
+            self._outlet.done(job)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._running)
+
+    def step(self) -> None:
+        """Speak the next sentence of whoever has waited longest for one."""
+        number, running = next(iter(self._running.items()))
+        try:
+            finished = self._speak(number, running)
+        except EngineError as error:
+            self._running.pop(number, None)
+            self._outlet.failed(number, _for_clients(error, running.job))
+            return
+        if finished:
+            self._running.pop(number, None)
+            self._outlet.done(number)
+        elif number in self._running:
+            self._running.move_to_end(number)
+
+    def _speak(self, number: int, running: _Running) -> bool:
+        """Whether that was all."""
+        voice = running.voice = running.voice or self._begin(running)
+        piece = voice.pieces.popleft()
+        samples = _say(voice.model, piece.text, running)
+        running.spoken += 1
+        last = not voice.pieces
+        silence = np.zeros(round(piece.pause_seconds / running.job.speed * voice.model.sample_rate), np.float32)
+        sound = samples if last else np.concatenate((samples, silence))
+        seconds = len(sound) / voice.model.sample_rate
+        running.seconds += seconds
+        self._tell(number, Audio(voice.encoder.add(sound, last=last), seconds))
+        if last:
+            self._tell(number, Spoken(running.seconds))
+        return last
+
+    def _begin(self, running: _Running) -> _Voice:
+        """Load the voice. Raises `RequestError` for a text of which it can say nothing."""
+        model = self._shelf.take(running.job.family, running.job.folder)
+        said = [replace(piece, text=model.sayable(piece.text)) for piece in running.pieces]
+        pieces = deque(piece for piece in said if piece.text)
+        if not pieces:
+            raise _nothing_to_say(running.job)
+        encoder = encoder_for(running.job.response_format, model.sample_rate, mark=self._mark)
+        job = running.job
+        if job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS:
+            encoder = AllAtOnce(encoder)
+        return _Voice(model, encoder, pieces)
+
+    def _tell(self, number: int, event: SpeechEvent) -> None:
+        self._outlet.event(number, msgspec.msgpack.encode(event))
+
+
+def _say(model: SpeechModel, text: str, running: _Running) -> NDArray[np.float32]:
+    """Raises `GenerationError` for whatever one sentence can do to a model: the next one may do well."""
+    job = running.job
+    seed = (running.seed + running.spoken * _SEED_STEP) % _SEEDS
+    try:
+        samples = model.speak(text, job.speaker, job.speed, seed)
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, MemoryError) as error:
+        # Not the error itself, which may quote the text.
+        _log.error("A voice of %s failed (%s).", job.family, type(error).__name__)
+        raise GenerationError(
+            "The voice failed at a sentence of this text. Try again, or write it in other words."
+        ) from error
+    if not np.isfinite(samples).all():
+        raise GenerationError("The voice made no valid sound of this text. Try again with another seed.")
+    return samples
+
+
+def _nothing_to_say(job: SpeechJob) -> RequestError:
+    language = _LANGUAGE_NAMES.get(job.language, f"the language {job.language}")
+    return RequestError(
+        f"input holds no letters that this voice knows: it speaks {language}. Write the text in that language, or "
+        "choose a voice of another one (GET /v1/audio/voices lists them).",
+        param="input",
+    )
+
+
+def _for_clients(error: EngineError, job: SpeechJob) -> EngineError:
+    """A model that cannot be loaded is the operator's concern: its message goes to the log."""
+    if not isinstance(error, LoadError):
+        return error
+    _log.error("A voice of family %s cannot speak: %s", job.family, error.message)
+    return GenerationError(
+        "The model of this voice cannot be loaded. Choose another voice, or ask whoever runs this server to look into "
+        "its log."
+    )

@@ -1,0 +1,119 @@
+"""Speaks with Kokoro (kokoro*.safetensors and voices/*.safetensors), through its package where that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from engine.backends.speech_tempo import stretch
+from engine.errors import LoadError
+from engine.weights import check_no_code, check_safetensors, read_config
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_RATE = 24_000
+_ENGLISH = "ab"
+_ENGLISH_WORDS = "en_core_web_sm"
+_REPOSITORY = "hexgrad/Kokoro-82M"  # the package wants a name; nothing is fetched from it
+_STYLES = (510, 1, 256)  # of a voice: one for each number of phonemes
+
+
+def load(folder: Path) -> KokoroSpeech:
+    """Raises `LoadError` without the package, and for a folder that is unsafe, incomplete or not understood."""
+    if importlib.util.find_spec("kokoro") is None:
+        raise LoadError("Kokoro's voices need the package kokoro: pip install kokoro")
+    check_no_code(folder / "config.json")
+    weights = next(iter(sorted(folder.glob("*.safetensors"))), None)
+    if weights is None:
+        raise LoadError(
+            f"{folder.name} holds no .safetensors file. Convert the model: pickles (.pth) can run code and are refused."
+        )
+    check_safetensors(weights)
+    try:
+        model = _model(read_config(folder / "config.json"), load_file(weights))
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, SafetensorError) as error:
+        _log.exception("kokoro could not load %s", folder.name)
+        raise LoadError(
+            f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
+            "download is complete."
+        ) from error
+    return KokoroSpeech(folder, model)
+
+
+def _model(config: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Build the model around tensors named like `decoder.…`; every one of them must find its place."""
+    from kokoro import KModel
+
+    with tempfile.TemporaryDirectory() as name:
+        # Its constructor reads weights from a pickle, or downloads one: give it an empty one.
+        nothing = Path(name) / "nothing.pth"
+        torch.save({}, nothing)
+        model = KModel(_REPOSITORY, config, str(nothing))
+    model.load_state_dict({name.replace(".module.", ".", 1): tensor for name, tensor in tensors.items()})
+    return model.eval()
+
+
+class KokoroSpeech:
+    """A `SpeechModel` (speech_models.py)."""
+
+    sample_rate = _SAMPLE_RATE
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        self._folder = folder
+        self._model = model
+        self._pipelines: dict[str, Any] = {}
+        self._voices: dict[str, torch.Tensor] = {}
+
+    def sayable(self, text: str) -> str:
+        """As `SpeechModel.sayable`."""
+        return text if any(map(str.isalnum, text)) else ""
+
+    def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
+        """As `SpeechModel.speak`."""
+        voice = self._voice(speaker)
+        torch.manual_seed(seed)
+        with torch.inference_mode():
+            results = list(self._pipeline(str(speaker)[0])(text, voice=voice, speed=1, split_pattern=None))
+        parts = [result.audio.numpy() for result in results if result.audio is not None]
+        spoken = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        return stretch(spoken.astype(np.float32), _SAMPLE_RATE, speed)
+
+    def _voice(self, speaker: int | str | None) -> torch.Tensor:
+        name = str(speaker)
+        if name not in self._voices:
+            file = self._folder / "voices" / f"{name}.safetensors"
+            if file.parent.parent != self._folder or not file.is_file():
+                raise LoadError(f"{self._folder.name} has no voices/{name}.safetensors.")
+            check_safetensors(file)
+            tensors = list(load_file(file).values())
+            if len(tensors) != 1 or tensors[0].shape[1:] != _STYLES[1:]:
+                raise LoadError(f"{self._folder.name}/voices/{name}.safetensors holds no voice of Kokoro.")
+            self._voices[name] = tensors[0].float()
+        return self._voices[name]
+
+    def _pipeline(self, code: str) -> Any:
+        """Return what makes phonemes of a language; the first letter of a voice says which."""
+        if code not in self._pipelines:
+            if code in _ENGLISH and importlib.util.find_spec(_ENGLISH_WORDS) is None:
+                raise LoadError(
+                    f"Kokoro's English voices need the package {_ENGLISH_WORDS}: python -m spacy download "
+                    f"{_ENGLISH_WORDS}"
+                )
+            from kokoro import KPipeline
+
+            try:
+                self._pipelines[code] = KPipeline(code, _REPOSITORY, model=self._model)
+            except (ImportError, AssertionError, RuntimeError) as error:
+                raise LoadError(f"Kokoro cannot speak the language of its voices {code}*_*.") from error
+        return self._pipelines[code]

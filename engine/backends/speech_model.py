@@ -1,0 +1,85 @@
+"""Voices as the server's process sees them: a queue, a worker process that speaks, and jobs for it.
+
+Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (speech_service.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine.admission import Room
+from engine.backends.in_worker import NICE_ON_CPU, InWorker, given_up_after
+from engine.voices import messages
+from engine.voices.requests import SpeechChunk
+from engine.worker.process import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from engine.config import SpeechModelSpec
+    from engine.voices.requests import SpeechRequest
+    from engine.voices.types import Voice
+
+_SERVICE = "engine.backends.speech_service:open_service"
+
+
+class SpeechModel(InWorker):
+    """All voices of one entry of models.yaml. Made by `load`."""
+
+    def __init__(self, worker: WorkerProcess, spec: SpeechModelSpec) -> None:
+        engine = spec.engine
+        room = Room(engine.max_parallel_requests, engine.max_queued_requests, fair=engine.fair_queue)
+        super().__init__(worker, room)
+        self._spec = spec
+        self.ready = msgspec.msgpack.decode(worker.info, type=messages.SpeechReady)
+
+    @classmethod
+    async def load(
+        cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
+    ) -> SpeechModel:
+        """Start a worker. It loads voices when they are first asked for."""
+        worker = await WorkerProcess.start(
+            _SERVICE,
+            msgspec.msgpack.encode(messages.SpeechOptions(threads, mark)),
+            report,
+            environment={"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            nice=NICE_ON_CPU if on_cpu else 0,
+        )
+        return cls(worker, spec)
+
+    async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
+        """Yield the file piece by piece, as it is spoken; closing the generator aborts. Raises `EngineError`s."""
+        if request.before_turn is not None:
+            await request.before_turn()
+        # For fairness a text costs its length
+        turn = self.admission.enter(
+            request.owner, prompt_tokens=len(request.text), max_tokens=0, weight=request.queue_share
+        )
+        async with self.admission.presence(), turn as ticket:
+            if request.on_turn is not None:
+                request.on_turn()
+            spoken = self.worker.run(_job(request, voice))
+            frames = given_up_after(self._spec.engine.max_seconds, spoken, "Send a shorter text.")
+            async with contextlib.aclosing(frames):
+                async for frame in frames:
+                    told: Any = msgspec.msgpack.decode(frame, type=messages.SpeechEvent)
+                    if isinstance(told, messages.Audio):
+                        ticket.answer_tokens += 1
+                        yield SpeechChunk(told.data, told.seconds)
+
+
+def _job(request: SpeechRequest, voice: Voice) -> bytes:
+    job = messages.SpeechJob(
+        folder=str(voice.folder),
+        family=voice.family,
+        speaker=voice.speaker,
+        language=voice.language,
+        text=request.text,
+        speed=request.speed,
+        seed=request.seed,
+        response_format=request.response_format,
+    )
+    return msgspec.msgpack.encode(job)

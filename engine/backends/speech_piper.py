@@ -1,0 +1,80 @@
+"""Speaks with Piper's voices (X.onnx and X.onnx.json), through the package piper-tts where it is installed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.backends.speech_tempo import stretch
+from engine.errors import LoadError
+from engine.weights import read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+
+# The other types of phonemes make Piper download models of their own, or need packages that it does not bring.
+_PHONEMES = ("espeak", "text")
+
+
+def load(folder: Path) -> PiperSpeech:
+    """Raises `LoadError` without the package, and for a folder that is incomplete or not understood."""
+    try:
+        import piper
+        from piper.config import SynthesisConfig
+    except ImportError as error:
+        raise LoadError("Piper's voices need the package piper-tts: pip install piper-tts") from error
+    config = next(iter(sorted(folder.glob("*.onnx.json"))), None)
+    if config is None or not config.with_suffix("").is_file():
+        raise LoadError(f"{folder.name} holds no pair of X.onnx and X.onnx.json. Finish the download.")
+    phonemes = read_config(config).get("phoneme_type", "espeak")
+    if phonemes not in _PHONEMES:
+        raise LoadError(f"{folder.name} needs phonemes of type {phonemes!r}; only {' and '.join(_PHONEMES)} work here.")
+    try:
+        voice = piper.PiperVoice.load(config.with_suffix(""), config, download_dir=folder)
+    except Exception as error:
+        # onnxruntime's errors share no class but this one.
+        _log.exception("piper could not load %s", folder.name)
+        raise LoadError(
+            f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
+            "download is complete."
+        ) from error
+    return PiperSpeech(folder.name, voice, SynthesisConfig)
+
+
+class PiperSpeech:
+    """A `SpeechModel` (speech_models.py)."""
+
+    def __init__(self, name: str, voice: Any, settings: Any) -> None:
+        self.sample_rate: int = voice.config.sample_rate
+        self._name = name
+        self._voice = voice
+        self._settings = settings
+
+    def sayable(self, text: str) -> str:
+        """As `SpeechModel.sayable`; [[ ]] would make Piper read phonemes."""
+        text = text.replace("[[", "[").replace("]]", "]")
+        return text if any(map(str.isalnum, text)) and any(self._voice.phonemize(text)) else ""
+
+    def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:  # noqa: ARG002
+        """As `SpeechModel.speak`. Without noise, since what an ONNX session draws cannot be seeded per call."""
+        settings = self._settings(
+            speaker_id=self._chosen(speaker), noise_scale=0.0, noise_w_scale=0.0, normalize_audio=False
+        )
+        parts = [chunk.audio_float_array for chunk in self._voice.synthesize(text, settings)]
+        spoken = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        return stretch(spoken.astype(np.float32), self.sample_rate, speed)
+
+    def _chosen(self, speaker: int | str | None) -> int | None:
+        config = self._voice.config
+        number = config.speaker_id_map.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        if number is None:
+            return None if config.num_speakers <= 1 else int(config.default_speaker_id)
+        if isinstance(number, int) and 0 <= number < max(1, config.num_speakers):
+            return number if config.num_speakers > 1 else None
+        raise LoadError(f"{self._name} has no speaker {speaker!r}.")

@@ -1,0 +1,195 @@
+"""What people say of a model's voices: voices.yaml in its folder, or `service_voices:` in the model card, README.md."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from engine.config_document import Document, parse_document, shown
+from engine.config_report import add_problems, plain_error
+from engine.config_specs import Spec
+from engine.voices.files import MetadataError
+from engine.voices.languages import language_code
+from engine.voices.readers import MAX_SPEAKERS
+from engine.voices.types import Gender  # noqa: TC001 - pydantic reads it
+
+if TYPE_CHECKING:
+    from engine.config_document import Location, Problem
+    from engine.voices.files import ModelFolder
+
+FILE, CARD = "voices.yaml", "README.md"
+SECTION = "service_voices"
+# Longer than a thousand voices need. The reader takes a second for as much of the worst YAML.
+LIMIT_BYTES = 128 << 10
+_CARD_BYTES = 64 << 10
+_LISTED_PROBLEMS = 20
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+
+
+def is_id(text: str) -> bool:
+    """Whether this can be the id of a voice."""
+    return _ID.fullmatch(text) is not None
+
+
+def _id(text: str) -> str:
+    if not is_id(text):
+        said = shown(text)
+        raise plain_error(f"must be 1 to 64 of a-z, 0-9, `-` and `_`, beginning with a letter or digit, not {said!r}")
+    return text
+
+
+def _line(text: str) -> str:
+    text = " ".join(text.split())
+    if not text or not text.isprintable():
+        raise plain_error("is empty or has an invisible character: remove it")
+    return text
+
+
+def _language(text: str) -> str:
+    code = language_code(text)
+    if code is None:
+        raise plain_error(f"must be the code of a language, like `am` or `en`, not {shown(text)!r}")
+    return code
+
+
+def _speaker(value: object) -> object:
+    if value is None or (isinstance(value, int | str) and not isinstance(value, bool)):
+        return value
+    raise plain_error("must be the number or the name of a voice in the model, or null in a model of one voice")
+
+
+def _not_too_many(entries: object) -> object:
+    if isinstance(entries, list) and len(entries) > MAX_SPEAKERS:
+        raise plain_error(f"lists {len(entries)} voices, and one model may have {MAX_SPEAKERS}: leave some out")
+    return entries
+
+
+Line = Annotated[str, Field(min_length=1, max_length=300), AfterValidator(_line)]
+Language = Annotated[str, Field(max_length=64), AfterValidator(_language)]
+
+
+class VoiceEntry(Spec):
+    """One voice."""
+
+    speaker: Annotated[Any, BeforeValidator(_speaker)] = None
+    """Which voice of the model it is: its number or name there. null in a model of one voice."""
+    id: Annotated[str, Field(max_length=256), AfterValidator(_id)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_line)] | None = None
+    gender: Gender | None = None
+    language: Language | None = None
+    description: Line | None = None
+    licence: Line | None = None
+    consent: Line | None = None
+    """Who allowed the voice to be used, and where that is written down."""
+
+
+class OverlaySpec(Spec):
+    """What is said of all voices of a model, and of single ones. Where `voices` is there, it is the list of them."""
+
+    language: Language | None = None
+    licence: Line | None = None
+    consent: Line | None = None
+    demo: bool = False
+    """Voices for trying out, which are shown as such."""
+    voices: Annotated[tuple[VoiceEntry, ...], Field(strict=False), BeforeValidator(_not_too_many)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What people say. `problems`: entries that were left out for a mistake. The card's other keys are the model's."""
+
+    spec: OverlaySpec
+    file: str
+    """Where it is said, or could be."""
+    problems: tuple[str, ...]
+    card_language: str | None
+    card_licence: str | None
+
+
+def read_overlay(folder: ModelFolder) -> Overlay:
+    """Read both files; voices.yaml wins. Raises `MetadataError` where it cannot be told which voices are meant."""
+    written = _read_voices(folder)
+    card, problems = _read_card(folder, needed=written is None)
+    said = card.root or {}
+    spec, file = OverlaySpec(), FILE
+    if written is not None:
+        spec, mistakes = _checked(written, written.root, FILE)
+        problems += mistakes
+    elif SECTION in said:
+        file = CARD
+        spec, problems = _checked(card, said[SECTION], CARD, (SECTION,))
+    language, licence = said.get("language"), said.get("license")
+    if isinstance(language, list) and len(language) == 1:
+        language = language[0]
+    if licence == "other":
+        licence = said.get("license_name")
+    return Overlay(spec, file, problems, language_code(language), licence if isinstance(licence, str) else None)
+
+
+def _read_voices(folder: ModelFolder) -> Document | None:
+    content = folder.read(FILE, limit_bytes=LIMIT_BYTES)
+    if content is None:
+        return None
+    document = Document()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise MetadataError(f"{FILE} is not UTF-8 text: save it as UTF-8") from error
+    parse_document(
+        text, document, "is empty: list the voices in it, or remove it", "must begin with a key like `voices:`"
+    )
+    if document.problems:
+        raise MetadataError(_sentence(FILE, document.problems))
+    return document
+
+
+def _read_card(folder: ModelFolder, *, needed: bool) -> tuple[Document, tuple[str, ...]]:
+    text = (folder.read_start(CARD, _CARD_BYTES) or b"").decode("utf-8-sig", "replace")
+    found = _FRONT_MATTER.match(text)
+    document = Document()
+    if found is None:
+        return document, ()
+    # The line of the fence is kept, so that lines are counted as the reader sees them.
+    parse_document("\n" + found[1], document, "is empty", "is no mapping")
+    if not document.problems:
+        return document, ()
+    message = _sentence(f"{CARD}, front matter", document.problems)
+    if needed and SECTION in found[1]:
+        raise MetadataError(message)
+    return document, (f"{message}; what it says is left out as far as it cannot be read",)
+
+
+def _checked(
+    document: Document, value: object, file: str, location: Location = ()
+) -> tuple[OverlaySpec, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise MetadataError(f"{file}: `{SECTION}` must be a mapping: put its `key: value` lines below, indented")
+    try:
+        return OverlaySpec.model_validate(value), ()
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    single = {at[1] for error in errors if len(at := error["loc"]) > 1 and at[0] == "voices"}
+    whole = [error for error in errors if len(error["loc"]) == 1]
+    add_problems((whole or errors)[:_LISTED_PROBLEMS], OverlaySpec, location, document)
+    if whole:
+        raise MetadataError(_sentence(file, document.problems))
+    entries = [entry for number, entry in enumerate(value["voices"]) if number not in single]
+    left_out = tuple(_sentence(file, [problem]) for problem in document.problems)
+    if len(errors) > _LISTED_PROBLEMS:
+        left_out += (f"{file}: and {len(errors) - _LISTED_PROBLEMS} more mistakes",)
+    return OverlaySpec.model_validate({**value, "voices": entries}), left_out
+
+
+def _sentence(file: str, problems: list[Problem]) -> str:
+    listed = [
+        (f"line {problem.line}: " if problem.line else "")
+        + (f"{problem.key}: " if problem.key else "")
+        + problem.message
+        for problem in problems[:3]
+    ]
+    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return f"{file}: {'; '.join(listed)}{more}"

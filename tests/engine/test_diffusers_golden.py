@@ -1,0 +1,174 @@
+"""Images made step by step, in whatever company, are the pipeline's own: at most 1/255 apart in any pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_pipelines import save
+
+from engine.backends.diffusers_adapters import adapter_for
+from engine.backends.diffusers_adapters.common import Order, advance, quiet, seeded
+from engine.backends.diffusers_load import load
+from engine.backends.diffusers_prompts import sequence_length
+from engine.images.messages import ImageOptions
+from engine.images.profile import profile_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FAMILIES = ("z_image", "sdxl", "sd3", "flux2_klein", "qwen_image")
+CLOSE = 1 / 255
+OURS = "a red cube on a table"
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """A family's tiny pipeline, loaded as the service loads it."""
+    loaded: dict[str, Any] = {}
+
+    def get(family: str) -> Any:
+        if family not in loaded:
+            folder = save(family, tmp_path_factory.mktemp("pipelines") / family)
+            profile = profile_named("demo").model_dump_json(by_alias=True)
+            loaded[family] = load(ImageOptions(str(folder), profile, threads=1, mark=False)).pipe
+        return loaded[family]
+
+    return get
+
+
+@dataclass
+class Image:
+    """What is made, and before which tick of the batch it joins."""
+
+    prompt: str
+    seed: int
+    steps: int
+    guidance: float
+    negative: str | None = None
+    edge: int = 64
+    joins: int = 0
+
+    def order(self, pipe: Any) -> Order:
+        return Order(
+            prompt=self.prompt,
+            negative_prompt=self.negative,
+            seed=self.seed,
+            edge=self.edge,
+            steps=self.steps,
+            guidance=self.guidance,
+            sequence_length=sequence_length(pipe),
+        )
+
+
+def by_pipeline(pipe: Any, image: Image) -> np.ndarray:
+    name = type(pipe).__name__
+    guidance: dict[str, Any] = {"guidance_scale": image.guidance}
+    if name == "QwenImagePipeline":
+        guidance = {"true_cfg_scale": image.guidance, "negative_prompt": image.negative or " "}
+        if image.guidance <= 1:
+            del guidance["negative_prompt"]
+    elif image.negative is not None:
+        guidance["negative_prompt"] = image.negative
+    with quiet():
+        made = pipe(
+            prompt=image.prompt,
+            height=image.edge,
+            width=image.edge,
+            num_inference_steps=image.steps,
+            generator=seeded(image.seed),
+            output_type="np",
+            **guidance,
+        )
+    return made.images[0]
+
+
+@torch.inference_mode()
+def by_steps(pipe: Any, images: list[Image]) -> list[np.ndarray]:
+    """Every tick takes one step of all that have joined; those that are done leave."""
+    adapter = adapter_for(pipe)
+    assert adapter is not None
+    states = [adapter.prepare(pipe, image.order(pipe)) for image in images]
+    tick = 0
+    while any(state.steps_done < state.steps for state in states):
+        together = [
+            state
+            for image, state in zip(images, states, strict=True)
+            if image.joins <= tick and state.steps_done < state.steps
+        ]
+        for state, prediction in zip(together, adapter.forward(pipe, together), strict=True):
+            advance(state, prediction)
+        tick += 1
+    return [adapter.decode(pipe, state.latents, state.edge)[0] for state in states]
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """In steps of 1/255, as files have them."""
+    return float(np.abs((one * 255).round() - (other * 255).round()).max()) / 255
+
+
+def check(pipe: Any, images: list[Image]) -> None:
+    made = by_steps(pipe, images)
+    wanted = [by_pipeline(pipe, image) for image in images]
+    differences = [apart(one, other) for one, other in zip(made, wanted, strict=True)]
+    exact = max(float(np.abs(one - other).max()) for one, other in zip(made, wanted, strict=True))
+    print(f"\n{type(pipe).__name__}: {max(differences) * 255:.0f}/255 apart at most ({exact:.1e} before rounding)")  # noqa: T201  # the measurement
+    assert max(differences) <= CLOSE
+
+
+def guidance_of(family: str) -> float:
+    return {"z_image": 0.0, "flux2_klein": 1.0}.get(family, 4.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_alone_is_the_pipelines(family: str, pipeline: Callable[[str], Any]):
+    check(pipeline(family), [Image(OURS, 5, 4, guidance_of(family))])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_among_strangers_that_come_and_go_is_the_pipelines(family: str, pipeline: Callable[[str], Any]):
+    scale = guidance_of(family)
+    images = [
+        Image(OURS, 5, 6, scale),
+        Image("fog", 2**63 - 1, 3, scale, joins=1),
+        Image("a very long winding road through the hills in autumn", 0, 5, scale, joins=3),
+    ]
+    check(pipeline(family), images)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_guided_images_with_and_without_a_negative_prompt_are_the_pipelines(
+    family: str, pipeline: Callable[[str], Any]
+):
+    negative = None if family == "flux2_klein" else "rain and snow"
+    images = [Image(OURS, 5, 4, 3.0, negative), Image("fog", 6, 3, 3.0, joins=2)]
+    check(pipeline(family), images)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_of_another_size_is_the_pipelines(family: str, pipeline: Callable[[str], Any]):
+    check(pipeline(family), [Image(OURS, 5, 3, guidance_of(family), edge=128)])
+
+
+def test_z_image_takes_sizes_together(pipeline: Callable[[str], Any]):
+    images = [
+        Image(OURS, 5, 5, 0.0),
+        Image("fog", 6, 4, 0.0, edge=128, joins=1),
+        Image("a lamp", 7, 3, 0.0, edge=192, joins=2),
+    ]
+    check(pipeline("z_image"), images)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tiny_pipelines_see_what_they_are_given(family: str, pipeline: Callable[[str], Any]):
+    """Otherwise the comparisons above would prove nothing."""
+    pipe = pipeline(family)
+    scale = max(guidance_of(family), 3.0)
+    plain = by_pipeline(pipe, Image(OURS, 5, 3, scale))
+    assert apart(plain, by_pipeline(pipe, Image("fog", 5, 3, scale))) > 4 * CLOSE
+    assert apart(plain, by_pipeline(pipe, Image(OURS, 6, 3, scale))) > 4 * CLOSE
+    assert apart(plain, by_pipeline(pipe, Image(OURS, 5, 4, scale))) > 4 * CLOSE
+    assert apart(plain, by_pipeline(pipe, Image(OURS, 5, 3, scale + 2))) > 4 * CLOSE

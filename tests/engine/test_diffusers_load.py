@@ -1,0 +1,120 @@
+"""The folder of a pipeline is checked before anything of it is loaded. What is missing or unsafe is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tiny_pipelines import save
+
+from engine import LoadError
+from engine.backends.diffusers_load import load
+from engine.images.folder import check_pipeline_folder
+from engine.images.messages import ImageOptions
+from engine.images.profile import profile_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("z_image", tmp_path_factory.mktemp("pipelines") / "z_image")
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def options(folder: Path) -> ImageOptions:
+    return ImageOptions(str(folder), profile_named("demo").model_dump_json(by_alias=True), threads=1, mark=False)
+
+
+def change_json(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def index(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_json(folder / "model_index.json", **changes)
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name: str, content: bytes = b"") -> Callable[[Path], int]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def rename_weights(suffix: str) -> Callable[[Path], Path]:
+    return lambda folder: (folder / WEIGHTS).rename((folder / WEIGHTS).with_suffix(suffix))
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
+
+
+def name_missing_shard(folder: Path) -> None:
+    shards = {"weight_map": {"a": "model-00002-of-00002.safetensors"}}
+    write("text_encoder/model.safetensors.index.json", json.dumps(shards).encode())(folder)
+
+
+def name_shard_outside(folder: Path) -> None:
+    shards = {"weight_map": {"a": "../../secret.safetensors"}}
+    write("text_encoder/model.safetensors.index.json", json.dumps(shards).encode())(folder)
+
+
+def test_a_pipeline_in_order_is_loaded_in_full_precision_on_a_cpu(folder: Path):
+    loaded = load(options(folder))
+    assert (loaded.name, loaded.device) == ("ZImagePipeline", "cpu")
+    assert {str(parameter.dtype) for parameter in loaded.pipe.transformer.parameters()} == {"torch.float32"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (remove("model_index.json"), "holds no model_index.json"),
+        (write("model_index.json", b"[]"), "model_index.json is no JSON object"),
+        (index(_class_name="DiffusionPipeline"), "names the pipeline 'DiffusionPipeline', which is not supported"),
+        (index(_class_name=["evil", "Pipeline"]), "which is not supported"),
+        (index(vae=["evil", "AutoencoderKL"]), "takes the component 'vae' from .*evil"),
+        (index(vae=["diffusers", "../AutoencoderKL"]), "takes the component 'vae'"),
+        (index(vae=["diffusers"]), "takes the component 'vae'"),
+        (index(**{"../vae": ["diffusers", "AutoencoderKL"]}), "takes the component '../vae'"),
+        (index(more=["diffusers", "AutoencoderKL"]), "has no folder more"),
+        (write("pipeline.py"), "pipeline.py is code"),
+        (write("transformer/modeling.py"), "transformer/modeling.py is code"),
+        (lambda folder: change_json(folder / "text_encoder/config.json", auto_map={}), "text_encoder/config.json has"),
+        (
+            lambda folder: change_json(folder / "tokenizer/tokenizer_config.json", auto_map={}),
+            "tokenizer/tokenizer_con",
+        ),
+        (remove("transformer/config.json"), "transformer holds no config.json"),
+        (remove(WEIGHTS), "transformer holds no .safetensors file. Finish"),
+        (rename_weights(".bin"), "transformer holds diffusion_pytorch_model.bin and no .safetensors file"),
+        (rename_weights(".ckpt"), "pickle formats can run code"),
+        (cut_weights, "transformer/diffusion_pytorch_model.safetensors is cut off or damaged"),
+        (name_missing_shard, "text_encoder/model-00002-of-00002.safetensors is missing"),
+        (name_shard_outside, "is no index of weights"),
+    ],
+)
+def test_a_folder_that_is_unsafe_or_incomplete_is_refused(
+    folder: Path, damage: Callable[[Path], object], complaint: str
+):
+    check_pipeline_folder(folder)
+    damage(folder)
+    with pytest.raises(LoadError, match=complaint) as caught:
+        load(options(folder))
+    assert str(folder.parent) not in caught.value.message
+
+
+def test_what_diffusers_cannot_read_is_the_operators_matter_too(folder: Path):
+    change_json(folder / "transformer/config.json", dim=64)
+    with pytest.raises(LoadError, match="model cannot be loaded as a ZImagePipeline"):
+        load(options(folder))
