@@ -41,6 +41,8 @@ class RequestRecord:
     finish_reason: str | None = None
     items: int | None = None
     failed_items: int | None = None
+    images: int | None = None
+    audio_seconds: float | None = None
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
     def first_token(self) -> None:

@@ -14,15 +14,32 @@ from server.access_log import open_access_log
 from server.dependencies import Access
 from server.drain import Drain
 from server.hangup import ClientGoneError, client_gone
+from server.image_files import ImageFiles
+from server.image_folder import ImageFolder
+from server.image_links import ImageLinks
+from server.image_quota import ImageQuota
 from server.key_admin import KeyAdmin
 from server.limits import Limiter
 from server.live_keys import LiveKeys
 from server.metering import Meter
 from server.middleware import Authentication, Gate, RequestContext
 from server.openapi import describe
-from server.routes import admin, admin_keys, batch, chat, completions, health, messages, models, responses, usage
+from server.routes import (
+    admin,
+    admin_keys,
+    audio,
+    batch,
+    chat,
+    completions,
+    health,
+    images,
+    messages,
+    models,
+    responses,
+    usage,
+)
 from server.settings import database_url
-from server.store import Buckets, Database, KeyStore, UsageBook
+from server.store import Buckets, Database, KeyStore, Quotas, UsageBook
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,7 +79,20 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.terminate = False
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
-    for module in (chat, messages, responses, completions, batch, models, usage, admin_keys, admin, health):
+    for module in (
+        chat,
+        messages,
+        responses,
+        completions,
+        batch,
+        images,
+        audio,
+        models,
+        usage,
+        admin_keys,
+        admin,
+        health,
+    ):
         app.include_router(module.router)
     return app
 
@@ -72,7 +102,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Engines end here and not after `serve()`: uvicorn may never come back from that."""
     settings: Settings = app.state.settings
     log = open_access_log(settings.data_dir / "logs")
-    engine = Engine(app.state.config, weights_dir=settings.weights_dir, images=_image_limits(settings))
+    engine = Engine(
+        app.state.config,
+        weights_dir=settings.weights_dir,
+        images=_image_limits(settings),
+        mark_files=settings.image_mark,
+    )
     app.state.drain = Drain()
     app.state.engine = engine
     app.state.access = Access(app.state.config, engine)
@@ -82,12 +117,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             LiveKeys(KeyStore(database)) as keys,
             Buckets(database) as buckets,
             UsageBook(database) as book,
+            ImageQuota(Quotas(database)) as image_quota,
+            ImageFiles(_image_folder(settings)) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(app.state.config, buckets), book)
+            app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota)
+            app.state.image_files = image_files
+            app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()
             try:
                 yield
@@ -95,6 +134,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         log.stop()
+
+
+def _image_folder(settings: Settings) -> ImageFolder:
+    return ImageFolder(
+        settings.data_dir / "images",
+        retention_seconds=settings.image_retention_hours * 3600,
+        max_bytes=int(settings.image_folder_gib * 2**30),
+    )
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from engine import Engine, ModelHealth
+    from engine import Engine, ModelHealth, ModelInfo
 
 _HEARTH = ".venv/bin/hearth"  # as a person in the checkout has to type it
-_QUESTION = "What is the capital of France?"
+_CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+# What to try, by a model's first capability: the path, the fields, and where the answer goes.
+_REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/chat/completions", _CHAT, ""),
+    "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
+    "speech": ("/audio/speech", {"input": "Hello, world.", "voice": "alloy"}, " -o hello.mp3"),
+}
 
 
 class Banner:
@@ -94,16 +100,20 @@ class Banner:
             )
         failed = len(models) - len(usable)
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
-        self._say(f"\n{self._curl(usable[0].id)}\n")
+        self._say(f"\n{self._curl(usable)}\n")
         if self._first_key is None:
             self._say(f"(HEARTH_KEY: a key of yours. Make one with: {_HEARTH} keys create --name me --tier standard)\n")
 
-    def _curl(self, model: str) -> str:
-        body = json.dumps({"model": model, "messages": [{"role": "user", "content": _QUESTION}], "temperature": 0})
+    def _curl(self, usable: list[ModelInfo]) -> str:
+        """A request to try: a question if any model chats, else whatever the first one does."""
+        model = next((one for one in usable if "chat" in one.capabilities), usable[0])
+        kind = next(kind for kind in _REQUESTS if kind in model.capabilities)
+        path, fields, rest = _REQUESTS[kind]
+        body = json.dumps({"model": model.id, **fields})
         key = self._first_key or "$HEARTH_KEY"
         return (
-            f'curl {self._base_url}/chat/completions -H "Authorization: Bearer {key}" '
-            f"-H 'Content-Type: application/json' -d '{body}'"
+            f'curl {self._base_url}{path} -H "Authorization: Bearer {key}" '
+            f"-H 'Content-Type: application/json' -d '{body}'{rest}"
         )
 
     def _say(self, line: str) -> None:

@@ -11,17 +11,21 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server import cli_audit, cli_keys, cli_usage
+from server import cli_audit, cli_keys, cli_usage, cli_voices
 from server.instance import InstanceError, ask_to_reload
 from server.settings import SettingsError, load_settings
 from server.store import StoreError
 
+# What uvicorn says when a file is cut off, which happens on purpose: sse.py says why.
+_CUT_OFF = "ASGI callable returned without completing response."
+
 app = typer.Typer(
-    help="Hearth: chat on your own machine.",
+    help="Hearth: chat, images and speech on your own machine.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_voices.app, name="voices")
 for command in (cli_usage.usage, cli_audit.audit, cli_audit.backup):
     app.command()(command)
 
@@ -43,6 +47,7 @@ def serve(  # one argument per flag
         # Ours at the level asked for; of libraries only what goes wrong.
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
+        logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _CUT_OFF)
         logging.getLogger("hearth").setLevel(settings.log_level.upper())
         run(settings, load_config(settings.models))
     except (SettingsError, StartError, InstanceError, EngineError, StoreError) as error:

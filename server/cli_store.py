@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the server keeps its keys [HEARTH_DATA_DIR].")]
+WeightsDir = Annotated[Path | None, typer.Option(help="Where models are kept [HEARTH_WEIGHTS_DIR].")]
 Models = Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")]
 
 
@@ -44,10 +45,12 @@ def refuse(message: str, *, code: int = 2) -> NoReturn:
     raise typer.Exit(code)
 
 
-def settings_for(data_dir: Path | None, models: Path | None = None) -> Settings:
+def settings_for(
+    data_dir: Path | None = None, models: Path | None = None, *, weights_dir: Path | None = None
+) -> Settings:
     """Read the settings, or end."""
     try:
-        return load_settings(data_dir=data_dir, models=models)
+        return load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     except SettingsError as error:
         refuse(str(error))
 

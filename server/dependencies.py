@@ -9,6 +9,8 @@ from fastapi import Depends, Request
 from engine import Config, Engine, ModelInfo
 from server.drain import Drain
 from server.errors import ApiError
+from server.image_files import ImageFiles
+from server.image_links import ImageLinks
 from server.key_admin import KeyAdmin
 from server.metering import Meter, MeteredEngine
 from server.settings import Settings
@@ -49,6 +51,15 @@ def key_with(scope: str) -> Callable[[Request], ApiKey]:
                 type="permission_error",
             )
         return found
+
+    return key
+
+
+def key_if_sent(scope: str) -> Callable[[Request], ApiKey | None]:
+    """Make a dependency like `key_with` for what a setting may open: None where no key was sent."""
+
+    def key(request: Request) -> ApiKey | None:
+        return None if request.state.key is None else key_with(scope)(request)
 
     return key
 
@@ -96,6 +107,11 @@ class Access:
             if model.tier in allowed and (key.models is None or model.id in key.models)
         ]
 
+    def speech_models(self, key: ApiKey | None) -> list[ModelInfo]:
+        """Return the models that speak, and that the key may use; without one, all of them."""
+        models = self._engine.models() if key is None else self.models(key)
+        return [model for model in models if "speech" in model.capabilities]
+
     def model(self, key: ApiKey, model: str) -> ModelInfo:
         """Return one model. An unknown one and one that the key may not use get the same answer."""
         for info in self.models(key):
@@ -131,6 +147,18 @@ def meter_of(request: Request) -> Meter:
     return meter
 
 
+def image_files_of(request: Request) -> ImageFiles:
+    """Return where generated images are stored."""
+    files: ImageFiles = request.app.state.image_files
+    return files
+
+
+def image_links_of(request: Request) -> ImageLinks:
+    """Return what makes and checks links to them."""
+    links: ImageLinks = request.app.state.image_links
+    return links
+
+
 TheEngine = Annotated[Engine, Depends(engine_of)]
 TheActor = Annotated[Actor, Depends(actor_of)]
 TheAudit = Annotated[AuditLog, Depends(audit_of)]
@@ -138,6 +166,10 @@ TheKeyAdmin = Annotated[KeyAdmin, Depends(key_admin_of)]
 TheMeter = Annotated[Meter, Depends(meter_of)]
 ChatEngine = Annotated[MeteredEngine, Depends(metered("chat"))]
 BatchEngine = Annotated[MeteredEngine, Depends(metered("batch"))]
+ImageEngine = Annotated[MeteredEngine, Depends(metered("images"))]
+SpeechEngine = Annotated[MeteredEngine, Depends(metered("audio"))]
+TheImageFiles = Annotated[ImageFiles, Depends(image_files_of)]
+TheImageLinks = Annotated[ImageLinks, Depends(image_links_of)]
 TheSettings = Annotated[Settings, Depends(settings_of)]
 TheDrain = Annotated[Drain, Depends(drain_of)]
 TheAccess = Annotated[Access, Depends(access_of)]

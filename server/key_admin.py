@@ -15,7 +15,7 @@ from server.key_rules import check_rights, check_scopes
 from server.store import KeyLimits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from engine import Config
     from server.live_keys import LiveKeys
@@ -60,27 +60,35 @@ class KeyAdmin:
             old = await self.store.find(public_id)
             check_rights(self._config(), changes.get("tier", old.tier), changes.get("models", old.models) or ())
         if "admin" in changes.get("scopes", ("admin",)):
-            return await self.store.update(public_id, by=by, **changes)
+            return await self._changed(self.store.update(public_id, by=by, **changes))
         async with self._without_lockout(public_id, "scopes"):
-            return await self.store.update(public_id, by=by, **changes)
+            return await self._changed(self.store.update(public_id, by=by, **changes))
 
     async def rotate(self, public_id: str, body: RotateBody, by: Actor) -> tuple[str, ApiKey]:
         """Make a successor."""
         overlap = timedelta(seconds=body.overlap_seconds)
-        return await self.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
+        made = await self.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
+        self._keys.ask_again(public_id)
+        return made
 
     async def expire(self, public_id: str, body: ExpireBody, by: Actor) -> ApiKey:
         """Set or take away the end of a key."""
         if body.expires_at is None:
-            return await self.store.expire(public_id, None, by=by)
+            return await self._changed(self.store.expire(public_id, None, by=by))
         async with self._without_lockout(public_id, "expires_at"):
-            return await self.store.expire(public_id, body.expires_at, by=by)
+            return await self._changed(self.store.expire(public_id, body.expires_at, by=by))
 
     async def revoke(self, public_id: str, by: Actor) -> ApiKey:
         """End a key for good, in this process at once."""
         async with self._without_lockout(public_id, "public_id"):
             key = await self.store.revoke(public_id, by=by)
         self._keys.revoked(key.public_id)
+        return key
+
+    async def _changed(self, change: Awaitable[ApiKey]) -> ApiKey:
+        """Have this process know of a change at once; others do within seconds."""
+        key = await change
+        self._keys.ask_again(key.public_id)
         return key
 
     @asynccontextmanager

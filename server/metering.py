@@ -6,10 +6,11 @@ Routes call it like the engine itself. What the limits are is limits.py's, in wh
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from engine import FinishedImage
 from server.hangup import ClientGoneError
 from server.limits import headers_of
 from server.store import StoreUnavailableError
@@ -18,10 +19,22 @@ from server.store import Usage as Used
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-    from engine import ChatRequest, ChatResult, ChatStep, Engine, TextRequest, Usage
+    from engine import (
+        ChatRequest,
+        ChatResult,
+        ChatStep,
+        Engine,
+        ImageEvent,
+        ImageRequest,
+        SpeechChunk,
+        SpeechRequest,
+        TextRequest,
+        Usage,
+    )
     from server.access_log import RequestRecord
+    from server.image_quota import ImageQuota
     from server.limits import Limiter
-    from server.store import ApiKey, Ask, UsageBook
+    from server.store import ApiKey, Ask, QuotaTaken, UsageBook
 
 _Request = TypeVar("_Request", "ChatRequest", "TextRequest")
 
@@ -35,6 +48,10 @@ class _Call:
     prompt_tokens: int = 0
     began: bool = False
     usage: Usage | None = None
+    images: int = 0  # that are finished
+    images_asked: int = 0
+    images_taken: QuotaTaken | None = None
+    audio_seconds: float = 0.0
 
     def begin(self) -> None:
         """Its turn has come: from here on it costs."""
@@ -47,6 +64,7 @@ class Meter:
 
     limiter: Limiter
     book: UsageBook
+    images: ImageQuota
 
 
 class MeteredEngine:
@@ -109,6 +127,49 @@ class MeteredEngine:
         async with self._call(request.model):
             return await self._engine.count_tokens(request)
 
+    async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
+        """Like `Engine.images`. Images that were not finished are not counted, neither for the day nor as used."""
+        async with (
+            self._call(request.model) as call,
+            aclosing(self._engine.images(self._known_images(request, call))) as events,
+        ):
+            async for event in events:
+                if isinstance(event, FinishedImage):
+                    call.images += 1
+                    self._record.images = call.images
+                yield event
+
+    async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
+        """Like `Engine.speech`. What was spoken until its client left or it failed is counted."""
+        share = self._meter.limiter.limits(self._key).queue_share
+        known = replace(request, owner=self._key.public_id, queue_share=share)
+        async with (
+            self._call(request.model) as call,
+            aclosing(self._engine.speech(replace(known, on_turn=call.begin))) as chunks,
+        ):
+            async for chunk in chunks:
+                call.audio_seconds += chunk.seconds
+                self._record.audio_seconds = round(call.audio_seconds, 3)
+                yield chunk
+
+    def _known_images(self, request: ImageRequest, call: _Call) -> ImageRequest:
+        limits = self._meter.limiter.limits(self._key)
+
+        async def take(images: int) -> None:
+            if limits.images_per_day is None:
+                return
+            with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than nobody served
+                call.images_taken = await self._meter.images.take(self._key.public_id, images, limits.images_per_day)
+                call.images_asked = images
+
+        return replace(
+            request,
+            owner=self._key.public_id,
+            queue_share=limits.queue_share,
+            before_turn=take,
+            on_turn=call.begin,
+        )
+
     def _known(self, request: _Request, call: _Call) -> _Request:
         async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
             asked = request.max_tokens is not None
@@ -168,4 +229,7 @@ class MeteredEngine:
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens or 0,
             )
+        if call.images_taken is not None:
+            self._meter.images.give_back(self._key.public_id, call.images_asked - call.images, call.images_taken)
+        outcome = replace(outcome, images=call.images, audio_seconds=call.audio_seconds)
         self._meter.book.add(self._key.public_id, model, self._kind, outcome)

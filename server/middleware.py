@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from server.drain import Drain
     from server.store import KeyCache
 
-# The whole list of what answers without a key.
+# The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+# A setting may add these: Open WebUI asks for them without a key.
+VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
+_IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def needs_key(method: str, path: str) -> bool:
+    """Whether a request is refused without a valid key."""
+    return path not in OPEN_PATHS and not (method in {"GET", "HEAD"} and _IMAGE_FILE.fullmatch(path))
 
 
 class RequestContext:
@@ -78,24 +86,34 @@ class Gate:
 
 
 class Authentication:
-    """Deny by default: what is not in `OPEN_PATHS` needs a valid key, also paths that do not exist."""
+    """Deny by default: what is not on the list above needs a valid key, also paths that do not exist."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; other scopes pass through."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or not needs_key(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        text = _key_text(Headers(scope=scope))
+        if not text and _is_open_list(scope):
+            scope["state"]["key"] = None
             await self._app(scope, receive, send)
             return
         try:
-            key = await _authenticate(scope["app"].state.keys, _key_text(Headers(scope=scope)))
+            key = await _authenticate(scope["app"].state.keys, text)
         except ApiError as error:
             await _refuse(error, scope, receive, send)
             return
         scope["state"]["key"] = key
         scope["state"]["record"].key = key.public_id
         await self._app(scope, receive, send)
+
+
+def _is_open_list(scope: Scope) -> bool:
+    asked_for = scope["method"] == "GET" and scope["path"] in VOICE_LISTS
+    return asked_for and bool(scope["app"].state.settings.open_voice_list)
 
 
 def _key_text(headers: Headers) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.middleware import OPEN_PATHS
+from server.middleware import OPEN_PATHS, needs_key
+from server.speech_answer import MEDIA_TYPES
 
 _SUMMARY = (
-    "Chat on models of your own. Paths start at the server's address; the base address of client libraries ends in "
-    "`/v1`. Every answer carries `x-request-id`, and every error has the same shape, `Error`."
+    "Chat, images and speech on models of your own. Paths start at the server's address; the base address of client "
+    "libraries ends in `/v1`. Every answer carries `x-request-id`, and every error has the same shape, `Error`."
 )
 _ERROR = {
     "type": "object",
@@ -58,7 +59,11 @@ _WITH_BODY = {
     413: "The body is too large: `request_too_large`.",
     415: "The body is compressed or not JSON: `unsupported_media_type`.",
 }
-_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}
+_FILE = {"type": "string", "format": "binary"}
+_WITH_IMAGES = {507: "The disk is full: `insufficient_storage`."}
+_IMAGE_FILE = {404: "No such image, or its link has expired or was changed: `not_found`."}
+_AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDIA_TYPES.values()}
+_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/images/generations"}
 
 
 def describe(found: dict[str, Any]) -> dict[str, Any]:
@@ -74,12 +79,12 @@ def describe(found: dict[str, Any]) -> dict[str, Any]:
     }
     found["security"] = [{"bearer": []}, {"x-api-key": []}]
     for path, operations in found["paths"].items():
-        for operation in operations.values():
-            _complete(path, operation)
+        for method, operation in operations.items():
+            _complete(method.upper(), path, operation)
     return found
 
 
-def _complete(path: str, operation: dict[str, Any]) -> None:
+def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # never sent: what FastAPI would refuse so is a 400 here
     if path in OPEN_PATHS:
@@ -88,11 +93,20 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
             responses["503"] = {**responses["200"], "description": "A model is not ready, or the server is ending."}
         return
     statuses = dict(_ALWAYS)
+    if not needs_key(method, path):
+        operation["security"] = []
+        responses["200"]["content"] = {f"image/{kind}": {"schema": _FILE} for kind in ("png", "jpeg", "webp")}
+        statuses = {status: text for status, text in _ALWAYS.items() if status not in {401, 403, 429}} | _IMAGE_FILE
     if "requestBody" in operation:
         statuses |= _WITH_BODY
         answer = responses["200"].setdefault("content", {"application/json": {"schema": {"type": "object"}}})
         if path in _STREAMING:
             answer["text/event-stream"] = {"schema": {"type": "string", "description": "With `stream: true`."}}
+    if path == "/v1/audio/speech":
+        events = {"type": "string", "description": "With `stream_format: sse`."}
+        responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
+    if path == "/v1/images/generations":
+        statuses |= _WITH_IMAGES
     if path.startswith("/v1/admin"):
         statuses |= _WITH_KEY_ID if "{public_id}" in path else {}
     elif "requestBody" in operation or "{model}" in path:

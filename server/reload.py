@@ -52,7 +52,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Taken:
     async with app.state.reloading:  # of two at once, the one that read the file last has to win
         config = await asyncio.to_thread(load_config, app.state.settings.models)
         taken = _compared(app.state.config, config)
-        app.state.engine.reload(config)
+        await app.state.engine.reload(config)
         app.state.access.use(config)
         app.state.meter.limiter.use(config)
         app.state.config = config

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.store.database_url import FILE_NAME, sqlite_url
@@ -26,6 +27,22 @@ class SettingsError(Exception):
 def _in_checkout(name: str) -> Path:
     """Defaults lie in the checkout, wherever the command is called from; an installed package has none."""
     return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
+
+
+def _base_url(value: str | None) -> str | None:
+    """Both the server's address and the base address of client libraries, which ends in /v1, are meant the same."""
+    if value is None:
+        return None
+    parts = urlsplit(value)
+    if (
+        parts.scheme not in {"http", "https"}
+        or not parts.hostname
+        or "@" in parts.netloc
+        or parts.query
+        or parts.fragment
+    ):
+        raise ValueError("must be an address like https://hearth.example.org or https://hearth.example.org/v1")
+    return f"{value.rstrip('/').removesuffix('/v1')}/v1"
 
 
 class Settings(BaseSettings):
@@ -49,6 +66,17 @@ class Settings(BaseSettings):
     max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")
     max_image_megapixels: float = Field(36, gt=0, le=1000, description="one picture; together twice as many")
     fetch_images: bool = Field(default=False, description="whether pictures may be https addresses, too")
+    public_base_url: Annotated[str | None, AfterValidator(_base_url)] = Field(
+        None, description="where clients reach this server, for links to images; else as each client has called it"
+    )
+    image_retention_hours: float = Field(24, gt=0, le=24 * 366, description="generated images are deleted after that")
+    image_folder_gib: float = Field(2, ge=0.1, le=2**20, description="generated images together; the oldest go first")
+    image_mark: bool = Field(
+        default=True, description="whether images and audio files say in their metadata that a model made them"
+    )
+    open_voice_list: bool = Field(
+        default=False, description="whether the lists of voices and speech models answer without a key"
+    )
     trusted_proxies: str = Field("", description="proxies whose X-Forwarded-For is believed, separated by commas")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")

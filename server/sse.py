@@ -1,11 +1,13 @@
-"""Answers as server-sent events: real HTTP errors until the first event, an error event after it, never both.
+"""Answers that come piece by piece, as server-sent events or as a file: real HTTP errors until the first piece.
 
-What the events say is the caller's (server/schemas/chat_chunks.py); this file owns the response around them.
+What fails after it is told by an error event, or, in a file, by a connection that ends before the body does.
+What the pieces are is the caller's (server/schemas/chat_answer.py); this file owns the response around them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from server.drain import Drain
     from server.errors import ApiError
 
+_log = logging.getLogger("hearth.server")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -46,33 +49,72 @@ async def event_stream(
     Waits for the first item, so that a failure before it keeps its HTTP status; if that takes longer than
     `keep_alive_seconds`, the stream opens all the same and a comment goes out in every such interval.
     """
-    first = asyncio.ensure_future(anext(events, b""))
+    first = await _begun(request, events, drain, keep_alive_seconds)
+    return _StreamedBody(first, events, drain, "text/event-stream", keep_alive_seconds, failure)
+
+
+async def file_stream(
+    request: Request, pieces: AsyncGenerator[bytes, None], *, media_type: str, drain: Drain
+) -> Response:
+    """Start `pieces` of a file and answer with them; the first is waited for, however long it takes."""
+    first = await _begun(request, pieces, drain, None)
+    return _StreamedBody(first, pieces, drain, media_type, None, None)
+
+
+async def with_keep_alive(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """Yield `events`, and comments while one after the first takes long: for streams with long pauses inside."""
+    following: asyncio.Future[bytes] | None = None
     try:
-        await until_hangup(_settled(first, keep_alive_seconds), request.receive, drain)
+        data = await anext(events, b"")
+        while data:
+            yield data
+            following = asyncio.ensure_future(anext(events, b""))
+            while not following.done():
+                await asyncio.wait((following,), timeout=seconds)
+                if not following.done():
+                    yield _KEEP_ALIVE
+            data = following.result()
+    finally:
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.wait((following,))
+        await events.aclose()
+
+
+async def _begun(
+    request: Request, pieces: AsyncGenerator[bytes, None], drain: Drain, longest_seconds: float | None
+) -> asyncio.Future[bytes]:
+    """Return the first of `pieces`, after that time perhaps still to come. If it fails they are closed."""
+    first = asyncio.ensure_future(anext(pieces, b""))
+    try:
+        await until_hangup(_settled(first, longest_seconds), request.receive, drain)
         if first.done():
             first.result()
     except BaseException:
         first.cancel()
         await asyncio.wait((first,))
-        await events.aclose()
+        await pieces.aclose()
         raise
-    return _EventStream(first, events, drain, keep_alive_seconds, failure)
+    return first
 
 
-async def _settled(first: asyncio.Future[bytes], seconds: float) -> None:
+async def _settled(first: asyncio.Future[bytes], seconds: float | None) -> None:
     await asyncio.wait((first,), timeout=seconds)
 
 
-class _EventStream(Response):
-    def __init__(
+class _StreamedBody(Response):
+    """Without `failure` a body that fails is not ended, and the connection closed: so the client knows."""
+
+    def __init__(  # noqa: PLR0913, PLR0917  # of this file alone
         self,
         first: asyncio.Future[bytes],
         events: AsyncGenerator[bytes, None],
         drain: Drain,
-        keep_alive_seconds: float,
-        failure: Callable[[ApiError], bytes],
+        media_type: str,
+        keep_alive_seconds: float | None,
+        failure: Callable[[ApiError], bytes] | None,
     ) -> None:
-        super().__init__(headers=_HEADERS, media_type="text/event-stream")
+        super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._first = first
         self._events = events
@@ -93,6 +135,9 @@ class _EventStream(Response):
         except Exception as error:  # noqa: BLE001  # the status is sent: what goes wrong now can only be an event
             api_error = to_api_error(error)
             record.error_code = api_error.code
+            if self._failure is None:
+                _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)
+                return
             last = self._failure(api_error)
         await send({"type": "http.response.body", "body": last})
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Model(BaseModel):
-    """A model that the key may use. `context_length` and `max_output_tokens` are in tokens."""
+    """A model that the key may use. `context_length` and `max_output_tokens` are in tokens; `sizes` of images."""
 
     id: str
     object: Literal["model"] = "model"
@@ -22,6 +22,7 @@ class Model(BaseModel):
     status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
     context_length: int | None
     max_output_tokens: int | None
+    sizes: list[str] | None
     description: str
     demo: bool
 
@@ -37,6 +38,7 @@ class Model(BaseModel):
             status=info.status,
             context_length=info.context_length,
             max_output_tokens=info.max_output_tokens,
+            sizes=None if info.sizes is None else list(info.sizes),
             description=info.description,
             demo=info.demo,
         )

@@ -94,6 +94,12 @@ class KeyCache:
                 raise
             return self._admit(stale)
 
+    def ask_again(self, public_id: str) -> None:
+        """Ask the store about this key when it is next used: it was changed just now."""
+        for known in self._known.values():
+            if known.key.public_id == public_id:
+                known.ask_again_at = self.clock()
+
     async def flush(self) -> None:
         """Write the collected last-used dates in one transaction. On StoreUnavailableError they are kept."""
         used, self._used = self._used, {}

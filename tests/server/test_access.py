@@ -1,4 +1,4 @@
-"""Deny by default: who gets in with which key, and that nothing but health answers without one."""
+"""Deny by default: who gets in with which key, and that nothing but health and signed links answers without one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from serving import Key, poll_until
 
 from engine import load_config
 from server.app import create_app
-from server.dependencies import key_with
-from server.middleware import OPEN_PATHS
+from server.dependencies import key_if_sent, key_with
+from server.middleware import OPEN_PATHS, needs_key
 from server.settings import load_settings
 from server.store import SCOPES
 
@@ -47,12 +47,20 @@ GARBAGE = [
 
 # What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
 FOR_ALL_KEYS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json"), ("GET", "/v1/usage")}
+# Asks for a signed link instead of a key: tests/server/test_images.py.
+IMAGE_FILE = f"/v1/images/files/{MODEL}"
+OPEN = {
+    *[(method, path) for path in OPEN_PATHS for method in ("GET", "HEAD")],
+    ("GET", IMAGE_FILE),
+    ("HEAD", IMAGE_FILE),
+}
 # Has what every route that names a model wants.
 ANY_BODY: dict[str, Any] = {
     "model": "service-pro",
     "messages": HELLO,
     "prompt": "Hello",
     "input": "Hello",
+    "voice": "emma",
     "max_tokens": 1,
 }
 
@@ -72,9 +80,10 @@ def every_route() -> list[tuple[str, str]]:
 
 
 def scopes_asked_for(dependant: Dependant) -> set[str]:
-    """The scopes of all `key_with(...)` that FastAPI would ask before it calls the route."""
+    """The scopes of all `key_with(...)` or `key_if_sent(...)` that FastAPI would ask before it calls the route."""
     found = set().union(*(scopes_asked_for(below) for below in dependant.dependencies))
-    if getattr(dependant.call, "__qualname__", "").startswith(f"{key_with.__qualname__}.<locals>"):
+    made_by = getattr(dependant.call, "__qualname__", "").partition(".<locals>")[0]
+    if made_by in {key_with.__qualname__, key_if_sent.__qualname__}:
         found.add(inspect.getclosurevars(dependant.call).nonlocals["scope"])
     return found
 
@@ -102,7 +111,13 @@ def routes_that_name_a_model() -> Iterator[tuple[str, str, dict[str, Any]]]:
 ROUTES = every_route()
 SCOPES_ASKED = scopes_by_route()
 SCOPED = [(*route, next(iter(scopes))) for route, scopes in SCOPES_ASKED.items() if scopes]
-CLOSED = [*[(method, path) for method, path in ROUTES if path not in OPEN_PATHS], ("GET", "/no/such/path")]
+CLOSED = [
+    *[route for route in ROUTES if route not in OPEN],
+    ("GET", "/no/such/path"),
+    ("POST", IMAGE_FILE),
+    ("GET", "/v1/images/files"),
+    ("GET", f"{IMAGE_FILE}/more"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -138,16 +153,22 @@ def assert_unauthorized(response: httpx2.Response) -> None:
         assert_error(response, 401, "invalid_api_key")
 
 
-def test_the_app_has_the_routes_of_the_contract_and_two_of_them_are_open():
+def test_the_app_has_the_routes_of_the_contract_and_three_of_them_are_open():
     assert {("POST", CHAT), ("GET", "/v1/models"), ("GET", f"/v1/models/{MODEL}")} <= set(ROUTES)
     assert {"/health/live", "/health/ready"} == OPEN_PATHS
-    assert {path for _, path in ROUTES if path in OPEN_PATHS} == OPEN_PATHS
+    assert {path for method, path in ROUTES if not needs_key(method, path)} == OPEN_PATHS | {IMAGE_FILE}
+    assert {route for route in ROUTES if not needs_key(*route)} <= OPEN
+
+
+def test_an_image_file_without_its_signed_link_is_not_there_for_anybody(anonymous: httpx2.Client, standard_key: Key):
+    for headers in ({}, {"Authorization": "Bearer garbage"}, bearer(standard_key)):
+        assert_error(anonymous.get(IMAGE_FILE, headers=headers), 404, "not_found")
 
 
 def test_every_route_asks_for_exactly_one_scope_unless_it_is_for_all_keys():
     """A route that is added without a scope fails here, and has to be named above if that is meant."""
     for (method, path), scopes in SCOPES_ASKED.items():
-        if path not in OPEN_PATHS and (method, path) not in FOR_ALL_KEYS:
+        if (method, path) not in OPEN | FOR_ALL_KEYS:
             assert len(scopes) == 1, f"{method} {path} asks for {scopes or 'no scope'}"
             assert scopes <= set(SCOPES)
     for route in FOR_ALL_KEYS:
@@ -259,7 +280,7 @@ def test_a_missing_scope_is_told_before_the_body_is_judged(anonymous: httpx2.Cli
 def test_a_standard_key_does_not_see_that_there_is_more(anonymous: httpx2.Client, standard_key: Key):
     headers = bearer(standard_key)
     listed = anonymous.get("/v1/models", headers=headers).json()["data"]
-    assert [model["id"] for model in listed] == ["service-plus"]
+    assert [model["id"] for model in listed] == ["service-plus", "service-image", "service-voice"]
     assert anonymous.post(CHAT, json=REQUEST, headers=headers).status_code == 200
     for name in ("service-pro", "nobody"):
         hidden = anonymous.get(f"/v1/models/{name}", headers=headers)

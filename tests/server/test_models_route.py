@@ -23,6 +23,7 @@ FIELDS = [
     "status",
     "context_length",
     "max_output_tokens",
+    "sizes",
     "description",
     "demo",
 ]
@@ -35,10 +36,16 @@ async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.A
     assert [(model["id"], model["tier"]) for model in answer["data"]] == [
         ("service-plus", "standard"),
         ("service-pro", "enhanced"),
+        ("service-image", "standard"),
+        ("service-voice", "standard"),
     ]
+    assert answer["data"][2]["capabilities"] == ["image_generation"]
+    assert answer["data"][2]["sizes"] == ["256x256", "512x512", "1024x1024"]
     for model in answer["data"]:
         assert list(model) == FIELDS
         assert (model["object"], model["status"], model["owned_by"]) == ("model", "ready", "hearth")
+    for model in answer["data"][:2]:
+        assert model["sizes"] is None
         sees = ["vision"] if model["id"] == "service-pro" else []
         assert model["capabilities"] == ["chat", "streaming", "function_calling", *sees]
         assert model["context_length"] == model["max_output_tokens"] == 2048

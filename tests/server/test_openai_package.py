@@ -79,14 +79,19 @@ async def test_the_raw_response_shows_our_headers(client: openai.AsyncOpenAI):
 
 def test_the_models(sync_client: openai.OpenAI):
     models = sync_client.models.list()
-    assert [model.id for model in models] == ["service-plus", "service-pro"]
+    assert [model.id for model in models] == ["service-plus", "service-pro", "service-image", "service-voice"]
     assert models._request_id
     one = sync_client.models.retrieve(MODEL)
     assert (one.id, one.object, one.owned_by, one._request_id is None) == (MODEL, "model", "hearth", False)
 
 
 async def test_the_models_async(client: openai.AsyncOpenAI):
-    assert [model.id async for model in client.models.list()] == ["service-plus", "service-pro"]
+    assert [model.id async for model in client.models.list()] == [
+        "service-plus",
+        "service-pro",
+        "service-image",
+        "service-voice",
+    ]
     assert (await client.models.retrieve("service-pro")).id == "service-pro"
 
 

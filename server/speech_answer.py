@@ -1,0 +1,69 @@
+"""From the engine's pieces of speech to the answer: the audio file itself, or events that carry it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from engine import GenerationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from engine import AudioFormat, SpeechChunk, SpeechRequest
+    from server.errors import ApiError
+
+# As the convention names them; of Opus the registered name would be audio/ogg, which is what the file is.
+MEDIA_TYPES: dict[AudioFormat, str] = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/opus",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm;rate=24000;channels=1",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+async def as_file(chunks: AsyncGenerator[SpeechChunk, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the file piece by piece, never an empty one. Closing it closes `chunks`."""
+    size = 0
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if chunk.data:
+                size += len(chunk.data)
+                yield chunk.data
+    if not size:
+        raise _nothing_spoken()
+
+
+async def as_events(chunks: AsyncGenerator[SpeechChunk, None], request: SpeechRequest) -> AsyncGenerator[bytes, None]:
+    """Yield an event per piece of the file, and one at its end that says how much it was. Closing closes `chunks`."""
+    size, seconds = 0, 0.0
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            seconds += chunk.seconds
+            if chunk.data:
+                size += len(chunk.data)
+                yield _event("speech.audio.delta", audio=chunk.data)  # msgspec writes bytes as base64
+    if not size:
+        raise _nothing_spoken()
+    # The convention counts tokens, and strict clients insist on these fields
+    tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    usage = {"characters": len(request.text), "seconds": round(seconds, 3), **tokens}
+    yield _event("speech.audio.done", usage=usage)
+
+
+def failed(error: ApiError) -> bytes:
+    """Encode what a stream of events ends with when it fails after its start."""
+    return _event("error", error=error.body())
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"data: %b\n\n" % _encode({"type": kind, **fields})
+
+
+def _nothing_spoken() -> GenerationError:
+    return GenerationError("Nothing was spoken. Send the request again, or another text.")

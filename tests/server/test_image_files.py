@@ -1,0 +1,267 @@
+"""Generated images as files: real folders, real full disks. What is too old or too much goes, half a file never comes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from image_parts import fill_up
+from serving import async_poll_until
+
+from server.errors import ApiError
+from server.image_files import ImageFiles, StoredImage
+from server.image_folder import ImageFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOUR = 3600
+IMAGE = b"\x89PNG" + bytes(range(256)) * 40
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "images"
+
+
+def folder_at(path: Path, *, max_bytes: int = 2**30, later_seconds: float = 0) -> ImageFolder:
+    """Its clock is so much later than that of the file system."""
+    return ImageFolder(
+        path, retention_seconds=24 * HOUR, max_bytes=max_bytes, clock=lambda: time.time() + later_seconds
+    )
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def cleared_away(path: Path) -> None:
+    path.rmdir()
+
+
+def made(folder: Path, *names: str, mode: int = 0o700) -> None:
+    folder.mkdir(mode=mode)
+    for name in names:
+        (folder / name).write_bytes(b"x")
+
+
+def fill_with_text(file: Path) -> Path:
+    file.write_bytes(b"in the way")
+    return file
+
+
+def names_in(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+async def save_one_by_one(files: ImageFiles, path: Path, count: int, data: bytes = IMAGE) -> list[str]:
+    """So that each is older than the next, whatever the clock's ticks."""
+    stored = []
+    for number in range(count):
+        name = (await files.save(data, "png")).name
+        moment = time.time() - count + number
+        os.utime(path / name, (moment, moment))
+        stored.append(name)
+    return stored
+
+
+async def test_an_image_is_read_as_it_was_stored_and_is_its_owners_alone(path: Path):
+    async with ImageFiles(folder_at(path)) as files:
+        before = time.time()
+        for kind in ("png", "jpeg", "webp"):
+            stored = await files.save(IMAGE, kind)
+            assert re.fullmatch(rf"[0-9a-f]{{32}}\.{kind}", stored.name)
+            assert before + 24 * HOUR - 1 <= stored.expires_at <= time.time() + 24 * HOUR
+            assert await files.read(stored.name) == IMAGE
+            assert mode_of(path / stored.name) == 0o600
+    assert mode_of(path) == 0o700
+
+
+async def test_a_folder_that_set_up_made_for_everybody_is_closed(path: Path):
+    made(path, mode=0o755)
+    async with ImageFiles(folder_at(path)):
+        assert mode_of(path) == 0o700
+
+
+async def test_nothing_but_an_image_of_ours_is_ever_read(path: Path):
+    secret = path.parent / "secret.png"
+    async with ImageFiles(folder_at(path)) as files:
+        secret.write_bytes(b"secret")
+        (path / "hearth.db").write_bytes(b"secret")
+        (path / f"{'a' * 32}.png.part").write_bytes(b"secret")
+        stored = (await files.save(IMAGE, "png")).name
+        for name in (
+            "../secret.png",
+            str(secret),
+            f"x/../{stored}",
+            f"./{stored}",
+            f"{stored}/",
+            f"{stored}\0",
+            f"{stored}\n",
+            f"{stored}.part",
+            f"{'a' * 32}.png.part",
+            stored.upper(),
+            stored.replace("png", "jpeg"),
+            "hearth.db",
+            "",
+            ".",
+            "..",
+            "\ud800",
+            "a" * 5000,
+        ):
+            assert await files.read(name) is None, name
+
+
+async def test_images_go_when_they_are_too_old(path: Path):
+    async with ImageFiles(folder_at(path)) as files:
+        stored = await files.save(IMAGE, "png")
+    async with ImageFiles(folder_at(path, later_seconds=23.9 * HOUR)) as files:
+        assert await files.read(stored.name) == IMAGE
+    async with ImageFiles(folder_at(path, later_seconds=24.1 * HOUR)) as files:
+        assert await files.read(stored.name) is None
+    assert names_in(path) == []
+
+
+async def test_images_go_also_while_the_server_runs(path: Path):
+    later = 0.0
+    folder = ImageFolder(path, retention_seconds=24 * HOUR, max_bytes=2**30, clock=lambda: time.time() + later)
+    async with ImageFiles(folder, sweep_every_seconds=0.02) as files:
+        await files.save(IMAGE, "png")
+        later = 25.0 * HOUR
+        await async_poll_until(lambda: not names_in(path), 5)
+
+
+async def test_the_oldest_go_when_all_together_are_too_large(path: Path):
+    async with ImageFiles(folder_at(path)) as files:
+        stored = await save_one_by_one(files, path, 20)
+    async with ImageFiles(folder_at(path, max_bytes=10 * len(IMAGE))):
+        kept = names_in(path)
+    assert 9 <= len(kept) <= 10
+    assert kept == sorted(stored[-len(kept) :])
+
+
+async def test_a_write_that_makes_them_too_large_makes_room(path: Path):
+    most = 10 * len(IMAGE)
+    async with ImageFiles(folder_at(path, max_bytes=most)) as files:
+        for _ in range(4):
+            newest = await save_one_by_one(files, path, 6)
+            await async_poll_until(lambda: sum(file.stat().st_size for file in path.iterdir()) <= most, 5)
+            assert await files.read(newest[-1]) == IMAGE
+    assert len(names_in(path)) >= 8
+
+
+async def test_what_a_killed_server_had_half_written_goes_at_the_start_and_nothing_else(path: Path):
+    made(path, f"{'a' * 32}.png.part", f"{'b' * 32}.webp.part", "notes.part", "notes.png", f"{'c' * 32}.png")
+    async with ImageFiles(folder_at(path, later_seconds=-HOUR)):
+        pass
+    assert names_in(path) == [f"{'c' * 32}.png", "notes.part", "notes.png"]
+    async with ImageFiles(folder_at(path, later_seconds=48 * HOUR, max_bytes=0)):
+        pass
+    assert names_in(path) == ["notes.part", "notes.png"]
+
+
+async def test_a_folder_that_somebody_has_cleared_away_is_made_again(path: Path):
+    async with ImageFiles(folder_at(path)) as files:
+        cleared_away(path)
+        await files.sweep()
+        stored = await files.save(IMAGE, "png")
+        assert await files.read(stored.name) == IMAGE
+    assert mode_of(path) == 0o700
+
+
+async def test_discarded_images_are_gone(path: Path):
+    async with ImageFiles(folder_at(path)) as files:
+        stored = [await files.save(IMAGE, "png") for _ in range(3)]
+        files.discard(*(image.name for image in stored[:2]), "0" * 32 + ".png")
+    assert names_in(path) == [stored[2].name]
+
+
+class GatedFolder(ImageFolder):
+    """Holds each write open until the gate is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, retention_seconds=HOUR, max_bytes=2**30)
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def write(self, name: str, data: bytes) -> None:
+        self.entered.set()
+        assert self.gate.wait(30)
+        super().write(name, data)
+
+
+async def test_a_caller_who_leaves_while_a_file_is_written_leaves_none_behind(path: Path):
+    folder = GatedFolder(path)
+    async with ImageFiles(folder) as files:
+        saving = asyncio.create_task(files.save(IMAGE, "png"))
+        await asyncio.to_thread(folder.entered.wait, 10)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        folder.gate.set()
+    assert names_in(path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs", str(disk)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        pytest.skip("a real full disk needs the command `mount`")
+    if done.returncode != 0:
+        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], timeout=20, check=True)
+
+
+async def assert_refused(files: ImageFiles, data: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        await files.save(data, "png")
+    assert (caught.value.status, caught.value.code) == (507, "insufficient_storage")
+    assert caught.value.type == "server_error"
+    assert caught.value.headers == {"x-should-retry": "false"}
+    assert "b64_json" in caught.value.message
+
+
+async def test_a_disk_that_gets_full_in_the_middle_of_a_file_leaves_no_half_of_it(small_disk: Path):
+    path = small_disk / "images"
+    async with ImageFiles(folder_at(path)) as files:
+        small = await files.save(bytes(100_000), "png")
+        await assert_refused(files, bytes(1_000_000))
+        assert names_in(path) == [small.name]
+        assert os.statvfs(small_disk).f_bavail > 0
+        again = await files.save(bytes(100_000), "png")
+        assert await files.read(again.name) == bytes(100_000)
+
+
+async def test_a_disk_without_one_free_byte_refuses_and_recovers(small_disk: Path):
+    path = small_disk / "images"
+    async with ImageFiles(folder_at(path)) as files:
+        kept: StoredImage = await files.save(bytes(4096), "png")
+        ballast = fill_up(small_disk / "ballast")
+        await assert_refused(files, IMAGE)
+        assert names_in(path) == [kept.name]
+        ballast.unlink()
+        assert await files.read((await files.save(IMAGE, "png")).name) == IMAGE
+
+
+async def test_another_trouble_of_the_disk_is_not_told_as_a_full_one(path: Path):
+    async with ImageFiles(folder_at(path)) as files:
+        cleared_away(path)
+        in_the_way = fill_with_text(path)
+        with pytest.raises(OSError, match=r"directory|exists"):
+            await files.save(IMAGE, "png")
+        in_the_way.unlink()

@@ -1,0 +1,240 @@
+"""What images cost a key, how long they stay, and what happens when the disk is full or the worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import psutil
+import pytest
+from chat_parts import assert_error
+from image_parts import GENERATE, IMAGE_MODEL, SMALL, fill_up, image_events, path_of, stored
+from serving import Key, Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+YAML = """\
+models:
+  service-image:
+    task: image
+    tier: standard
+    capabilities: [image_generation]
+    weights: service-image
+    demo: image
+    profile: z-image-turbo
+tiers:
+  standard: {models: [standard]}
+  three: {models: [standard], images_per_day: 3}
+"""
+ENVIRONMENT = {
+    "HEARTH_IMAGE_RETENTION_HOURS": "0.002",  # 7.2 seconds
+    "HEARTH_KEEP_ALIVE_SECONDS": "0.05",
+    "HEARTH_TRUSTED_PROXIES": "127.0.0.1",
+}
+PLAIN = SMALL | {"response_format": "b64_json"}
+LINKED = SMALL | {"response_format": "url"}
+SLOW = PLAIN | {"size": "1024x1024", "quality": "hd"}
+PROGRESS = {"stream": True, "stream_options": {"include_progress": True}}
+
+
+@pytest.fixture(scope="module")
+def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images") / "data" / "images"
+
+
+@pytest.fixture(scope="module")
+def small_disk(images_folder: Path) -> Iterator[str]:
+    """Puts the images on a file system of 4 MiB; says why not, where that is not allowed."""
+    images_folder.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(images_folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        yield "a real full disk needs the command `mount`"
+        return
+    if done.returncode != 0:
+        yield f"a real full disk needs the right to mount one: {done.stderr.strip()}"
+        return
+    yield ""
+    subprocess.run(["umount", str(images_folder)], timeout=20, check=True)
+
+
+@pytest.fixture(scope="module")
+def painter(images_folder: Path, small_disk: str) -> Iterator[Server]:
+    folder = images_folder.parents[1]
+    (folder / "models.yaml").write_text(YAML)
+    running = Server(folder, environment=ENVIRONMENT | {"HEARTH_MODELS": str(folder / "models.yaml")})
+    try:
+        running.start()
+        running.wait_until_ready(250)  # alone it would take 10: the worker leaves a busy machine to everybody else
+        yield running
+        assert running.stop() == 0, running.log()
+    finally:
+        running.kill()
+
+
+@pytest.fixture(scope="module")
+async def admin(painter: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    assert painter.admin_key is not None
+    async with client_with(painter, painter.admin_key.text) as client:
+        yield client
+
+
+@asynccontextmanager
+async def client_with(server: Server, key: str) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=120) as client:
+        yield client
+
+
+@asynccontextmanager
+async def client_of(
+    server: Server, admin: httpx2.AsyncClient, tier: str, **limits: int
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client with a new key of this tier and with limits of its own."""
+    made = await admin.post("/v1/admin/keys", json={"name": tier, "tier": tier, "limits": limits})
+    assert made.status_code == 200, made.text
+    server.made_keys.append(Key(made.json()["key"]))
+    async with client_with(server, made.json()["key"]) as client:
+        yield client
+
+
+async def status(client: httpx2.AsyncClient, **fields: Any) -> int:
+    return (await client.post(GENERATE, json=PLAIN | fields)).status_code
+
+
+async def usage(client: httpx2.AsyncClient) -> dict[str, Any]:
+    """What this client's key has used."""
+    rows = (await client.get("/v1/usage", params={"by": "kind,model"})).json()["data"]
+    return rows[0] if rows else {"requests": 0}
+
+
+async def until_counted(client: httpx2.AsyncClient, requests: int) -> dict[str, Any]:
+    deadline = time.monotonic() + 5
+    while (row := await usage(client))["requests"] < requests:
+        assert time.monotonic() < deadline, row
+    return row
+
+
+async def test_only_so_many_images_a_day_and_a_request_is_never_cut(painter: Server, admin: httpx2.AsyncClient):
+    async with client_of(painter, admin, "three") as client, client_of(painter, admin, "three") as other:
+        assert await status(client, n=2) == 200
+        for stream in (False, True):
+            refused = await client.post(GENERATE, json=PLAIN | {"n": 2, "stream": stream})
+            assert_error(refused, 429, "insufficient_quota")
+            assert refused.headers["x-should-retry"] == "false"
+            assert "3 images a day and has 1 of them left" in refused.json()["error"]["message"]
+        assert await status(client, n=1, stream=True) == 200
+        assert await status(client) == 429
+        assert await status(other, n=3) == 200
+    async with client_of(painter, admin, "three", images_per_day=0) as client:
+        assert_error(await client.post(GENERATE, json=PLAIN), 429, "insufficient_quota")
+
+
+async def test_images_that_were_not_made_do_not_count(painter: Server, admin: httpx2.AsyncClient):
+    async with client_of(painter, admin, "three") as client:
+        assert await status(client, n=3, negative_prompt="blue") == 400  # known only when the model looks at it
+        async with client.stream("POST", GENERATE, json=SLOW | PROGRESS | {"n": 3}) as response:
+            assert response.status_code == 200
+            await anext(response.aiter_lines())
+        row = await until_counted(client, 2)
+        assert (row["images"], row["errors"], row["aborted"]) == (0, 1, 1)
+        assert await status(client, n=3) == 200
+        assert await status(client) == 429
+
+
+async def test_images_are_in_the_usage_and_count_as_one_request(painter: Server, admin: httpx2.AsyncClient):
+    async with client_of(painter, admin, "standard", requests_per_minute=30) as client:
+        response = await client.post(GENERATE, json=PLAIN | {"n": 3})
+        assert response.headers["x-ratelimit-limit-requests"] == "30"
+        assert response.headers["x-ratelimit-remaining-requests"] == "29"
+        assert await status(client, stream=True) == 200
+        row = await until_counted(client, 2)
+        assert (row["kind"], row["model"], row["images"]) == ("images", IMAGE_MODEL, 4)
+        assert (row["requests"], row["errors"], row["aborted"], row["prompt_tokens"]) == (2, 0, 0, 0)
+    line = next(line for line in painter.access_lines() if line["request_id"] == response.headers["x-request-id"])
+    assert (line["images"], line["model"], line["route"]) == (3, IMAGE_MODEL, GENERATE)
+    assert "red" not in str(line)
+
+
+async def test_only_so_many_requests_of_a_key_run_at_the_same_time(painter: Server, admin: httpx2.AsyncClient):
+    async with (
+        client_of(painter, admin, "standard", parallel_requests=1) as client,
+        client.stream("POST", GENERATE, json=SLOW | PROGRESS) as response,
+    ):
+        await anext(response.aiter_lines())
+        assert_error(await client.post(GENERATE, json=PLAIN), 429, "rate_limit_exceeded")
+
+
+async def test_a_stream_that_waits_says_that_it_lives(admin: httpx2.AsyncClient):
+    response = await admin.post(GENERATE, json=SLOW | {"stream": True, "n": 2})
+    assert response.status_code == 200
+    assert response.content.startswith(b": keep-alive\n\n")
+    assert [event["type"] for event in image_events(response.content)] == ["image_generation.completed"] * 2
+
+
+async def test_a_link_ends_and_its_file_with_it(painter: Server, admin: httpx2.AsyncClient):
+    (item,) = (await admin.post(GENERATE, json=LINKED)).json()["data"]
+    path = path_of(item["url"])
+    assert (await admin.get(path)).status_code == 200
+    deadline = time.monotonic() + 15
+    while (response := await admin.get(path)).status_code == 200:
+        assert time.monotonic() < deadline
+    assert_error(response, 404, "not_found")
+
+
+async def test_behind_a_proxy_that_is_trusted_links_are_what_the_browser_sees(admin: httpx2.AsyncClient):
+    headers = {"X-Forwarded-Proto": "https", "Host": "ai.example.org"}
+    (item,) = (await admin.post(GENERATE, json=LINKED, headers=headers)).json()["data"]
+    assert item["url"].startswith("https://ai.example.org/v1/images/files/")
+
+
+async def test_a_full_disk_is_told_as_such_and_leaves_nothing_behind(
+    painter: Server, admin: httpx2.AsyncClient, images_folder: Path, small_disk: str
+):
+    if small_disk:
+        pytest.skip(small_disk)
+    ballast = fill_up(images_folder / "ballast")
+    before = stored(painter)
+    for fields in ({}, {"n": 4}, {"response_format": None}):
+        response = await admin.post(GENERATE, json=LINKED | fields)
+        assert_error(response, 507, "insufficient_storage")
+        assert response.headers["x-should-retry"] == "false"
+    streamed = await admin.post(GENERATE, json=LINKED | PROGRESS)
+    assert streamed.status_code == 200
+    *_, last = image_events(streamed.content)
+    assert (last["type"], last["error"]["code"]) == ("error", "insufficient_storage")
+    assert stored(painter) <= before
+    assert await status(admin) == 200  # base64 needs no disk
+    ballast.unlink()
+    assert (await admin.post(GENERATE, json=LINKED)).status_code == 200
+
+
+async def test_a_worker_that_dies_ends_a_stream_with_an_error_and_comes_back(
+    painter: Server, admin: httpx2.AsyncClient
+):
+    async with client_of(painter, admin, "three") as client:
+        async with client.stream("POST", GENERATE, json=SLOW | PROGRESS | {"n": 3}) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            (worker,) = [
+                process
+                for process in psutil.Process(painter.pid).children(recursive=True)
+                if "engine.worker.child" in " ".join(process.cmdline())
+            ]
+            worker.kill()
+            rest = [line async for line in lines]
+        assert "event: error" in rest
+        assert '"code":"engine_unavailable"' in rest[-2]
+        row = await until_counted(client, 1)
+        assert (row["images"], row["errors"]) == (0, 1)
+        await asyncio.to_thread(painter.wait_until_ready, 250)
+        assert await status(client, n=3) == 200

@@ -1,0 +1,116 @@
+"""Many image requests at once, and what a dying or broken image model costs. Real processes and real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import psutil
+import pytest
+import yaml
+from PIL import Image
+from serving import ROOT, Server, async_poll_until
+
+from engine.demo import weights_dir
+from engine.demo.image.judge import judge
+from engine.demo.image.promised import promised
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+PATH = "/v1/images/generations"
+SMALL = {"model": "service-image", "size": "256x256", "response_format": "b64_json", "output_format": "jpeg"}
+CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+
+
+def image_worker(server: Server) -> psutil.Process:
+    """The process that holds the image model; its command line says what it serves."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    [found] = [child for child in children if any("diffusers_service" in word for word in child.cmdline())]
+    return found
+
+
+async def picture(http: httpx2.AsyncClient, prompt: str) -> tuple[str, str]:
+    response = await http.post(PATH, json={**SMALL, "prompt": prompt}, timeout=200)
+    assert response.status_code == 200, response.text
+    image = Image.open(io.BytesIO(base64.b64decode(response.json()["data"][0]["b64_json"])))
+    assert image.size == (256, 256)
+    return await asyncio.to_thread(judge, image)
+
+
+async def test_two_hundred_at_once_lose_nothing_and_cross_nothing(server: Server, http: httpx2.AsyncClient):
+    worker = image_worker(server)
+    asked = [promised()[number % len(promised())] for number in range(200)]
+    sizes = []
+    for _ in range(2):
+        got = await asyncio.gather(*(picture(http, one.prompt) for one in asked))
+        assert [(one.prompt, *seen) for one, seen in zip(asked, got, strict=True)] == [
+            (one.prompt, one.colour, one.shape) for one in asked
+        ]
+        sizes.append(worker.memory_info().rss)
+    first, second = sizes
+    assert second < first * 1.1, f"the worker grew from {first >> 20} to {second >> 20} MiB"
+
+
+async def test_a_killed_worker_costs_its_requests_and_comes_back_by_itself(server: Server, http: httpx2.AsyncClient):
+    restarts = await restarts_of(http, "service-plus")
+    body = {**SMALL, "prompt": "a red circle", "size": "1024x1024", "quality": "hd", "n": 4}
+    job = asyncio.create_task(http.post(PATH, json=body, timeout=60))
+    chats = [asyncio.create_task(chat(http)) for _ in range(4)]
+    worker = image_worker(server)
+    await async_poll_until(lambda: worker.cpu_percent() > 20, 20)
+    os.kill(worker.pid, signal.SIGKILL)
+    refused = await job
+    assert refused.status_code == 503, refused.text
+    assert refused.json()["error"]["code"] == "engine_unavailable"
+    assert int(refused.headers["retry-after"]) > 0
+    assert [answer.status_code for answer in await asyncio.gather(*chats)] == [200] * 4
+
+    async with asyncio.timeout(60):
+        while (answer := await http.post(PATH, json={**SMALL, "prompt": "a red circle"})).status_code == 503:
+            continue
+    assert answer.status_code == 200, answer.text
+    assert image_worker(server).pid != worker.pid
+    assert await restarts_of(http, "service-plus") == restarts
+
+
+async def chat(http: httpx2.AsyncClient) -> httpx2.Response:
+    return await http.post("/v1/chat/completions", json={**CHAT, "model": "service-plus"})
+
+
+async def restarts_of(http: httpx2.AsyncClient, model: str) -> Any:
+    return (await http.get("/health/ready")).json()["models"][model]["restarts"]
+
+
+async def test_corrupt_weights_are_named_and_everything_else_is_served(tmp_path: Path):
+    config = yaml.safe_load((ROOT / "models.yaml").read_text())
+    del config["models"]["service-pro"]
+    (tmp_path / "models.yaml").write_text(yaml.safe_dump(config))
+    server = Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")})
+    folder = server.weights_dir / "service-image"
+    shutil.copytree(weights_dir("image"), folder)
+    broken = next((folder / "transformer").glob("*.safetensors"))
+    broken.write_bytes(broken.read_bytes()[: broken.stat().st_size // 2])
+    server.start()
+    try:
+        server.wait_for_line(rf"service-image cannot be loaded.*transformer/{broken.name}", 120)
+        server.wait_for_line(r"service-plus: ready", 120)
+        assert server.admin_key is not None
+        headers = {"Authorization": f"Bearer {server.admin_key.text}"}
+        async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=60) as http:
+            ready = (await http.get("/health/ready")).json()
+            assert ready["models"]["service-image"]["status"] == "failed"
+            assert (await chat(http)).status_code == 200
+            refused = await http.post(PATH, json={**SMALL, "prompt": "a red circle"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert broken.name not in refused.text
+    finally:
+        server.kill()

@@ -1,0 +1,132 @@
+"""Which voices there are: over HTTP and on the command line, for each key what it may use."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from chat_parts import assert_error
+from speech_parts import COUNTS, NINE, SPEECH_MODELS, VOICE_MODEL, VOICES
+
+if TYPE_CHECKING:
+    from serving import Server
+
+pytestmark = pytest.mark.engine
+
+FIELDS = ["id", "name", "gender", "language", "type", "description", "model", "licence", "demo", "available"]
+
+
+async def listed(http: httpx2.AsyncClient, **params: str) -> list[dict[str, Any]]:
+    response = await http.get(VOICES, params=params)
+    assert response.status_code == 200, response.text
+    assert list(response.json()) == ["object", "voices"]
+    assert response.json()["object"] == "list"
+    voices: list[dict[str, Any]] = response.json()["voices"]
+    return voices
+
+
+async def ids(http: httpx2.AsyncClient, **params: str) -> set[str]:
+    return {voice["id"] for voice in await listed(http, **params)}
+
+
+async def test_the_nine_voices_of_the_interface_are_there_with_its_fields_and_types(http: httpx2.AsyncClient):
+    voices = await listed(http)
+    assert {voice["id"]: (voice["gender"], voice["language"]) for voice in voices} == NINE
+    assert len(voices) == 9
+    for voice in voices:
+        assert list(voice) == FIELDS
+        texts = [voice[field] for field in FIELDS[:8]]
+        assert all(isinstance(text, str) and text for text in texts)
+        assert voice["id"] == voice["id"].lower()
+        assert voice["name"] == voice["id"].capitalize()
+        assert voice["type"] == ("english_standard" if voice["language"] == "en" else "ethiopian")
+        assert (voice["demo"], voice["available"]) == (True, True)
+    for language, counts in COUNTS.items():
+        genders = [voice["gender"] for voice in voices if voice["language"] == language]
+        assert (genders.count("female"), genders.count("male")) == counts
+
+
+async def test_the_ethiopian_languages_come_first_and_then_english(http: httpx2.AsyncClient):
+    assert list(dict.fromkeys(voice["language"] for voice in await listed(http))) == ["am", "so", "ti", "om", "en"]
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        ({"language": "so"}, {"hodan", "warsame"}),
+        ({"gender": "female"}, {"selam", "hana", "hodan", "emma"}),
+        ({"language": "am", "gender": "male"}, {"dawit"}),
+        ({"model": "demo-en"}, {"emma", "james"}),
+        ({"model": VOICE_MODEL}, set(NINE)),
+        ({"model": VOICE_MODEL, "language": "ti", "gender": "male"}, {"berhane"}),
+        ({"language": "ti", "gender": "female"}, set()),
+        ({"language": "AM"}, set()),
+        ({"language": ""}, set()),
+        ({"language": "x" * 5000}, set()),
+        ({"gender": "women"}, set()),
+        ({"model": "service-plus"}, set()),
+        ({"model": "../demo-en"}, set()),
+    ],
+)
+async def test_filters_leave_what_fits_all_of_them(http: httpx2.AsyncClient, params: dict[str, str], found: set[str]):
+    assert await ids(http, **params) == found
+
+
+async def test_an_unknown_filter_is_refused_and_of_a_repeated_one_the_last_counts(http: httpx2.AsyncClient):
+    assert_error(await http.get(VOICES, params={"lang": "am"}), 400, "invalid_value", "lang")
+    repeated = await http.get(f"{VOICES}?language=am&language=ti")
+    assert [voice["id"] for voice in repeated.json()["voices"]] == ["berhane"]
+    assert (await http.get(f"{VOICES}?language=%00%ff")).json()["voices"] == []
+
+
+async def test_the_models_that_speak_are_listed_twice_for_two_kinds_of_clients(http: httpx2.AsyncClient):
+    answer = (await http.get(SPEECH_MODELS)).json()
+    assert list(answer) == ["object", "models", "data"]
+    assert answer["object"] == "list"
+    assert answer["models"] == [{"id": VOICE_MODEL}]
+    assert answer["data"] == [(await http.get(f"/v1/models/{VOICE_MODEL}")).json()]
+    assert answer["data"][0]["capabilities"] == ["speech"]
+
+
+async def test_a_key_sees_the_voices_of_the_models_it_may_use(server: Server):
+    standard = server.make_key("voices", tier="standard")
+    chat_only = server.make_key("no voices", options=["--model", "service-plus"])
+    no_audio = server.make_key("no audio", options=["--scope", "chat", "--scope", "models"])
+    async with httpx2.AsyncClient(base_url=server.root_url, timeout=60) as anybody:
+
+        async def voices(key: Any, path: str = VOICES) -> httpx2.Response:
+            return await anybody.get(path, headers={"Authorization": f"Bearer {key.text}"})
+
+        assert {voice["id"] for voice in (await voices(standard)).json()["voices"]} == set(NINE)
+        assert (await voices(chat_only)).json() == {"object": "list", "voices": []}
+        assert (await voices(chat_only, SPEECH_MODELS)).json() == {"object": "list", "models": [], "data": []}
+        for path in (VOICES, SPEECH_MODELS):
+            assert_error(await voices(no_audio, path), 403, "insufficient_permissions")
+            assert_error(await anybody.get(path), 401, "invalid_api_key")
+
+
+# Without a server
+
+
+def command_line(server: Server, *arguments: str) -> str:
+    return server.hearth("voices", "--weights-dir", str(server.weights_dir), *arguments)
+
+
+async def test_the_command_line_lists_the_same_voices(server: Server, http: httpx2.AsyncClient):
+    told = json.loads(command_line(server, "--json"))
+    assert told == {"voices": await listed(http), "warnings": []}
+    told = json.loads(command_line(server, "--json", "--language", "am", "--gender", "female", "--model", "demo-am"))
+    assert {voice["id"] for voice in told["voices"]} == {"selam", "hana"}
+
+
+def test_the_command_line_draws_a_table(server: Server):
+    table = command_line(server, "--model", "demo-so")
+    rows = [line.split() for line in table.splitlines() if "demo-so" in line]
+    assert sorted(row[:6] for row in rows) == [
+        ["hodan", "Hodan", "female", "so", "ethiopian", "demo-so"],
+        ["warsame", "Warsame", "male", "so", "ethiopian", "demo-so"],
+    ]
+    assert {tuple(row[-2:]) for row in rows} == {("yes", "yes")}
+    assert "There is no such voice" in command_line(server, "--language", "xx")
