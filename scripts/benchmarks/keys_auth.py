@@ -48,6 +48,7 @@ async def step_in_process(place: Workplace, key: str, samples: int) -> dict[str,
         state: dict[str, Any] = {"record": RequestRecord("req_bench", "GET", None)}
         scope = {
             "type": "http",
+            "method": "GET",
             "path": KEY_PATH,
             "headers": headers,
             "app": SimpleNamespace(state=SimpleNamespace(keys=keys)),

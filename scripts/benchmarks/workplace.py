@@ -1,4 +1,4 @@
-"""What the benchmarked processes share: a temporary folder, a models.yaml with one model, and their environment."""
+"""What the benchmarked processes share: a temporary folder, a models.yaml of its own, and their environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.errors import BenchError
 from engine import ConfigError, ModelSpec, load_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 TIER = "bench"
 
@@ -29,6 +29,7 @@ class Workplace:
     weights_dir: Path
     spec: ModelSpec
     environment: dict[str, str]
+    beside: tuple[ModelSpec, ...] = ()  # the other models, if there are any
 
     def log(self, name: str) -> Path:
         """Return the file that the process `name` prints to."""
@@ -37,32 +38,42 @@ class Workplace:
 
 @contextmanager
 def open_workplace(
-    models: Path, model: str, weights_dir: Path | None, *, engine: dict[str, Any] | None = None
+    models: Path,
+    model: str,
+    weights_dir: Path | None,
+    *,
+    engine: dict[str, Any] | None = None,
+    beside: Sequence[str] = (),
 ) -> Iterator[Workplace]:
     """Set up for one model of `models`, with the settings of `engine` above its own. Raises `BenchError`.
 
     Its tier is one of our own, so that no limit of a real tier is measured; without `weights_dir` there are no
-    weights, and the demo model answers.
+    weights, and the demo model answers. The models named in `beside` are served too, as they are.
     """
     try:
         config = load_config(models)
     except ConfigError as error:
         raise BenchError(str(error)) from error
-    if model not in config.models:
-        raise BenchError(f"{models} has no model {model!r}, only: {', '.join(config.models)}. Choose one with --model.")
+    for name in (model, *beside):
+        if name not in config.models:
+            known = ", ".join(config.models)
+            raise BenchError(f"{models} has no model {name!r}, only: {known}. Choose one with --model.")
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
         folder = Path(name)
-        entry = yaml.safe_load(models.read_text(encoding="utf-8"))["models"][model]
-        entry |= {"tier": TIER, "engine": (entry.get("engine") or {}) | (engine or {})}
-        alone = {"models": {model: entry}, "tiers": {TIER: {"models": [TIER]}}}
-        (folder / "models.yaml").write_text(yaml.safe_dump(alone), encoding="utf-8")
+        entries = yaml.safe_load(models.read_text(encoding="utf-8"))["models"]
+        served = {name: entries[name] | {"tier": TIER} for name in (model, *beside)}
+        served[model]["engine"] = (served[model].get("engine") or {}) | (engine or {})
+        alone = {"models": served, "tiers": {TIER: {"models": [TIER]}}}
+        (folder / "models.yaml").write_text(yaml.safe_dump(alone, sort_keys=False), encoding="utf-8")
+        specs = load_config(folder / "models.yaml").models
         weights = folder / "weights" if weights_dir is None else weights_dir.resolve()
         yield Workplace(
             folder=folder,
             models=folder / "models.yaml",
             weights_dir=weights,
-            spec=load_config(folder / "models.yaml").models[model],
+            spec=specs[model],
             environment=_environment(folder, weights),
+            beside=tuple(specs[name] for name in beside),
         )
 
 
