@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.config_document import Document, Location, Problem, read_document, shown
-from engine.config_report import check_spec, did_you_mean, unknown_key
 from engine.config_images import ImageEngineSpec, ImageModelSpec
+from engine.config_report import check_spec, did_you_mean, unknown_key
 from engine.config_specs import ChatEngineSpec, ChatModelSpec, CommonModelSpec, TierNames, TierSpec
 from engine.config_speech import SpeechEngineSpec, SpeechModelSpec
 from engine.config_tasks import SPEC_BY_TASK, ModelSpec

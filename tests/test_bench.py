@@ -107,7 +107,9 @@ def test_the_benchmarked_server_has_one_model_no_limits_and_none_of_our_settings
         assert "HEARTH_HOST" not in place.environment
     assert not place.folder.exists()
     with (
-        pytest.raises(BenchError, match="no model 'nothing', only: service-plus, service-pro, service-image, service-voice"),
+        pytest.raises(
+            BenchError, match="no model 'nothing', only: service-plus, service-pro, service-image, service-voice"
+        ),
         open_workplace(ROOT / "models.yaml", "nothing", tmp_path),
     ):
         pass

@@ -47,8 +47,12 @@ class FixedPicture:
 
 
 def weights_dir(name: str) -> Path:
-    """The folder of a demo model, in the Hugging Face layout. Raises ValueError naming the models there are."""
-    known = sorted(path.parent.name for path in WEIGHTS.glob("[!.]*/config.json"))
+    """The folder of a demo model, in the layout of transformers or of diffusers; of the voices, one per language.
+
+    Raises ValueError naming the models there are.
+    """
+    files = ("config.json", "model_index.json", "*/voices.yaml")
+    known = sorted({path.relative_to(WEIGHTS).parts[0] for file in files for path in WEIGHTS.glob(f"[!.]*/{file}")})
     if name not in known:
         raise ValueError(
             f"There is no demo model named {name!r}, only: {', '.join(known) or 'none yet'}."

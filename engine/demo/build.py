@@ -55,14 +55,18 @@ def _build(name: str) -> int:
         made = Path(folder) / name
         made.mkdir()
         importlib.import_module(f"engine.demo.{name}.recipe").build(made)
-        for path in made.iterdir():
+        for path in _files(made):
             path.chmod(0o644)  # safetensors writes for its owner only
         write_manifest(RECIPES / name, made)
         shutil.rmtree(WEIGHTS / name, ignore_errors=True)
         made.rename(WEIGHTS / name)
-    size = sum(path.stat().st_size for path in (WEIGHTS / name).iterdir())
+    size = sum(path.stat().st_size for path in _files(WEIGHTS / name))
     _log.info("Wrote %s: %.2f MiB in %.0f seconds.", name, size / 2**20, time.monotonic() - started)
     return 0
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def problems(recipe: Path, weights: Path) -> list[str]:
 
 
 def _files(weights: Path) -> dict[str, str]:
-    return {path.name: _sha256(path) for path in sorted(weights.iterdir()) if path.name != MANIFEST}
+    """By their paths below the folder; a pipeline has folders of its own."""
+    found = (path for path in sorted(weights.rglob("*")) if path.is_file() and path != weights / MANIFEST)
+    return {path.relative_to(weights).as_posix(): _sha256(path) for path in found}
 
 
 def _sha256(path: Path) -> str:
