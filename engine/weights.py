@@ -25,6 +25,28 @@ def check_folder(folder: Path) -> None:
         )
     for file in folder.glob("*.safetensors"):
         check_safetensors(file)
+    for file in folder.glob("*.index.json"):
+        shards(file)
+
+
+def shards(file: Path) -> list[str]:
+    """Return the names in an index of safetensors files. Raises `LoadError` for one that leads to anything else.
+
+    An index of pickles, which a repository may offer beside, names nothing that is loaded here.
+    """
+    content = read_config(file)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise LoadError(f"{file.parent.name}/{file.name} is no index of weights. Download the model again.")
+    if not file.name.endswith(".safetensors.index.json"):
+        return []
+    found = sorted(set(names.values()))
+    if not all(name.endswith(".safetensors") and "/" not in name and "\\" not in name for name in found):
+        raise LoadError(
+            f"{file.parent.name}/{file.name} leads to files that are no safetensors beside it: other formats can run "
+            "code and are refused. Download the model again, from a repository that you trust."
+        )
+    return found
 
 
 def check_no_code(file: Path) -> None:
@@ -68,6 +90,8 @@ def check_safetensors(file: Path) -> None:
 
     Source: the format's description in the safetensors repository.
     """
+    if not file.is_file():
+        raise LoadError(f"{file.parent.name}/{file.name} is no file. Download it again.")
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.admission import Room
 from engine.backends.in_worker import NICE_ON_CPU, InWorker, given_up_after
+from engine.backends.outbox import Outbox
 from engine.images import messages
 from engine.images.profile import SIZES
 from engine.images.types import FinishedImage, ImageProgress, PartialImage
@@ -32,7 +33,7 @@ _SERVICE = "engine.backends.diffusers_service:open_service"
 _WHOLE = 2520
 _SEEDS = 2**63
 
-_Events: TypeAlias = "asyncio.Queue[ImageEvent | BaseException | None]"
+_MOST_UNREAD_BYTES = 128 * 2**20  # of one request: four images of 1024 pixels with their previews, and to spare
 
 
 class ImageModel(InWorker):
@@ -76,7 +77,7 @@ class ImageModel(InWorker):
         """
         if request.before_turn is not None:
             await request.before_turn(request.n)
-        events: _Events = asyncio.Queue()
+        events: Outbox[ImageEvent] = Outbox(_MOST_UNREAD_BYTES)
         # Without a seed by chance, in the range that every client's numbers can hold
         first = secrets.randbits(32) if request.seed is None else request.seed
         jobs = [
@@ -87,8 +88,6 @@ class ImageModel(InWorker):
             running = request.n
             while running:
                 event = await events.get()
-                if isinstance(event, BaseException):
-                    raise event
                 if event is None:
                     running -= 1
                 else:
@@ -98,16 +97,16 @@ class ImageModel(InWorker):
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
-    async def _make(self, request: ImageRequest, index: int, seed: int, events: _Events) -> None:
-        """Put the events of one image into `events`: None at its end, or the error that ended it."""
+    async def _make(self, request: ImageRequest, index: int, seed: int, events: Outbox[ImageEvent]) -> None:
+        """Put the events of one image into `events`, and its end."""
         try:
             async with self.admission.presence():
                 await self._make_in_turn(request, index, seed, events)
-            events.put_nowait(None)
+            events.end()
         except Exception as error:  # noqa: BLE001  # whoever reads the events raises it
-            events.put_nowait(error)
+            events.end(error)
 
-    async def _make_in_turn(self, request: ImageRequest, index: int, seed: int, events: _Events) -> None:
+    async def _make_in_turn(self, request: ImageRequest, index: int, seed: int, events: Outbox[ImageEvent]) -> None:
         steps = self._profile.step_count(request.quality)
         share = _WHOLE // self._profile.batch(request.size)
         turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
@@ -122,7 +121,7 @@ class ImageModel(InWorker):
                     if isinstance(event, ImageProgress):
                         # Its cost for fairness: room times steps, in units of a standard image of that size
                         ticket.answer_tokens = max(1, share * event.step // self._profile.steps.standard)
-                    events.put_nowait(event)
+                    events.put(event, len(frame))
             ticket.answer_tokens = max(1, share * steps // self._profile.steps.standard)
 
 

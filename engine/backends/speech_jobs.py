@@ -42,7 +42,7 @@ class _Voice:
 
     model: SpeechModel
     encoder: Encoder
-    pieces: deque[Piece]
+    next: Piece | None
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Running:
     """A job that has not ended. `voice` comes with its first turn."""
 
     job: SpeechJob
-    pieces: list[Piece]
+    pieces: deque[Piece]
     seed: int
     voice: _Voice | None = None
     spoken: int = 0
@@ -82,7 +82,9 @@ class SpeechService:
         pieces = speakable(asked.text, asked.language)
         if not pieces:
             raise _nothing_to_say(asked)
-        self._running[job] = _Running(asked, pieces, secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed)
+        self._running[job] = _Running(
+            asked, deque(pieces), secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
+        )
 
     def cancel(self, job: int) -> None:
         """Let a job go."""
@@ -111,11 +113,14 @@ class SpeechService:
 
     def _speak(self, number: int, running: _Running) -> bool:
         """Whether that was all."""
-        voice = running.voice = running.voice or self._begin(running)
-        piece = voice.pieces.popleft()
+        voice = running.voice = running.voice or self._begin(number, running)
+        if voice.next is None:
+            return False  # its client left while a sentence was looked for
+        piece = voice.next
         samples = _say(voice.model, piece.text, running)
         running.spoken += 1
-        last = not voice.pieces
+        voice.next = self._next(number, voice.model, running)
+        last = voice.next is None
         silence = np.zeros(round(piece.pause_seconds / running.job.speed * voice.model.sample_rate), np.float32)
         sound = samples if last else np.concatenate((samples, silence))
         seconds = len(sound) / voice.model.sample_rate
@@ -125,18 +130,26 @@ class SpeechService:
             self._tell(number, Spoken(running.seconds))
         return last
 
-    def _begin(self, running: _Running) -> _Voice:
+    def _begin(self, number: int, running: _Running) -> _Voice:
         """Load the voice. Raises `RequestError` for a text of which it can say nothing."""
         model = self._shelf.take(running.job.family, running.job.folder)
-        said = [replace(piece, text=model.sayable(piece.text)) for piece in running.pieces]
-        pieces = deque(piece for piece in said if piece.text)
-        if not pieces:
+        first = self._next(number, model, running)
+        if first is None and number in self._running:
             raise _nothing_to_say(running.job)
-        encoder = encoder_for(running.job.response_format, model.sample_rate, mark=self._mark)
         job = running.job
+        encoder = encoder_for(job.response_format, model.sample_rate, mark=self._mark)
         if job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS:
             encoder = AllAtOnce(encoder)
-        return _Voice(model, encoder, pieces)
+        return _Voice(model, encoder, first)
+
+    def _next(self, number: int, model: SpeechModel, running: _Running) -> Piece | None:
+        """Return the next piece that has a sound. Romanising can take long: meanwhile others may come and leave."""
+        while running.pieces and number in self._running:
+            piece = running.pieces.popleft()
+            if text := model.sayable(piece.text):
+                return replace(piece, text=text)
+            self._outlet.poll()
+        return None
 
     def _tell(self, number: int, event: SpeechEvent) -> None:
         self._outlet.event(number, msgspec.msgpack.encode(event))

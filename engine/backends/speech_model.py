@@ -5,6 +5,7 @@ Which voices there are is the catalogue's (engine/voices), what happens to a job
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import msgspec
 
 from engine.admission import Room
 from engine.backends.in_worker import NICE_ON_CPU, InWorker, given_up_after
+from engine.backends.outbox import Outbox
 from engine.voices import messages
 from engine.voices.requests import SpeechChunk
 from engine.worker.process import WorkerProcess
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from engine.voices.types import Voice
 
 _SERVICE = "engine.backends.speech_service:open_service"
+_MOST_UNREAD_BYTES = 64 * 2**20  # of one request: some twenty minutes of the largest format
 
 
 class SpeechModel(InWorker):
@@ -51,14 +54,35 @@ class SpeechModel(InWorker):
         return cls(worker, spec)
 
     async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the file piece by piece, as it is spoken; closing the generator aborts. Raises `EngineError`s."""
+        """Yield the file piece by piece, as it is spoken; closing the generator aborts. Raises `EngineError`s.
+
+        It is spoken on whether anybody reads or not, so that a slow reader keeps nobody waiting.
+        """
         if request.before_turn is not None:
             await request.before_turn()
+        chunks: Outbox[SpeechChunk] = Outbox(_MOST_UNREAD_BYTES)
+        job = asyncio.create_task(self._speak(request, voice, chunks))
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+        finally:
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+
+    async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Outbox[SpeechChunk]) -> None:
+        try:
+            async with self.admission.presence():
+                await self._speak_in_turn(request, voice, chunks)
+            chunks.end()
+        except Exception as error:  # noqa: BLE001  # whoever reads raises it
+            chunks.end(error)
+
+    async def _speak_in_turn(self, request: SpeechRequest, voice: Voice, chunks: Outbox[SpeechChunk]) -> None:
         # For fairness a text costs its length
         turn = self.admission.enter(
             request.owner, prompt_tokens=len(request.text), max_tokens=0, weight=request.queue_share
         )
-        async with self.admission.presence(), turn as ticket:
+        async with turn as ticket:
             if request.on_turn is not None:
                 request.on_turn()
             spoken = self.worker.run(_job(request, voice))
@@ -68,7 +92,7 @@ class SpeechModel(InWorker):
                     told: Any = msgspec.msgpack.decode(frame, type=messages.SpeechEvent)
                     if isinstance(told, messages.Audio):
                         ticket.answer_tokens += 1
-                        yield SpeechChunk(told.data, told.seconds)
+                        chunks.put(SpeechChunk(told.data, told.seconds), len(told.data))
 
 
 def _job(request: SpeechRequest, voice: Voice) -> bytes:

@@ -90,6 +90,7 @@ class VitsSpeech:
         if self._tokenizer.phonemize:
             return text if any(map(str.isalnum, text)) else ""
         if self._tokenizer.is_uroman and not text.isascii():
+            text = "".join(map(_of_its_script, text))
             # ASCII only, or the tokenizer would set up a romaniser of its own: seconds each time.
             text = _romaniser()(text).encode("ascii", "ignore").decode()
         known = " ".join("".join(map(self._known, text)).split())
@@ -121,6 +122,14 @@ class VitsSpeech:
         if isinstance(speaker, int) and 0 <= speaker < speakers:
             return {"speaker_id": speaker}
         raise LoadError(f"{self._name} has no speaker {speaker!r}: it has {speakers}, counted from 0.")
+
+
+def _of_its_script(character: str) -> str:
+    """The character, or a space for a letter that is neither Ethiopic nor Latin: a romaniser reads any script."""
+    if unicodedata.category(character)[0] not in "LM":
+        return character
+    name = unicodedata.name(character, "")
+    return character if name.startswith(("ETHIOPIC", "LATIN", "COMBINING", "MODIFIER")) else " "
 
 
 class _Pace(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine.config_document import shown
 from engine.errors import LoadError
-from engine.weights import check_no_code, check_safetensors, read_config
+from engine.weights import check_no_code, check_safetensors, read_config, shards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +47,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise LoadError(f"{folder.name}/model_index.json is no JSON object. Download the model again.")
     if index.get("_class_name") not in PIPELINES:
         raise LoadError(
-            f"{folder.name}/model_index.json names the pipeline {index.get('_class_name')!r}, which is not supported. "
-            f"Use a model for one of: {', '.join(PIPELINES)}."
+            f"{folder.name}/model_index.json names the pipeline {shown(str(index.get('_class_name')))}, which is not "
+            f"supported. Use a model for one of: {', '.join(PIPELINES)}."
         )
     return index
 
@@ -69,10 +70,12 @@ def _check_component(folder: Path, name: str, origin: list[Any]) -> None:
     known = len(origin) == 2 and origin[0] in _LIBRARIES and isinstance(origin[1], str) and origin[1].isidentifier()
     if not known or not name.isidentifier():
         raise LoadError(
-            f"{folder.name}/model_index.json takes the component {name!r} from {origin!r}: only classes of diffusers "
-            "and transformers are loaded here. Use a model whose pipeline needs no code of its own."
+            f"{folder.name}/model_index.json takes the component {shown(name)} from {shown(str(origin))}: only classes "
+            "of diffusers and transformers are loaded here. Use a model whose pipeline needs no code of its own."
         )
     part = folder / name
+    if part.is_symlink():
+        raise LoadError(f"{folder.name}/{name} is a link, and links out of a model are not followed. Copy the folder.")
     if not part.is_dir():
         raise LoadError(f"{folder.name} has no folder {name}, which its model_index.json names. Finish the download.")
     if not origin[1].endswith(_WITHOUT_WEIGHTS):
@@ -83,7 +86,7 @@ def _check_weights(part: Path) -> None:
     if not (part / "config.json").is_file():
         raise LoadError(f"{part.name} holds no config.json: it is no complete model folder. Finish the download.")
     for file in part.glob("*.index.json"):
-        for shard in _shards(file):
+        for shard in shards(file):
             if not (part / shard).is_file():
                 raise LoadError(f"{part.name}/{shard} is missing, which {file.name} names. Finish the download.")
     if any(part.glob("*.safetensors")):
@@ -95,15 +98,3 @@ def _check_weights(part: Path) -> None:
             "Use a repository that offers safetensors, or convert the file on a machine that may be lost."
         )
     raise LoadError(f"{part.name} holds no .safetensors file. Finish the download.")
-
-
-def _shards(file: Path) -> list[str]:
-    content = read_config(file)
-    shards = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(shards, dict) or not all(
-        isinstance(name, str) and name not in {"", ".", ".."} and "/" not in name for name in shards.values()
-    ):
-        raise LoadError(f"{file.parent.name}/{file.name} is no index of weights. Download the model again.")
-    if file.name.endswith(".safetensors.index.json"):
-        return sorted(set(shards.values()))
-    return []

@@ -252,7 +252,9 @@ def _spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Pop
     """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
     # The child finds modules where we find them, and never in the folder that happens to be the current one.
     path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
-    variables = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    # Our settings are not for a process that reads other people's files: one holds the database's password.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    variables = {**inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as undo:
         undo.callback(ours.close)

@@ -303,6 +303,12 @@ def test_a_text_without_letters_of_the_voice_is_refused_with_its_language(booth:
     assert "English" in error.message
 
 
+def test_letters_of_other_scripts_are_no_letters_of_a_romanised_voice(amharic: Path):
+    booth = Booth(amharic)
+    for text in ("مرحبا שלום", "你好世界", "\ufdfa" * 4096):
+        assert "Amharic" in booth.failure(text, language="am", speaker=0).message
+
+
 def test_a_sentence_without_letters_is_left_out(booth: Booth):
     number = booth.submit("Hello. 😀! Goodbye.")
     booth.run()

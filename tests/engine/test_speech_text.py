@@ -167,3 +167,7 @@ def test_pauses_are_longest_between_paragraphs_and_none_is_at_the_end():
     pauses = [piece.pause_seconds for piece in speakable("One. Two.\nThree.", "en")]
     assert pauses[0] < pauses[1]
     assert pauses[0] > pauses[2] == 0
+
+
+def test_a_row_of_numerals_that_is_no_number_is_read_sign_by_sign():
+    assert spell_numbers("፼" * 4096, "en").split()[:4] == ["ten", "thousand"] * 2

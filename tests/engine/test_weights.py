@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -89,4 +90,17 @@ def test_pickled_weights_do_not_count_as_weights(folder: Path):
 def test_the_second_of_two_files_is_checked_as_well(folder: Path):
     (folder / "model-00002-of-00002.safetensors").write_bytes(b"short")
     with pytest.raises(LoadError, match="00002"):
+        check_folder(folder)
+
+
+def test_an_index_that_leads_to_pickles_is_refused(folder: Path):
+    index = {"weight_map": {"a": "evil.bin"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LoadError, match="leads to files that are no safetensors"):
+        check_folder(folder)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(folder: Path):
+    os.mkfifo(folder / "more.safetensors")
+    with pytest.raises(LoadError, match=r"more\.safetensors is no file"):
         check_folder(folder)

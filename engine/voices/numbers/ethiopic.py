@@ -6,12 +6,19 @@ import re
 import unicodedata
 
 _NUMERAL = re.compile("[፩-፼]+")
+_MOST_SIGNS = 12  # more than any number in use has; what is longer is read sign by sign
 _HUNDRED, _MYRIAD = 100, 10_000
 
 
 def digits_for_ethiopic(text: str) -> str:
     """Return `text` with each Ethiopic numeral written in digits: ፲፱፻፺፱ as 1999."""
-    return _NUMERAL.sub(lambda found: str(_value(found[0])), text)
+    return _NUMERAL.sub(lambda found: _digits(found[0]), text)
+
+
+def _digits(numeral: str) -> str:
+    if len(numeral) <= _MOST_SIGNS:
+        return str(_value(numeral))
+    return " ".join(str(_value(sign)) for sign in numeral)
 
 
 def _value(numeral: str) -> int:

@@ -1,0 +1,86 @@
+"""Voices with their worker: the queue, a reader that does not read, dying. Real processes and the demo voices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from engine import EngineDiedError, GenerationError, SpeechRequest
+from engine.backends.outbox import Outbox
+from engine.backends.speech_model import SpeechModel
+from engine.config_speech import SpeechEngineSpec, SpeechModelSpec
+from engine.demo import weights_dir
+from engine.voices.catalogue import read_catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.engine
+
+LONG = "It speaks and speaks and has no end in sight. " * 20
+VOICE = read_catalogue([], [weights_dir("voices")]).find("emma")
+
+
+@pytest_asyncio.fixture
+async def model() -> AsyncIterator[SpeechModel]:
+    """With one place, so that whoever holds it keeps others waiting."""
+    engine = SpeechEngineSpec(max_parallel_requests=1)
+    spec = SpeechModelSpec(id="v", tier="t", weights="v", task="speech", capabilities=("speech",), engine=engine)
+    it = await SpeechModel.load(spec, threads=1, mark=True, on_cpu=True, report=lambda *_: None)
+    yield it
+    await it.shutdown()
+
+
+def request(text: str, owner: str = "a") -> SpeechRequest:
+    return SpeechRequest(request_id="r", model="v", voice="emma", text=text, response_format="pcm", seed=1, owner=owner)
+
+
+async def spoken(model: SpeechModel, asked: SpeechRequest) -> bytes:
+    assert VOICE is not None
+    return b"".join([chunk.data async for chunk in model.speech(asked, VOICE)])
+
+
+async def test_who_does_not_read_keeps_nobody_waiting_and_loses_nothing(model: SpeechModel):
+    assert VOICE is not None
+    whole = await spoken(model, request(LONG))
+    async with aclosing(model.speech(request(LONG), VOICE)) as unread:
+        first = await anext(unread)
+        async with asyncio.timeout(60):
+            assert await spoken(model, request("Hello.", owner="b"))
+        rest = [chunk.data async for chunk in unread]
+    assert b"".join([first.data, *rest]) == whole
+
+
+async def test_who_leaves_gives_the_place_back(model: SpeechModel):
+    assert VOICE is not None
+    async with aclosing(model.speech(request(LONG), VOICE)) as left:
+        await anext(left)
+    assert (model.admission.running, model.admission.waiting) == (0, 0)
+
+
+async def test_a_killed_worker_ends_what_is_spoken_and_what_waits(model: SpeechModel):
+    texts = [asyncio.create_task(spoken(model, request(LONG, owner))) for owner in "ab"]
+    while not model.admission.waiting:
+        await asyncio.wait(texts, timeout=0.01)
+    os.kill(model.worker.pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*texts, return_exceptions=True)
+    assert [isinstance(outcome, EngineDiedError) for outcome in outcomes] == [True, True]
+
+
+async def test_what_nobody_reads_is_given_up_at_a_bound():
+    box: Outbox[bytes] = Outbox(10)
+    box.put(b"12345678", 8)
+    assert await box.get() == b"12345678"
+    box.put(b"123456789", 9)
+    with pytest.raises(GenerationError, match="not read"):
+        box.put(b"12", 2)
+    box.end(GenerationError("over"))
+    assert await box.get() == b"123456789"
+    with pytest.raises(GenerationError, match="over"):
+        await box.get()
