@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from engine.config_document import shown
 from engine.config_report import did_you_mean, plain_error
+from engine.demo import demo_names
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,6 +132,14 @@ class CommonModelSpec(Spec):
     """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
     demo: Word | None = None
     """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
+
+    @field_validator("demo")
+    @classmethod
+    def _is_shipped_demo(cls, demo: str | None) -> str | None:
+        if demo is not None and demo not in demo_names():
+            known = ", ".join(f"`{name}`" for name in demo_names())
+            raise plain_error(f"there is no demo `{shown(demo)}`{did_you_mean(demo, demo_names())}; there is {known}")
+        return demo
 
     @field_validator("tier")
     @classmethod

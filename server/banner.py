@@ -18,7 +18,7 @@ _CHAT = {"messages": [{"role": "user", "content": "What is the capital of France
 _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "chat": ("/chat/completions", _CHAT, ""),
     "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
-    "speech": ("/audio/speech", {"input": "Hello, world.", "voice": "alloy"}, " -o hello.mp3"),
+    "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
 }
 
 
@@ -95,21 +95,22 @@ class Banner:
         demos = [model.id for model in models if model.demo]
         if demos:
             self._say(
-                f"On the tiny demo model, which knows a few dozen sentences: {', '.join(demos)}. For a real one, put "
-                "its files into the weights directory (docs/models-yaml.md)."
+                f"On tiny demo models, which know a few dozen sentences and plain shapes: {', '.join(demos)}. For real "
+                "ones, put their files into the weights directory (docs/models-yaml.md, images.md, voices.md)."
             )
         failed = len(models) - len(usable)
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
-        self._say(f"\n{self._curl(usable)}\n")
+        self._say(f"\n{self._curl(usable, engine)}\n")
         if self._first_key is None:
             self._say(f"(HEARTH_KEY: a key of yours. Make one with: {_HEARTH} keys create --name me --tier standard)\n")
 
-    def _curl(self, usable: list[ModelInfo]) -> str:
+    def _curl(self, usable: list[ModelInfo], engine: Engine) -> str:
         """A request to try: a question if any model chats, else whatever the first one does."""
         model = next((one for one in usable if "chat" in one.capabilities), usable[0])
         kind = next(kind for kind in _REQUESTS if kind in model.capabilities)
         path, fields, rest = _REQUESTS[kind]
-        body = json.dumps({"model": model.id, **fields})
+        voices = [voice.id for voice in engine.voices(model.id)]
+        body = json.dumps({"model": model.id, **fields, **({"voice": voices[0]} if voices else {})})
         key = self._first_key or "$HEARTH_KEY"
         return (
             f'curl {self._base_url}{path} -H "Authorization: Bearer {key}" '

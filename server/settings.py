@@ -16,7 +16,7 @@ from server.validation import sentence
 
 _PREFIX = "HEARTH_"
 # Read by set-up, and by the line that the banner gives people to paste.
-_NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY"}
+_NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the last three are for examples
 _CHECKOUT = Path(__file__).parents[1]
 
 

@@ -74,7 +74,7 @@ class SpeechService:
         if asked.response_format not in self._formats:
             raise RequestError(
                 f"This server cannot make {asked.response_format} files: the package av is not installed here. Ask for "
-                "mp3, opus, flac, wav or pcm, or ask whoever runs it to install hearth-inference[aac].",
+                "mp3, opus, flac, wav or pcm, or have it installed (.venv/bin/pip install av), and restart the server.",
                 param="response_format",
             )
         if not SLOWEST <= asked.speed <= FASTEST:

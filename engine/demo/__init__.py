@@ -51,14 +51,18 @@ def weights_dir(name: str) -> Path:
 
     Raises ValueError naming the models there are.
     """
-    files = ("config.json", "model_index.json", "*/voices.yaml")
-    known = sorted({path.relative_to(WEIGHTS).parts[0] for file in files for path in WEIGHTS.glob(f"[!.]*/{file}")})
-    if name not in known:
+    if name not in demo_names():
         raise ValueError(
-            f"There is no demo model named {name!r}, only: {', '.join(known) or 'none yet'}."
+            f"There is no demo model named {name!r}, only: {', '.join(demo_names()) or 'none yet'}."
             " Run scripts/build-demo-models to make them."
         )
     return WEIGHTS / name
+
+
+def demo_names() -> list[str]:
+    """The demo models that there are."""
+    files = ("config.json", "model_index.json", "*/voices.yaml")
+    return sorted({path.relative_to(WEIGHTS).parts[0] for file in files for path in WEIGHTS.glob(f"[!.]*/{file}")})
 
 
 def fixed_prompts() -> list[FixedPrompt]:

@@ -85,3 +85,11 @@ def test_a_mistake_is_named(tmp_path: Path, engine: str, profile: str, message: 
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, engine, profile)
     assert message in caught.value.message
+
+
+def test_a_demo_that_is_not_there_is_named_when_the_file_is_read(tmp_path: Path):
+    path = tmp_path / "models.yaml"
+    path.write_text(ENTRY.replace("demo: image", "demo: imge"))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert "there is no demo `imge`; did you mean `image`?" in caught.value.message

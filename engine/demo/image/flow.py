@@ -39,8 +39,8 @@ class Course:
     steady_share: float
 
 
-# The later ones make the edges clean.
-COURSES = [Course(2200, 5e-3, 4e-3, 0.3), Course(1600, 4e-3, 3e-3, 0.1), Course(1800, 3e-3, 2e-3, 0.1)]
+# The second one makes the edges clean.
+COURSES = [Course(2200, 5e-3, 4e-3, 0.3), Course(1600, 4e-3, 3e-3, 0.1)]
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Prompts for which the demo image model promises the right shape in the right colour; it is examined with many seeds.
+"""Prompts for which the demo image model paints the right shape in the right colour, with nearly every seed.
 
 Needs no torch: tests and benchmarks take their prompts from here and ask judge.py about what comes back.
 """
