@@ -12,12 +12,13 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from server.errors import ApiError
+from server.side_tasks import SideTasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from types import TracebackType
 
     from engine import ImageFormat
@@ -52,7 +53,7 @@ class ImageFiles:
         self._bytes = 0
         self._written_bytes = 0  # since the start
         self._timer: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = SideTasks()
 
     async def __aenter__(self) -> Self:
         await self._run(self._folder.open)
@@ -70,8 +71,7 @@ class ImageFiles:
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.wait((self._timer,))
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.finish()
         self._executor.shutdown(wait=False)
 
     async def save(self, data: bytes, output_format: ImageFormat) -> StoredImage:
@@ -81,7 +81,7 @@ class ImageFiles:
         """
         name = f"{secrets.token_hex(16)}.{output_format}"
         expires_at = int(self._folder.clock() + self._folder.retention_seconds)
-        writing = self._track(self._run(partial(self._folder.write, name, data)))
+        writing = self._tasks.start(self._run(partial(self._folder.write, name, data)))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -95,7 +95,7 @@ class ImageFiles:
         self._bytes += len(data)
         self._written_bytes += len(data)
         if self._bytes > self._folder.max_bytes and not self._sweeping.locked():
-            self._track(self.sweep())
+            self._tasks.start(self.sweep())
         return StoredImage(name, expires_at)
 
     async def read(self, name: str) -> bytes | None:
@@ -105,7 +105,7 @@ class ImageFiles:
     def discard(self, *names: str) -> None:
         """Delete files of an answer that nobody got. Does not wait or fail."""
         for name in names:
-            self._track(self._run(partial(self._folder.delete, name)))
+            self._tasks.start(self._run(partial(self._folder.delete, name)))
 
     async def sweep(self) -> None:
         """Delete what is too old or too much; where that fails it is tried again later."""
@@ -125,17 +125,6 @@ class ImageFiles:
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    def _track(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: asyncio does not complain about it
 
 
 def _no_space() -> ApiError:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from server.limits import quota_spent
+from server.side_tasks import SideTasks
 from server.store import QuotaTaken, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from types import TracebackType
 
     from server.store import QuotaExceeded, Quotas
@@ -28,7 +28,7 @@ class ImageQuota:
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = SideTasks()
 
     async def __aenter__(self) -> Self:
         return self
@@ -40,15 +40,14 @@ class ImageQuota:
 
     async def finish(self) -> None:
         """Wait until everything that was taken or given back is written."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.finish()
 
     async def take(self, key: str, images: int, per_day: int) -> QuotaTaken:
         """Count `images`, all or none. Raises `ApiError` where they are too many, and StoreUnavailableError.
 
         For a caller that is cancelled nothing stays counted.
         """
-        taking = self._track(self._quotas.take(key, _KIND, images, per_day))
+        taking = self._tasks.start(self._quotas.take(key, _KIND, images, per_day))
         try:
             taken = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -61,7 +60,7 @@ class ImageQuota:
     def give_back(self, key: str, images: int, taken: QuotaTaken) -> None:
         """Uncount images that were not made. Does not wait or fail."""
         if images > 0:
-            self._track(self._try_to_give_back(key, images, taken))
+            self._tasks.start(self._try_to_give_back(key, images, taken))
 
     async def _try_to_give_back(self, key: str, images: int, taken: QuotaTaken) -> None:
         try:
@@ -72,17 +71,6 @@ class ImageQuota:
     def _came_late(self, key: str, images: int, taking: asyncio.Task[QuotaTaken | QuotaExceeded]) -> None:
         if not taking.cancelled() and taking.exception() is None and isinstance(taken := taking.result(), QuotaTaken):
             self.give_back(key, images, taken)
-
-    def _track(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: asyncio does not complain about it
 
 
 def _too_many(spent: QuotaExceeded, images: int) -> Exception:

@@ -122,6 +122,27 @@ class Desk:
         self.outlet.event(number, msgspec.msgpack.encode(event))
 
 
+class AtDesk:
+    """What both `Service`s of images (engine/worker/service.py) do alike: whatever comes goes to the desk."""
+
+    def __init__(self, desk: Desk, info: bytes) -> None:
+        self.info = info
+        self._desk = desk
+
+    def submit(self, job: int, payload: bytes) -> None:
+        """Queue a job. Raises `RequestError`."""
+        self._desk.take(job, payload)
+
+    def cancel(self, job: int) -> None:
+        """Let a job go after the current step; what it has made so far is lost."""
+        self._desk.drop(job)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._desk.running)
+
+
 def out_of_memory(desk: Desk, numbers: Sequence[int]) -> None:
     """Fail the jobs that the device had no memory for, and give back what they held; the service lives on."""
     for number in numbers:

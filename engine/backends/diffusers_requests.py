@@ -9,7 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from engine.backends.diffusers_adapters.common import BLANK, quiet, seeded
-from engine.backends.diffusers_jobs import OUT_OF_MEMORY, out_of_memory
+from engine.backends.diffusers_jobs import OUT_OF_MEMORY, AtDesk, out_of_memory
 from engine.backends.diffusers_prompts import sequence_length
 
 if TYPE_CHECKING:
@@ -20,26 +20,12 @@ class _NobodyWaitsError(Exception):
     """Ends a pipeline's call whose images are not wanted any more."""
 
 
-class RequestService:
-    """A `Service` (engine/worker/service.py): `step` is one call of the pipeline, which looks up after every step."""
+class RequestService(AtDesk):
+    """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
     def __init__(self, desk: Desk, info: bytes) -> None:
-        self.info = info
-        self._desk = desk
+        super().__init__(desk, info)
         self._arguments = frozenset(inspect.signature(desk.pipe.__call__).parameters)
-
-    def submit(self, job: int, payload: bytes) -> None:
-        """Queue a job. Raises `RequestError`."""
-        self._desk.take(job, payload)
-
-    def cancel(self, job: int) -> None:
-        """Let a job go; a call that runs for it alone ends after its current step."""
-        self._desk.drop(job)
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._desk.running)
 
     def step(self) -> None:
         """Make the images of whoever is next, and deliver those that are still wanted."""

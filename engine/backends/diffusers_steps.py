@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.backends.diffusers_adapters.common import Denoising, Order, advance
-from engine.backends.diffusers_jobs import INVALID, OUT_OF_MEMORY, out_of_memory
+from engine.backends.diffusers_jobs import INVALID, OUT_OF_MEMORY, AtDesk, out_of_memory
 from engine.backends.diffusers_prompts import sequence_length
 from engine.images.previews import preview_steps
 
@@ -20,26 +20,12 @@ if TYPE_CHECKING:
     from engine.backends.diffusers_jobs import Desk, Running
 
 
-class StepService:
-    """A `Service` (engine/worker/service.py): `step` is one denoising step of one group of images."""
+class StepService(AtDesk):
+    """A `Service` whose `step` is one denoising step of one group of images."""
 
     def __init__(self, desk: Desk, adapter: Adapter, info: bytes) -> None:
-        self.info = info
-        self._desk = desk
+        super().__init__(desk, info)
         self._adapter = adapter
-
-    def submit(self, job: int, payload: bytes) -> None:
-        """Queue a job. Raises `RequestError`."""
-        self._desk.take(job, payload)
-
-    def cancel(self, job: int) -> None:
-        """Let a job go; what it has made so far is lost."""
-        self._desk.drop(job)
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self._desk.running)
 
     def step(self) -> None:
         """Take one step of whoever is next, show what was asked for, deliver what is finished."""

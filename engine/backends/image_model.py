@@ -5,20 +5,19 @@ What happens to a job is the worker's (diffusers_service.py); who goes next is a
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.admission import Room
-from engine.backends.in_worker import NICE_ON_CPU, InWorker, given_up_after
+from engine.backends.in_worker import InWorker, given_up_after, start_worker
 from engine.backends.outbox import Outbox
 from engine.images import messages
 from engine.images.profile import SIZES
 from engine.images.types import FinishedImage, ImageProgress, PartialImage
-from engine.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from engine.config import ImageModelSpec
     from engine.images.profile import ImageProfile
     from engine.images.types import ImageEvent, ImageRequest
+    from engine.worker.process import WorkerProcess
 
 _SERVICE = "engine.backends.diffusers_service:open_service"
 # What fits into a worker at the same time, in parts that every batch size up to 10 divides.
 _WHOLE = 2520
 _SEEDS = 2**63
-
 _MOST_UNREAD_BYTES = 128 * 2**20  # of one request: four images of 1024 pixels with their previews, and to spare
 
 
@@ -61,13 +60,7 @@ class ImageModel(InWorker):
     ) -> ImageModel:
         """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
         options = messages.ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
-        worker = await WorkerProcess.start(
-            _SERVICE,
-            msgspec.msgpack.encode(options),
-            report,
-            environment={"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
-            nice=NICE_ON_CPU if on_cpu else 0,
-        )
+        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu)
         return cls(worker, spec, profile)
 
     async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
@@ -80,33 +73,12 @@ class ImageModel(InWorker):
         events: Outbox[ImageEvent] = Outbox(_MOST_UNREAD_BYTES)
         # Without a seed by chance, in the range that every client's numbers can hold
         first = secrets.randbits(32) if request.seed is None else request.seed
-        jobs = [
-            asyncio.create_task(self._make(request, index, (first + index) % _SEEDS, events))
-            for index in range(request.n)
-        ]
-        try:
-            running = request.n
-            while running:
-                event = await events.get()
-                if event is None:
-                    running -= 1
-                else:
-                    yield event
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+        jobs = [partial(self._make, request, index, (first + index) % _SEEDS, events) for index in range(request.n)]
+        async with contextlib.aclosing(self.delivered(events, jobs)) as delivered:
+            async for event in delivered:
+                yield event
 
     async def _make(self, request: ImageRequest, index: int, seed: int, events: Outbox[ImageEvent]) -> None:
-        """Put the events of one image into `events`, and its end."""
-        try:
-            async with self.admission.presence():
-                await self._make_in_turn(request, index, seed, events)
-            events.end()
-        except Exception as error:  # noqa: BLE001  # whoever reads the events raises it
-            events.end(error)
-
-    async def _make_in_turn(self, request: ImageRequest, index: int, seed: int, events: Outbox[ImageEvent]) -> None:
         steps = self._profile.step_count(request.quality)
         share = _WHOLE // self._profile.batch(request.size)
         turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)

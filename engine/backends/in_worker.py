@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from engine.admission import Admission
 from engine.errors import GenerationError, NotStartedError, engine_died
+from engine.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 
     from engine.admission import Room
-    from engine.worker.process import WorkerProcess
+    from engine.backends.outbox import Outbox
 
+_T = TypeVar("_T")
 # A step of a tiny chat model must not wait for the rest: on a CPU the kernel lets chat go first.
-NICE_ON_CPU = 10
+_NICE_ON_CPU = 10
+
+
+async def start_worker(
+    service: str, options: msgspec.Struct, report: Callable[[str, float], None], *, threads: int, on_cpu: bool
+) -> WorkerProcess:
+    """Start a worker that loads `service`. Raises `LoadError` when that can never work."""
+    return await WorkerProcess.start(
+        service,
+        msgspec.msgpack.encode(options),
+        report,
+        environment={"OMP_NUM_THREADS": str(threads)},
+        nice=_NICE_ON_CPU if on_cpu else 0,
+    )
 
 
 class InWorker:
@@ -41,6 +58,35 @@ class InWorker:
         """End the worker at once."""
         self._watch.cancel()
         self.worker.terminate()
+
+    async def delivered(
+        self, box: Outbox[_T], works: Iterable[Callable[[], Coroutine[Any, Any, None]]]
+    ) -> AsyncGenerator[_T, None]:
+        """Run `works` side by side and yield what they put into `box`, until all have ended.
+
+        They go on whether anybody reads or not. The first error ends all of them, and so does closing the generator.
+        """
+        tasks = [asyncio.create_task(self._run(box, work)) for work in works]
+        try:
+            running = len(tasks)
+            while running:
+                item = await box.get()
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, box: Outbox[_T], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            async with self.admission.presence():
+                await work()
+            box.end()
+        except Exception as error:  # noqa: BLE001  # whoever reads the box raises it
+            box.end(error)
 
     async def _watch_worker(self) -> None:
         await self.worker.died.wait()

@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.backends.speech_encoders import AllAtOnce, encoder_for, installed_formats
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
+from engine.voices.languages import language_name
 from engine.voices.messages import Audio, SpeechJob, Spoken
 from engine.voices.text import speakable
 
@@ -31,7 +32,6 @@ SLOWEST, FASTEST = 0.25, 4.0
 # These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
 _HEADERS_WITH_LENGTH = {"wav", "flac"}
 _SHORT_CHARACTERS = 300
-_LANGUAGE_NAMES = {"am": "Amharic", "en": "English", "om": "Oromo", "so": "Somali", "ti": "Tigrinya"}
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
@@ -173,10 +173,9 @@ def _say(model: SpeechModel, text: str, running: _Running) -> NDArray[np.float32
 
 
 def _nothing_to_say(job: SpeechJob) -> RequestError:
-    language = _LANGUAGE_NAMES.get(job.language, f"the language {job.language}")
     return RequestError(
-        f"input holds no letters that this voice knows: it speaks {language}. Write the text in that language, or "
-        "choose a voice of another one (GET /v1/audio/voices lists them).",
+        f"input holds no letters that this voice knows: it speaks {language_name(job.language)}. Write the text in "
+        "that language, or choose a voice of another one (GET /v1/audio/voices lists them).",
         param="input",
     )
 

@@ -5,18 +5,17 @@ Which voices there are is the catalogue's (engine/voices), what happens to a job
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.admission import Room
-from engine.backends.in_worker import NICE_ON_CPU, InWorker, given_up_after
+from engine.backends.in_worker import InWorker, given_up_after, start_worker
 from engine.backends.outbox import Outbox
 from engine.voices import messages
 from engine.voices.requests import SpeechChunk
-from engine.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from engine.config import SpeechModelSpec
     from engine.voices.requests import SpeechRequest
     from engine.voices.types import Voice
+    from engine.worker.process import WorkerProcess
 
 _SERVICE = "engine.backends.speech_service:open_service"
 _MOST_UNREAD_BYTES = 64 * 2**20  # of one request: some twenty minutes of the largest format
@@ -37,20 +37,14 @@ class SpeechModel(InWorker):
         room = Room(engine.max_parallel_requests, engine.max_queued_requests, fair=engine.fair_queue)
         super().__init__(worker, room)
         self._spec = spec
-        self.ready = msgspec.msgpack.decode(worker.info, type=messages.SpeechReady)
 
     @classmethod
     async def load(
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
     ) -> SpeechModel:
         """Start a worker. It loads voices when they are first asked for."""
-        worker = await WorkerProcess.start(
-            _SERVICE,
-            msgspec.msgpack.encode(messages.SpeechOptions(threads, mark)),
-            report,
-            environment={"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
-            nice=NICE_ON_CPU if on_cpu else 0,
-        )
+        options = messages.SpeechOptions(threads, mark)
+        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu)
         return cls(worker, spec)
 
     async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
@@ -61,23 +55,12 @@ class SpeechModel(InWorker):
         if request.before_turn is not None:
             await request.before_turn()
         chunks: Outbox[SpeechChunk] = Outbox(_MOST_UNREAD_BYTES)
-        job = asyncio.create_task(self._speak(request, voice, chunks))
-        try:
-            while (chunk := await chunks.get()) is not None:
+        work = partial(self._speak, request, voice, chunks)
+        async with contextlib.aclosing(self.delivered(chunks, [work])) as delivered:
+            async for chunk in delivered:
                 yield chunk
-        finally:
-            job.cancel()
-            await asyncio.gather(job, return_exceptions=True)
 
     async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Outbox[SpeechChunk]) -> None:
-        try:
-            async with self.admission.presence():
-                await self._speak_in_turn(request, voice, chunks)
-            chunks.end()
-        except Exception as error:  # noqa: BLE001  # whoever reads raises it
-            chunks.end(error)
-
-    async def _speak_in_turn(self, request: SpeechRequest, voice: Voice, chunks: Outbox[SpeechChunk]) -> None:
         # For fairness a text costs its length
         turn = self.admission.enter(
             request.owner, prompt_tokens=len(request.text), max_tokens=0, weight=request.queue_share

@@ -81,5 +81,4 @@ def to_image_request(body: ImageGenerationBody, key: ApiKey, access: Access) -> 
         output_format=body.output_format or "png",
         compression=body.output_compression,
         partial_images=body.partial_images or 0,
-        owner=key.public_id,
     )

@@ -57,5 +57,4 @@ def to_speech_request(body: SpeechBody, key: ApiKey, access: Access) -> SpeechRe
         speed=1.0 if body.speed is None else body.speed,
         seed=body.seed,
         response_format=body.response_format or "mp3",
-        owner=key.public_id,
     )

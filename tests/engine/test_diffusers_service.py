@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from recorder import Recorder
 from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from engine import EngineError
 
 SMALL = {
     "steps": {"standard": 4, "hd": 6},
@@ -33,37 +33,13 @@ SMALL = {
 }
 
 
-class Recorder:
-    """An `Outlet` that keeps what it is told; `when_polled` is called between the steps of a whole request."""
-
-    def __init__(self) -> None:
-        self.events: dict[int, list[Any]] = {}
-        self.ends: dict[int, EngineError | None] = {}
-        self.when_polled: Callable[[], None] = lambda: None
-
-    def event(self, job: int, payload: bytes) -> None:
-        assert job not in self.ends
-        self.events.setdefault(job, []).append(msgspec.msgpack.decode(payload, type=ImageEvent))
-
-    def done(self, job: int) -> None:
-        assert job not in self.ends
-        self.ends[job] = None
-
-    def failed(self, job: int, error: EngineError) -> None:
-        assert job not in self.ends
-        self.ends[job] = error
-
-    def poll(self) -> None:
-        self.when_polled()
-
-
 class Studio:
     """A service with its recorder."""
 
     def __init__(self, folder: Path, changes: dict[str, Any]) -> None:
         profile = profile_named("demo", {**SMALL, **changes}).model_dump_json(by_alias=True)
         self.phases: list[str] = []
-        self.recorder = Recorder()
+        self.recorder = Recorder(ImageEvent)
         options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, threads=1, mark=True))
         self.service = open_service(options, self.recorder, lambda phase, _progress: self.phases.append(phase))
         self.ready = msgspec.msgpack.decode(self.service.info, type=ImageReady)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import soundfile
+from recorder import Recorder
 from safetensors.torch import load_file, save_file
 from tiny_voices import save_vits
 
@@ -35,35 +36,12 @@ if TYPE_CHECKING:
 TEXT = "Hello there. It is me! Who else?"
 
 
-class Recorder:
-    """An `Outlet` that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.events: dict[int, list[SpeechEvent]] = {}
-        self.ends: dict[int, EngineError | None] = {}
-
-    def event(self, job: int, payload: bytes) -> None:
-        assert job not in self.ends
-        self.events.setdefault(job, []).append(msgspec.msgpack.decode(payload, type=SpeechEvent))
-
-    def done(self, job: int) -> None:
-        assert job not in self.ends
-        self.ends[job] = None
-
-    def failed(self, job: int, error: EngineError) -> None:
-        assert job not in self.ends
-        self.ends[job] = error
-
-    def poll(self) -> None:
-        """Nothing comes in."""
-
-
 class Booth:
     """A service with its recorder."""
 
     def __init__(self, folder: Path, *, mark: bool = True) -> None:
         self.folder = folder
-        self.recorder = Recorder()
+        self.recorder = Recorder(SpeechEvent)
         options = msgspec.msgpack.encode(SpeechOptions(threads=1, mark=mark))
         self.service = open_service(options, self.recorder, lambda _phase, _progress: None)
         self.ready = msgspec.msgpack.decode(self.service.info, type=SpeechReady)

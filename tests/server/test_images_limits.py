@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import psutil
 import pytest
 from chat_parts import assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, fill_up, image_events, path_of, stored
-from serving import Key, Server
+from key_clients import client_of, client_with
+from serving import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    import httpx2
 
 pytestmark = pytest.mark.engine
 
@@ -88,23 +89,11 @@ async def admin(painter: Server) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-@asynccontextmanager
-async def client_with(server: Server, key: str) -> AsyncIterator[httpx2.AsyncClient]:
-    headers = {"Authorization": f"Bearer {key}"}
-    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=120) as client:
-        yield client
-
-
-@asynccontextmanager
-async def client_of(
-    server: Server, admin: httpx2.AsyncClient, tier: str, **limits: int
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client with a new key of this tier and with limits of its own."""
-    made = await admin.post("/v1/admin/keys", json={"name": tier, "tier": tier, "limits": limits})
-    assert made.status_code == 200, made.text
-    server.made_keys.append(Key(made.json()["key"]))
-    async with client_with(server, made.json()["key"]) as client:
-        yield client
+def worker_of(server: Server) -> psutil.Process:
+    """The process that makes the images."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    (worker,) = [child for child in children if "engine.worker.child" in " ".join(child.cmdline())]
+    return worker
 
 
 async def status(client: httpx2.AsyncClient, **fields: Any) -> int:
@@ -118,7 +107,7 @@ async def usage(client: httpx2.AsyncClient) -> dict[str, Any]:
 
 
 async def until_counted(client: httpx2.AsyncClient, requests: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (row := await usage(client))["requests"] < requests:
         assert time.monotonic() < deadline, row
     return row
@@ -166,12 +155,15 @@ async def test_images_are_in_the_usage_and_count_as_one_request(painter: Server,
 
 
 async def test_only_so_many_requests_of_a_key_run_at_the_same_time(painter: Server, admin: httpx2.AsyncClient):
-    async with (
-        client_of(painter, admin, "standard", parallel_requests=1) as client,
-        client.stream("POST", GENERATE, json=SLOW | PROGRESS) as response,
-    ):
-        await anext(response.aiter_lines())
-        assert_error(await client.post(GENERATE, json=PLAIN), 429, "rate_limit_exceeded")
+    async with client_of(painter, admin, "standard", parallel_requests=1) as client:
+        worker = worker_of(painter)
+        worker.suspend()  # the first stays in the middle of its work, however slowly the second arrives
+        try:
+            async with client.stream("POST", GENERATE, json=SLOW | PROGRESS) as response:
+                await anext(response.aiter_lines())
+                assert_error(await client.post(GENERATE, json=PLAIN), 429, "rate_limit_exceeded")
+        finally:
+            worker.resume()
 
 
 async def test_a_stream_that_waits_says_that_it_lives(admin: httpx2.AsyncClient):
@@ -225,12 +217,7 @@ async def test_a_worker_that_dies_ends_a_stream_with_an_error_and_comes_back(
         async with client.stream("POST", GENERATE, json=SLOW | PROGRESS | {"n": 3}) as response:
             lines = response.aiter_lines()
             await anext(lines)
-            (worker,) = [
-                process
-                for process in psutil.Process(painter.pid).children(recursive=True)
-                if "engine.worker.child" in " ".join(process.cmdline())
-            ]
-            worker.kill()
+            worker_of(painter).kill()
             rest = [line async for line in lines]
         assert "event: error" in rest
         assert '"code":"engine_unavailable"' in rest[-2]

@@ -11,14 +11,16 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import BIN, ROOT, Key, Server, async_poll_until
+from key_clients import client_of, client_with
+from serving import BIN, ROOT, Server, async_poll_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    import httpx2
 
 pytestmark = pytest.mark.engine
 
@@ -67,23 +69,6 @@ def limited(models_file: Path) -> Iterator[Server]:
 async def admin(limited: Server) -> AsyncIterator[httpx2.AsyncClient]:
     assert limited.admin_key is not None
     async with client_with(limited, limited.admin_key.text) as client:
-        yield client
-
-
-@asynccontextmanager
-async def client_with(server: Server, key: str) -> AsyncIterator[httpx2.AsyncClient]:
-    headers = {"Authorization": f"Bearer {key}"}
-    async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=60) as client:
-        yield client
-
-
-@asynccontextmanager
-async def client_of(server: Server, admin: httpx2.AsyncClient, tier: str, **limits: int) -> AsyncIterator[Any]:
-    """A client with a new key of this tier and with limits of its own."""
-    made = await admin.post("/v1/admin/keys", json={"name": tier, "tier": tier, "limits": limits})
-    assert made.status_code == 200, made.text
-    server.made_keys.append(Key(made.json()["key"]))
-    async with client_with(server, made.json()["key"]) as client:
         yield client
 
 

@@ -148,3 +148,10 @@ def finish(pipe: Any, pixels: Any) -> NDArray[Any]:
     """Return what the VAE made as pictures, (n, edge, edge, 3) from 0 to 1; not finite where the model failed."""
     pictures: NDArray[Any] = pipe.image_processor.postprocess(pixels, output_type="np")
     return pictures
+
+
+def decode_shifted(pipe: Any, latents: Any) -> NDArray[Any]:
+    """Decode with a VAE whose latents were scaled and shifted, as those of SD3 and Z-Image are."""
+    config = pipe.vae.config
+    latents = latents.to(pipe.vae.dtype) / config.scaling_factor + config.shift_factor
+    return finish(pipe, pipe.vae.decode(latents, return_dict=False)[0])

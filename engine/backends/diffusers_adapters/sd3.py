@@ -10,7 +10,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import c
 from engine.backends.diffusers_adapters.common import (
     Denoising,
     Order,
-    finish,
+    decode_shifted,
     flows,
     guide,
     schedule,
@@ -75,6 +75,4 @@ def forward(pipe: Any, states: Sequence[Denoising]) -> list[Any]:
 
 
 def decode(pipe: Any, latents: Any, edge: int) -> NDArray[Any]:  # noqa: ARG001  # latents here know their size
-    config = pipe.vae.config
-    latents = latents.to(pipe.vae.dtype) / config.scaling_factor + config.shift_factor
-    return finish(pipe, pipe.vae.decode(latents, return_dict=False)[0])
+    return decode_shifted(pipe, latents)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from diffusers.pipelines.z_image.pipeline_z_image import calculate_shift, get_default_z_image_sigmas
 
-from engine.backends.diffusers_adapters.common import Denoising, Order, finish, flows, schedule, seeded, shift_of
+from engine.backends.diffusers_adapters.common import (
+    Denoising,
+    Order,
+    decode_shifted,
+    flows,
+    schedule,
+    seeded,
+    shift_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +81,4 @@ def forward(pipe: Any, states: Sequence[Denoising]) -> list[Any]:
 
 
 def decode(pipe: Any, latents: Any, edge: int) -> NDArray[Any]:  # noqa: ARG001  # latents here know their size
-    config = pipe.vae.config
-    latents = latents.to(pipe.vae.dtype) / config.scaling_factor + config.shift_factor
-    return finish(pipe, pipe.vae.decode(latents, return_dict=False)[0])
+    return decode_shifted(pipe, latents)
