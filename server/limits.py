@@ -6,15 +6,16 @@ Exactness is the store's (buckets); which requests count, and what a refused cli
 from __future__ import annotations
 
 import math
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from server.errors import ApiError
-from server.store import Ask, Refused, TooLarge
+from server.store import Ask, Refused, Taken, TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from engine import Config, TierSpec
     from server.store import ApiKey, Buckets, Level
@@ -51,6 +52,8 @@ class Limiter:
         self._config = config
         self._buckets = buckets
         self._parallel: dict[str, int] = {}
+        self._seen: dict[str, Level] = {}  # request buckets as the last answers showed them; one per key at most
+        self._put_off: Counter[str] = Counter()
 
     def use(self, config: Config) -> None:
         """From now on these are the tiers."""
@@ -85,33 +88,90 @@ class Limiter:
         most = self.limits(key).requests_per_minute
         if most is None:
             return ()
-        return await self._take(Ask.per_minute(f"{key.public_id}:requests", 1, most))
+        ask = _one_request(key, most)
+        return _levels(await self._ask(ask), (ask,))
 
-    async def take_tokens(self, key: ApiKey, tokens: int, *, asked: bool) -> tuple[Ask | None, tuple[Level, ...]]:
-        """Take `tokens` from the key's bucket.
+    def put_off_request(self, key: ApiKey) -> tuple[Level, ...] | None:
+        """Leave taking a request until its tokens are taken, since two takes cost twice as much as one of both.
+
+        Returns how full the bucket will be then; None where that must not be: there are no tokens to take, or the
+        bucket may be empty, which a client is told before any work is done for it. Followed by `take_tokens` with
+        `put_off`, or else by `charge_request`.
+        """
+        limits, level = self.limits(key), self._seen.get(key.public_id)
+        if limits.tokens_per_minute is None or level is None or level.limit != limits.requests_per_minute:
+            return None
+        left = level.remaining - self._put_off[key.public_id] - 1
+        if left < 0:
+            return None
+        self._put_off[key.public_id] += 1
+        return (replace(level, remaining=left),)
+
+    def charge_request(self, key: ApiKey) -> None:
+        """Take a request that was put off and came to no tokens. Never waits or fails."""
+        self._no_longer_put_off(key)
+        most, level = self.limits(key).requests_per_minute, self._seen.get(key.public_id)
+        if most:
+            self._buckets.charge(_one_request(key, most))
+        if level is not None:
+            self._seen[key.public_id] = replace(level, remaining=max(0, level.remaining - 1))
+
+    async def take_tokens(
+        self, key: ApiKey, tokens: int, *, asked: bool, put_off: bool = False
+    ) -> tuple[Ask | None, tuple[Level, ...]]:
+        """Take `tokens` from the key's bucket, and with `put_off` the request, both or neither.
 
         With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
         are what the model would allow, which is no reason to refuse a short answer: all there is will do.
-        Returns what was taken, for `give_back`, and how full the bucket is. Raises `ApiError`.
+        Returns what was taken, for `give_back`, and how full the buckets are. Raises `ApiError`.
         """
-        most = self.limits(key).tokens_per_minute
-        if most is None:
-            return None, ()
-        ask = Ask.per_minute(f"{key.public_id}:tokens", tokens if asked or not most else min(tokens, most), most)
-        return ask, await self._take(ask)
+        limits = self.limits(key)
+        most, asks, ask = limits.tokens_per_minute, [], None
+        if put_off and limits.requests_per_minute is not None:
+            asks.append(_one_request(key, limits.requests_per_minute))
+        if most is not None:
+            ask = Ask.per_minute(f"{key.public_id}:tokens", tokens if asked or not most else min(tokens, most), most)
+            asks.append(ask)
+        decided = not put_off
+        try:
+            taken = await self._ask(*asks)
+            decided = decided or isinstance(taken, Taken) or taken.bucket == asks[0].bucket
+        finally:
+            if not decided:  # too many tokens, a client that left: it was a request all the same
+                self.charge_request(key)
+            elif put_off:
+                self._no_longer_put_off(key)
+        return ask, _levels(taken, asks)
 
-    async def _take(self, ask: Ask) -> tuple[Level, ...]:
-        taken = await self._buckets.take(ask)
+    async def _ask(self, *asks: Ask) -> Taken | Refused:
+        taken = await self._buckets.take(*asks) if asks else Taken(())
         if isinstance(taken, TooLarge):
             raise _never_fits(taken)
-        if isinstance(taken, Refused):
-            raise _refusal(taken, ask)
-        return taken.levels
+        for level in taken.levels:
+            owner, _, kind = level.bucket.rpartition(":")
+            if kind == "requests":
+                self._seen[owner] = level
+        return taken
+
+    def _no_longer_put_off(self, key: ApiKey) -> None:
+        self._put_off[key.public_id] -= 1
+        if not self._put_off[key.public_id]:
+            del self._put_off[key.public_id]
 
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
         if unused > 0:
             self._buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
+
+
+def _levels(taken: Taken | Refused, asks: Sequence[Ask]) -> tuple[Level, ...]:
+    if isinstance(taken, Refused):
+        raise _refusal(taken, next(ask for ask in asks if ask.bucket == taken.bucket))
+    return taken.levels
+
+
+def _one_request(key: ApiKey, most: int) -> Ask:
+    return Ask.per_minute(f"{key.public_id}:requests", 1, most)
 
 
 def headers_of(levels: tuple[Level, ...]) -> dict[str, str]:

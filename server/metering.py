@@ -43,6 +43,7 @@ _Request = TypeVar("_Request", "ChatRequest", "TextRequest")
 class _Call:
     """One call of the engine: what was taken for it, and what it has used so far."""
 
+    request_put_off: bool = False
     reserved: int = 0
     tokens: Ask | None = None
     prompt_tokens: int = 0
@@ -90,7 +91,7 @@ class MeteredEngine:
 
     async def chat(self, request: ChatRequest) -> ChatResult:
         """Like `Engine.chat`; raises `ApiError` where a limit is met."""
-        async with self._call(request.model) as call:
+        async with self._call(request.model, takes_tokens=True) as call:
             result = await self._engine.chat(self._known(request, call))
             call.usage = result.usage
             return result
@@ -98,7 +99,7 @@ class MeteredEngine:
     async def chat_stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
         """Like `Engine.chat_stream`; raises `ApiError` where a limit is met, before the first step."""
         async with (
-            self._call(request.model) as call,
+            self._call(request.model, takes_tokens=True) as call,
             aclosing(self._engine.chat_stream(self._known(request, call))) as steps,
         ):
             async for step in steps:
@@ -107,7 +108,7 @@ class MeteredEngine:
 
     async def text(self, request: TextRequest) -> ChatResult:
         """Like `Engine.text`."""
-        async with self._call(request.model) as call:
+        async with self._call(request.model, takes_tokens=True) as call:
             result = await self._engine.text(self._known(request, call))
             call.usage = result.usage
             return result
@@ -115,7 +116,7 @@ class MeteredEngine:
     async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
         """Like `Engine.text_stream`."""
         async with (
-            self._call(request.model) as call,
+            self._call(request.model, takes_tokens=True) as call,
             aclosing(self._engine.text_stream(self._known(request, call))) as steps,
         ):
             async for step in steps:
@@ -184,25 +185,30 @@ class MeteredEngine:
             self._meter.limiter.give_back(call.tokens, call.reserved)
             call.tokens, call.reserved = None, 0  # not once more, should the next lines fail
         try:
-            call.tokens, levels = await self._meter.limiter.take_tokens(self._key, tokens, asked=asked)
+            put_off, call.request_put_off = call.request_put_off, False
+            call.tokens, levels = await self._meter.limiter.take_tokens(self._key, tokens, asked=asked, put_off=put_off)
         except StoreUnavailableError:
             return  # better unlimited for a moment than nobody served; keys are checked all the same
         call.reserved = 0 if call.tokens is None else int(call.tokens.cost)
         self._record.headers.update(headers_of(levels))
 
-    async def _count_request(self) -> None:
-        try:
-            levels = await self._meter.limiter.take_request(self._key)
-        except StoreUnavailableError:
-            return
+    async def _count_request(self, call: _Call, *, takes_tokens: bool) -> None:
+        """Before any work is done for it; together with its tokens where nothing speaks against that."""
+        levels = self._meter.limiter.put_off_request(self._key) if takes_tokens else None
+        call.request_put_off = levels is not None
+        if levels is None:
+            try:
+                levels = await self._meter.limiter.take_request(self._key)
+            except StoreUnavailableError:
+                return
         self._record.headers.update(headers_of(levels))
 
     @asynccontextmanager
-    async def _call(self, model: str) -> AsyncIterator[_Call]:
+    async def _call(self, model: str, *, takes_tokens: bool = False) -> AsyncIterator[_Call]:
         call, outcome = _Call(), Used(requests=1)
         try:
             with self.running():
-                await self._count_request()  # before any work is done for it
+                await self._count_request(call, takes_tokens=takes_tokens)
                 yield call
         except (asyncio.CancelledError, GeneratorExit, ClientGoneError):
             outcome = Used(requests=1, aborted=1)
@@ -214,6 +220,8 @@ class MeteredEngine:
             self._settle(model, call, outcome)
 
     def _settle(self, model: str, call: _Call, outcome: Used) -> None:
+        if call.request_put_off:
+            self._meter.limiter.charge_request(self._key)
         usage = call.usage
         if usage is not None:
             used = usage.prompt_tokens + usage.completion_tokens

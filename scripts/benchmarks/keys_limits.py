@@ -19,7 +19,7 @@ from benchmarks.footprint import Meter
 from benchmarks.http_answers import Connection
 from benchmarks.keys_auth import get
 from benchmarks.keys_made import AMPLE
-from benchmarks.keys_server import LIMITS_PATH, NOT_TAKEN, TOKENS_TAKEN, TOKENS_USED
+from benchmarks.keys_server import LIMITS_PATH, NOT_TAKEN, TOKENS_TAKEN, TOKENS_USED, take
 from benchmarks.workplace import TIER
 from engine import load_config
 from server.limits import Limiter
@@ -93,8 +93,7 @@ async def _in_process(limiter: Limiter, keys: Sequence[ApiKey], pace: Pace) -> F
         nonlocal failed
         try:
             key = keys[number % len(keys)]
-            await limiter.take_request(key)
-            taken, _ = await limiter.take_tokens(key, TOKENS_TAKEN, asked=True)
+            taken, _ = await take(limiter, key)
         except StoreUnavailableError:  # the server lets such a request through
             failed += 1
             return

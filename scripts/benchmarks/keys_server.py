@@ -19,6 +19,8 @@ from server.store import ApiKey, StoreUnavailableError
 
 if TYPE_CHECKING:
     from server.app import HearthApp
+    from server.limits import Limiter
+    from server.store import Ask, Level
 
 OPEN_PATH = "/health/live"
 # The same handler at a path of the same length; but this one needs a key.
@@ -31,15 +33,22 @@ router = APIRouter()
 router.add_api_route(KEY_PATH, live)
 
 
+async def take(limiter: Limiter, key: ApiKey) -> tuple[Ask | None, tuple[Level, ...]]:
+    """Take what a chat request takes, as server/metering.py does."""
+    put_off = limiter.put_off_request(key) is not None
+    if not put_off:
+        await limiter.take_request(key)
+    return await limiter.take_tokens(key, TOKENS_TAKEN, asked=True, put_off=put_off)
+
+
 @router.get(LIMITS_PATH)
 async def limits(request: Request, key: Annotated[ApiKey, Depends(any_key)], meter: TheMeter) -> dict[str, str]:
     """Take and give back what a chat request would."""
     try:
-        requests = await meter.limiter.take_request(key)
-        taken, levels = await meter.limiter.take_tokens(key, TOKENS_TAKEN, asked=True)
+        taken, levels = await take(meter.limiter, key)
     except StoreUnavailableError:  # a chat request is let through then
         return {"status": NOT_TAKEN.decode()}
-    request.state.record.headers.update(headers_of(requests + levels))
+    request.state.record.headers.update(headers_of(levels))
     if taken is not None:
         meter.limiter.give_back(taken, TOKENS_TAKEN - TOKENS_USED)
     return {"status": "ok"}

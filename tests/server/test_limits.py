@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 import subprocess
 import time
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from chat_parts import CHAT, HELLO, MODEL, assert_error
+from chat_parts import CHAT, MODEL, assert_error
 from key_clients import client_of, client_with
+from limit_parts import LONG, SHORT, TOO_LONG, answers, streaming, until_answered
 from serving import BIN, ROOT, Server, async_poll_until
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ tiers:
   parallel: {models: [standard], parallel_requests: 2}
   batches: {models: [standard], batch_items: 3}
 """
-SHORT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 1, "temperature": 0}
-LONG = SHORT | {"max_tokens": 700, "ignore_eos": True}
 BATCH = f"{CHAT}/batch"
 _REFILL_SECONDS = 3.0  # of one request at 20 a minute
 
@@ -72,26 +69,6 @@ async def admin(limited: Server) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-@asynccontextmanager
-async def streaming(client: httpx2.AsyncClient) -> AsyncIterator[AsyncIterator[str]]:
-    """A long answer that has begun; leaving the block leaves the server."""
-    async with client.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
-        assert response.status_code == 200, await response.aread()
-        lines = response.aiter_lines()
-        assert (await anext(lines)).startswith("data: ")
-        yield lines
-
-
-async def answers(client: httpx2.AsyncClient, body: dict[str, Any] = SHORT) -> bool:
-    return (await client.post(CHAT, json=body)).status_code == 200
-
-
-async def until_answered(client: httpx2.AsyncClient, body: dict[str, Any] = SHORT, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not await answers(client, body):
-        assert time.monotonic() < deadline
-
-
 async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
     limited: Server, admin: httpx2.AsyncClient
 ):
@@ -111,6 +88,45 @@ async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
                 assert response.headers["x-ratelimit-remaining-requests"] == "0"
                 assert "20 requests per minute" in response.json()["error"]["message"]
         assert await answers(other)  # two keys of a tier do not share
+
+
+async def test_requests_taken_together_with_their_tokens_are_as_exact(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "requests", tokens_per_minute=1_000_000) as client:
+        began = time.monotonic()
+        assert await answers(client)  # from now on its bucket is known, and both are taken in one go
+        responses = await asyncio.gather(*(client.post(CHAT, json=SHORT) for _ in range(60)))
+        refilled = (time.monotonic() - began) / _REFILL_SECONDS
+        passed = [response for response in responses if response.status_code == 200]
+        assert 19 <= len(passed) <= 19 + math.ceil(refilled)
+        for response in responses:
+            assert response.headers["x-ratelimit-limit-requests"] == "20"
+            if response.status_code != 200:
+                assert_error(response, 429, "rate_limit_exceeded")
+                assert "20 requests per minute" in response.json()["error"]["message"]
+
+
+async def test_a_request_that_comes_to_no_tokens_counts_all_the_same(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "standard", requests_per_minute=4, tokens_per_minute=100_000) as client:
+        left = []
+        for body, status in ((SHORT, 200), (TOO_LONG, 400), (TOO_LONG, 400), (SHORT, 200)):
+            response = await client.post(CHAT, json=body)
+            assert response.status_code == status, response.text
+            left.append(response.headers["x-ratelimit-remaining-requests"])
+        assert left == ["3", "2", "1", "0"]
+        assert_error(await client.post(CHAT, json=SHORT), 429, "rate_limit_exceeded")
+
+
+async def test_a_request_whose_tokens_are_refused_counts_all_the_same(limited: Server, admin: httpx2.AsyncClient):
+    async with client_of(limited, admin, "standard", requests_per_minute=6, tokens_per_minute=1000) as client:
+        assert await answers(client)
+        async with streaming(client):  # it holds 700
+            for _ in range(2):
+                refused = await client.post(CHAT, json=LONG)
+                assert_error(refused, 429, "rate_limit_exceeded")
+                assert "1000 tokens per minute" in refused.json()["error"]["message"]
+            response = await client.post(CHAT, json=SHORT)
+        assert response.status_code == 200
+        assert response.headers["x-ratelimit-remaining-requests"] == "1"
 
 
 async def test_after_the_time_that_retry_after_names_the_request_passes(limited: Server, admin: httpx2.AsyncClient):
@@ -220,7 +236,8 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
             done = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
             assert (done.returncode, done.stderr) == (0, "")
             assert str(limited.pid) in done.stdout
-            await until_limit(client, "30")
+            assert "  changed: tier requests\n" in done.stdout
+            await until_limit(client, "30", seconds=1)
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         write(models_file, YAML)
@@ -232,6 +249,8 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
             "added": [],
             "changed": ["tier requests"],
             "removed": [],
+            "voices": {"added": [], "changed": [], "removed": []},
+            "warnings": [],
         }
         await until_limit(client, "20", seconds=1)
     entries = (await admin.get("/v1/admin/audit")).json()["data"]
@@ -241,21 +260,24 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
 
 
 async def test_a_wrong_file_changes_nothing_and_is_reported(
-    limited: Server, admin: httpx2.AsyncClient, models_file: Path
+    limited: Server, admin: httpx2.AsyncClient, models_file: Path, tmp_path: Path
 ):
+    write(tmp_path / "right.yaml", YAML)
     async with client_of(limited, admin, "requests") as client:
         wrong = YAML.replace("requests_per_minute: 20", "requests_per_minute: many").replace("task: chat", "task: chta")
         write(models_file, wrong)
         try:
             told = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
             refused = await admin.post("/v1/admin/reload")
-            os.kill(limited.pid, signal.SIGHUP)  # past the command's own check
+            # Past the command's own check, which looks at another file
+            by_the_server = await asyncio.to_thread(hearth, limited.data_dir, tmp_path / "right.yaml", "reload")
             limited.wait_for_line(r"models\.yaml was not taken over: .*2 problems")
         finally:
             write(models_file, YAML)
-        assert told.returncode == 1
+        assert (told.returncode, by_the_server.returncode) == (1, 1)
+        assert "Everything stays as it was" in by_the_server.stderr
         assert_error(refused, 400, "invalid_config")
-        for text in (told.stderr, refused.json()["error"]["message"]):
+        for text in (told.stderr, by_the_server.stderr, refused.json()["error"]["message"]):
             assert "2 problems" in text
             assert "requests_per_minute" in text
             assert "chta" in text
@@ -277,6 +299,7 @@ async def test_a_second_server_on_the_same_folder_is_refused_and_harms_nothing(
     assert await answers(admin)
     reload = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
     assert str(limited.pid) in reload.stdout
+    assert "nothing has changed" in reload.stdout
 
 
 def test_reload_without_a_server_says_so(tmp_path: Path, models_file: Path):

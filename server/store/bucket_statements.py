@@ -34,7 +34,7 @@ class Work:
         self.may_be_returned = False
 
 
-class BucketThread:
+class BucketStatements:
     """What runs in the thread. Errors are StoreUnavailableError; the next call then connects anew."""
 
     def __init__(self, database: Database, clock_nanoseconds: Callable[[], int]) -> None:

@@ -1,0 +1,38 @@
+"""What tests of limits ask for: a short answer, a long one that is left, and one that cannot be."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from chat_parts import CHAT, HELLO, MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import httpx2
+
+SHORT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 1, "temperature": 0}
+LONG = SHORT | {"max_tokens": 700, "ignore_eos": True}
+TOO_LONG = SHORT | {"messages": [{"role": "user", "content": "many words " * 2048}]}
+
+
+@asynccontextmanager
+async def streaming(client: httpx2.AsyncClient) -> AsyncIterator[AsyncIterator[str]]:
+    """A long answer that has begun; leaving the block leaves the server."""
+    async with client.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
+        assert response.status_code == 200, await response.aread()
+        lines = response.aiter_lines()
+        assert (await anext(lines)).startswith("data: ")
+        yield lines
+
+
+async def answers(client: httpx2.AsyncClient, body: dict[str, Any] = SHORT) -> bool:
+    return (await client.post(CHAT, json=body)).status_code == 200
+
+
+async def until_answered(client: httpx2.AsyncClient, body: dict[str, Any] = SHORT, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not await answers(client, body):
+        assert time.monotonic() < deadline
