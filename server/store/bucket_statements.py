@@ -101,6 +101,10 @@ class BucketStatements:
             row = self._ask(self._sql.take, work.asks[0]).fetchone()
             if row is not None:
                 return Taken((level(work.asks[0], *row),))
+        if self._sql.take_two is not None and len(work.asks) == 2:  # likewise, where both are there and have room
+            rows = {name: state for name, *state in self._ask_two(self._sql.take_two, *work.asks).fetchall()}
+            if rows:
+                return Taken(tuple(level(ask, *rows[ask.bucket]) for ask in work.asks))
         self._cursor.execute(self._sql.begin)
         levels = {}
         # In one order everywhere: on PostgreSQL two takes would else wait for each other's rows
@@ -137,4 +141,10 @@ class BucketStatements:
         # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one
         now = self._clock()
         values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": ask.window, "now": now}
+        return self._cursor.execute(sql, values)
+
+    def _ask_two(self, sql: str, *asks: Ask) -> Any:
+        values: dict[str, Any] = {}
+        for number, ask in enumerate(asks):
+            values |= {f"bucket{number}": ask.bucket, f"cost{number}": ask.nanoseconds, f"window{number}": ask.window}
         return self._cursor.execute(sql, values)

@@ -104,13 +104,14 @@ class Statements:
 
     begin: str
     take: str
+    take_two: str | None
     look: str
     bring_back: str
     give_back: str
     forget: str
 
 
-def _statements(begin: str, greatest: str, now: str, placeholder: str) -> Statements:
+def _statements(begin: str, greatest: str, now: str, placeholder: str, take_two: str | None = None) -> Statements:
     def written(sql: str) -> str:
         # :full is the bucket's time, or now where that has passed: a bucket is never more than full
         sql = sql.replace(":full", f"{greatest}(bucket.tat, :now)").replace(":now", now)
@@ -120,6 +121,7 @@ def _statements(begin: str, greatest: str, now: str, placeholder: str) -> Statem
 
     return Statements(
         begin=begin,
+        take_two=take_two,
         # No row comes back when it does not fit. The first of a bucket always fits: see TooLarge.
         take=written(
             "INSERT INTO bucket (name, tat) VALUES (:bucket, :now + :cost) "
@@ -133,10 +135,23 @@ def _statements(begin: str, greatest: str, now: str, placeholder: str) -> Statem
     )
 
 
+# From two buckets that are there already, in one round trip instead of four; from both or from none. The rows are locked
+# in one order everywhere, since two takes would else wait for each other, and the clock is read when it has them.
+_NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)"
+_TAKE_TWO = (
+    "WITH ask (name, cost, span) AS (VALUES (%(bucket0)s::text, %(cost0)s::bigint, %(window0)s::bigint), "
+    "(%(bucket1)s, %(cost1)s, %(window1)s)), "
+    "there AS MATERIALIZED (SELECT bucket.name, bucket.tat FROM bucket JOIN ask ON ask.name = bucket.name "
+    "ORDER BY bucket.name FOR UPDATE OF bucket), "
+    "moment AS MATERIALIZED (SELECT :now AS now FROM (SELECT count(*) FROM there) AS locked), "
+    "room AS MATERIALIZED (SELECT count(*) AS buckets FROM there JOIN ask ON ask.name = there.name, moment "
+    "WHERE greatest(there.tat, moment.now) + ask.cost - moment.now <= ask.span) "
+    "UPDATE bucket SET tat = greatest(bucket.tat, moment.now) + ask.cost FROM ask, moment, room "
+    "WHERE bucket.name = ask.name AND room.buckets = 2 RETURNING bucket.name, bucket.tat, moment.now"
+).replace(":now", _NOW)
+
 STATEMENTS = {
     "sqlite": _statements("BEGIN IMMEDIATE", "max", ":now", ":{}"),
     # The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row
-    "postgresql": _statements(
-        "BEGIN", "greatest", "CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)", "%({})s"
-    ),
+    "postgresql": _statements("BEGIN", "greatest", _NOW, "%({})s", _TAKE_TWO),
 }
