@@ -8,7 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from engine.config_document import shown
 from engine.config_report import did_you_mean, plain_error
-from engine.config_specs import CommonModelSpec, Names, Spec
+from engine.config_specs import CommonModelSpec
+from engine.config_words import Names, Spec, StallSeconds
 from engine.images.profile import (
     Batches,
     ImageProfile,
@@ -50,6 +51,9 @@ class ImageEngineSpec(Spec):
     """Images that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """An image that has been in the making for longer is given up."""
+    stall_seconds: StallSeconds | None = 30.0
+    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
+    computes. null: never."""
     cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
     fair_queue: bool = True

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from engine.config_specs import Spec, TierSpec
+from engine.config_specs import TierSpec
 from engine.config_tasks import SPEC_BY_TASK
+
+if TYPE_CHECKING:
+    from engine.config_words import Spec
 
 SCHEMA_PATH = Path(__file__).with_name("models.schema.json")
 

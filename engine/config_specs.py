@@ -5,74 +5,18 @@ The strings under the fields are the help that editors show, by way of models.sc
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from engine.config_document import shown
 from engine.config_report import did_you_mean, plain_error
+from engine.config_variants import Variants  # noqa: TC001  # pydantic reads it
+from engine.config_words import Folder, Id, Limit, Names, Spec, StallSeconds, Word
 from engine.demo import demo_names
 
-
-def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise plain_error(f"names `{shown(name)}` {times} times: keep one")
-    return names
-
-
-def _words(message: str) -> dict[str, Any]:
-    # Editors show `patternErrorMessage` instead of the regular expression; our own messages use it too.
-    return {"patternErrorMessage": message}
-
-
-Id = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9]([./]?[A-Za-z0-9_-])*$",
-        max_length=64,
-        json_schema_extra=_words(
-            "a name of at most 64 letters, digits and `-` `_` `.` `/`"
-            " (starting with a letter or digit, without `..` or `//`)"
-        ),
-    ),
-]
-Folder = Annotated[
-    str,
-    Field(
-        pattern=r"^[^/\\\x00-\x1f.~][^/\\\x00-\x1f]*(/[^/\\\x00-\x1f.~][^/\\\x00-\x1f]*)*$",
-        max_length=255,
-        json_schema_extra=_words(
-            "a folder below the weights directory, like `my-model` or `team/my-model`"
-            " (relative, without `..`, no part starting with a dot or `~`)"
-        ),
-    ),
-]
-Word = Annotated[
-    str,
-    Field(
-        pattern=r"^[a-z0-9_]+$",
-        max_length=64,
-        json_schema_extra=_words("a name of small letters, digits and `_`"),
-    ),
-]
-Name = TypeVar("Name", bound=str)
-# Strict mode would refuse YAML's lists for tuples.
-Names = Annotated[
-    tuple[Name, ...],
-    Field(strict=False, min_length=1, json_schema_extra={"uniqueItems": True}),
-    AfterValidator(_each_once),
-]
-Limit = Annotated[int, Field(ge=1, le=1_000_000_000)]
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
-
-
-class Spec(BaseModel):
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +76,12 @@ class CommonModelSpec(Spec):
     """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
     demo: Word | None = None
     """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
+    variants: Variants = ()
+    """What to serve it with, best first: `hearth plan` picks the best ones that fit this machine together."""
+    keep_loaded: bool = False
+    """Never takes turns with other models: what does not fit beside it does not run."""
+    unload_after_seconds: Annotated[float, Field(ge=10, le=31_536_000)] | None = None
+    """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
 
     @field_validator("demo")
     @classmethod
@@ -156,7 +106,7 @@ class ChatEngineSpec(Spec):
     """What vLLM is told about a chat model. Every value has a default."""
 
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    """Tokens of prompt and answer together. null: what the model's own configuration says."""
+    """Tokens of prompt and answer together. null: what the plan says, else what the model's own configuration says."""
     max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens of one answer at most. null: whatever the prompt leaves of the context."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
@@ -166,13 +116,13 @@ class ChatEngineSpec(Spec):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights in memory. auto: what the model was saved in."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
-    """GiB for the KV cache, which holds the running conversations. null: on a GPU what
-    gpu_memory_utilization leaves, on a CPU 1 GiB (demo model: 0.0625)."""
+    """GiB for the KV cache, which holds the running conversations. null: what the plan gives it; without one on a GPU
+    what gpu_memory_utilization leaves, on a CPU 1 GiB (demo model: 0.0625)."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the GPU's memory for this model, weights and cache together. Shares of models on one GPU
-    must add up to less than 1. Without effect on a CPU."""
+    """Share of the GPU's memory for this model, weights and cache together. Better left out: the plan then sees to it.
+    Without effect on a CPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """GPUs that the model is split over."""
+    """GPUs that the model is split over. Left out, the plan decides."""
     cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
     enforce_eager: bool | None = None
@@ -188,6 +138,9 @@ class ChatEngineSpec(Spec):
     """true: who waits is served by how little its key has had lately. false: first come, first served."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 8
     """Pictures in one request, for a model with the capability vision."""
+    stall_seconds: StallSeconds | None = 30.0
+    """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
+    null: never."""
     reasoning_parser: Word | None = None
     """vLLM's parser of thinking sections, like qwen3. null: chosen from the
     model's family; none: no parser."""

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.config_specs import CommonModelSpec, Names, Spec
+from engine.config_specs import CommonModelSpec
+from engine.config_words import Names, Spec, StallSeconds
 
 VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -20,6 +21,9 @@ class SpeechEngineSpec(Spec):
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """A text that has been spoken for longer is given up."""
+    stall_seconds: StallSeconds | None = 30.0
+    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
+    computes. null: never."""
     cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Threads on a CPU. null: the machine's cores divided by the models (with demo voices alone: 1)."""
     fair_queue: bool = True

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from engine.config_specs import Spec
+from engine.config_words import Spec
 
 SHIPPED = Path(__file__).with_name("profiles.yaml")
 SIZES = (256, 512, 1024)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from engine.config_document import Document, parse_document, shown
 from engine.config_report import add_problems, plain_error
-from engine.config_specs import Spec
+from engine.config_words import Spec
 from engine.voices.files import MetadataError
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SPEAKERS

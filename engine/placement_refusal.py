@@ -1,0 +1,125 @@
+"""Says by how much models do not fit, and finds the smallest change that would make them fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.hardware import GIB
+from engine.placement_types import Lack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.config import ModelSpec
+    from engine.placement_types import Device, Need
+
+_GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
+_CONTEXT_STEP = 1024
+_SHORTEST_CONTEXT = 2048
+
+
+def lack_of(specs: Sequence[ModelSpec], needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Lack:
+    """Explain why a model does not fit alone (`needs`: of each variant), or several not together (of each model)."""
+    names = tuple(spec.id for spec in specs)
+    found = _alone(names[0], needs, devices) if len(names) == 1 else _together(names, needs, devices)
+    return Lack(names, *found)
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def why_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> tuple[str, str]:
+    """Return why no variant of a model fits, with the numbers, and the smallest change that would do."""
+    message, _, _, change = _alone(model, needs, devices)
+    return message, change
+
+
+def _alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> tuple[str, int, int, str]:
+    options = [need for choice in needs for need in choice]
+    if not options:
+        gpus = len(devices) > 1
+        message = f"{model}: none of its variants runs on a {'GPU' if gpus else 'CPU'}"
+        change = "add a variant for this device in models.yaml" if gpus else "a GPU, or a variant that `runs_on: any`"
+        return message, 0, 0, change
+    lacking = [(_missing(need, device), need, device) for need in options for device in devices if _kind(need, device)]
+    missing, need, device = min(lacking, key=lambda one: (max(0, one[0]) * max(1, one[1].split), one[1].split))
+    needed = _least(need, device)
+    place = "in RAM" if device.index is None else f"on {'one GPU' if need.split == 1 else f'each of {need.split} GPUs'}"
+    what = f"{need.variant.id}, its smallest, needs {gib(needed)} {place}"
+    if not need.runs_on(device):
+        message = f"{model}: {need.variant.id} needs a GPU of compute capability {need.variant.min_compute_capability}"
+        return message, needed, device.budget_bytes, "a newer GPU, or a variant for older ones in models.yaml"
+    if need.share is not None and need.bytes_on(device) is None:
+        share = min(1.0, (needed + device.margin_bytes) / device.total_bytes)
+        message = (
+            f"{model}: {what}; gpu_memory_utilization {need.share:g} gives it {gib(need.share * device.total_bytes)}"
+        )
+        return message, needed, int(need.share * device.total_bytes), f"gpu_memory_utilization: {share:.2f}, or none"
+    message = f"{model}: {what}; there {_there(device)}, {gib(missing)} too little"
+    return message, needed, device.budget_bytes, _change(need, device, missing)
+
+
+def _kind(need: Need, device: Device) -> bool:
+    return (need.split == 0) == (device.index is None)
+
+
+def _least(need: Need, device: Device) -> int:
+    if need.share is not None and need.bytes_on(device) is not None:
+        return int(need.share * device.total_bytes)
+    return need.weights_bytes + need.activations_bytes + (need.kv_bytes if need.share is None else need.chat_bytes)
+
+
+def _missing(need: Need, device: Device) -> int:
+    return _least(need, device) - device.budget_bytes
+
+
+def _there(device: Device) -> str:
+    parts = [f"{gib(device.margin_bytes)} stay free"]
+    if device.foreign_bytes:
+        parts.insert(0, f"{gib(device.foreign_bytes)} are taken by others")
+    return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
+
+
+def _change(need: Need, device: Device, missing: int) -> str:
+    """Lower the context if that is enough; else ask for memory."""
+    changes: list[str] = []
+    if need.context_length and need.chat_bytes and not need.fixed_kv and need.share is None:
+        chats = need.kv_bytes / need.chat_bytes
+        per_token = need.chat_bytes / need.context_length
+        shorter = int((need.kv_bytes - missing) / chats / per_token) // _CONTEXT_STEP * _CONTEXT_STEP
+        if shorter >= _SHORTEST_CONTEXT:
+            changes.append(f"context_length: {shorter} in place of {need.context_length}")
+    if device.foreign_bytes >= missing:
+        changes.append(f"end the other processes there, which hold {gib(device.foreign_bytes)}")
+    if not changes:
+        changes.append(_more_memory(need, device, missing))
+    return ", or ".join(changes)
+
+
+def _more_memory(need: Need, device: Device, missing: int) -> str:
+    if device.index is None:
+        return f"{gib(missing)} more RAM"
+    # The margin grows with the GPU, so it is counted anew for each size
+    needed = _least(need, device) + device.foreign_bytes
+    enough = (size for size in _GPU_SIZES_GIB if size * GIB - max(GIB // 2, int(0.05 * size * GIB)) >= needed)
+    size = next(enough, None)
+    named = f"{need.split} GPUs" if need.split > 1 else "a GPU"
+    return f"{named} of {size} GiB" if size else f"{named} with {gib(missing)} more, or a smaller variant"
+
+
+def _together(
+    names: Sequence[str], needs: Sequence[Sequence[Need]], devices: Sequence[Device]
+) -> tuple[str, int, int, str]:
+    ram = devices[-1]
+    in_ram = [min(choice, key=lambda need: need.weights_bytes) for choice in needs]
+    needed = sum(_least(need, ram) if need.split == 0 else need.ram_bytes for need in in_ram)
+    if needed > ram.budget_bytes:
+        missing = needed - ram.budget_bytes
+        message = f"{', '.join(names)}: together they need {gib(needed)} in RAM; there {_there(ram)}"
+        return message, needed, ram.budget_bytes, f"{gib(missing)} more RAM, or one model less"
+    needed = sum(_least(need, devices[0]) * max(1, need.split) for need in in_ram if need.split)
+    available = sum(device.budget_bytes for device in devices[:-1])
+    need = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit even in turns"
+    message = f"{', '.join(names)}: {need}"
+    return message, needed, available, "take a model out of models.yaml, set a `demo`, or add a smaller variant"

@@ -1,0 +1,150 @@
+"""What a plan is made of, as frozen plain data; how it is made is engine/placement.py's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from engine.config_variants import VariantSpec
+    from engine.hardware import Hardware
+
+# resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
+# Hearth answers. unplanned: its folder is there, but says nothing that could be planned with; or nothing is there.
+State = Literal["resident", "swapped", "demo", "unplanned"]
+SwapBy = Literal["sleep", "unload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Memory that models are placed in. `index` is a GPU's, None for RAM; `budget_bytes` is what may be planned."""
+
+    index: int | None
+    name: str
+    total_bytes: int
+    foreign_bytes: int
+    margin_bytes: int
+    compute_capability: tuple[int, int] | None = None
+
+    @property
+    def budget_bytes(self) -> int:
+        return max(0, self.total_bytes - self.foreign_bytes - self.margin_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one variant needs on each of `split` GPUs (0: in RAM alone), in bytes."""
+
+    variant: VariantSpec
+    split: int
+    weights_bytes: int
+    activations_bytes: int
+    kv_bytes: int = 0
+    """KV cache for as many full-length conversations as were asked for."""
+    chat_bytes: int = 0
+    """KV cache of one of them."""
+    ram_bytes: int = 0
+    """RAM beside the GPUs, for what is kept there."""
+    context_length: int | None = None
+    share: float | None = None
+    """The share of a GPU that models.yaml gives it."""
+    fixed_kv: bool = False
+    measured: bool = False
+
+    def bytes_on(self, device: Device) -> int | None:
+        """Return the bytes it takes there; None when the share that models.yaml gives it is too small."""
+        least = self.weights_bytes + self.activations_bytes + self.kv_bytes
+        if self.share is None:
+            return least
+        given = int(self.share * device.total_bytes)
+        enough = self.weights_bytes + self.activations_bytes + (self.kv_bytes if self.fixed_kv else self.chat_bytes)
+        return given if given >= enough else None
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether it is the right kind of device, and new enough."""
+        if (self.split == 0) != (device.index is None):
+            return False
+        capability = device.compute_capability
+        return capability is None or capability[0] + capability[1] / 10 >= self.variant.min_compute_capability
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What becomes of one model."""
+
+    id: str
+    state: State
+    why: str
+    variant: VariantSpec | None = None
+    need: Need | None = None
+    gpus: tuple[int, ...] = ()
+    device_bytes: int = 0
+    """On each of `gpus`; in RAM where there are none."""
+    kv_bytes: int = 0
+    """Of them, the KV cache."""
+    utilization: float | None = None
+    """`device_bytes` as a share of the smallest of its GPUs, rounded down."""
+    swap_by: SwapBy | None = None
+    ram_bytes: int = 0
+    """RAM beside that: weights that are offloaded, or asleep."""
+
+    @property
+    def chats(self) -> int:
+        """Conversations of full length that the KV cache holds."""
+        return self.kv_bytes // self.need.chat_bytes if self.need and self.need.chat_bytes else 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A device and what the plan takes of it; of models that take turns, the largest counts."""
+
+    device: Device
+    used_bytes: int
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every model goes. Models in the order of models.yaml, devices as NVML counts them, RAM last."""
+
+    hardware: Hardware
+    models: tuple[Placed, ...]
+    devices: tuple[DeviceUse, ...]
+
+    @property
+    def chosen(self) -> dict[str, VariantSpec | None]:
+        """The variant of each model; None for one that a demo, or something unknown, answers for."""
+        return {placed.id: placed.variant for placed in self.models}
+
+    def of(self, model: str) -> Placed | None:
+        """Return what becomes of a model."""
+        return next((placed for placed in self.models if placed.id == model), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Which models cannot be placed, by how much, and the smallest change that would do."""
+
+    models: tuple[str, ...]
+    message: str
+    needed_bytes: int
+    available_bytes: int
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No plan, and why."""
+
+    hardware: Hardware
+    lack: Lack
+
+    @property
+    def message(self) -> str:
+        """What does not fit, with the numbers."""
+        return self.lack.message
+
+    @property
+    def change(self) -> str:
+        """The smallest change that would do."""
+        return self.lack.change

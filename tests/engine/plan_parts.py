@@ -1,0 +1,42 @@
+"""What the tests of plans share: models and machines to plan for. No tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from engine.config import Config, load_config
+from engine.config_tasks import SPEC_BY_TASK
+
+if TYPE_CHECKING:
+    from engine.config import ModelSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+def shipped() -> Config:
+    return load_config(ROOT / "models.yaml")
+
+
+def variant(name: str, weights_gib: float, **more: Any) -> dict[str, Any]:
+    return {"folder": name, "licence": "Apache-2.0", "weights_gib": weights_gib, **more}
+
+
+def model(name: str, *variants: dict[str, Any], task: str = "chat", **more: Any) -> ModelSpec:
+    capability = {"chat": "chat", "image": "image_generation", "speech": "speech"}[task]
+    fields: dict[str, Any] = {
+        "id": name,
+        "task": task,
+        "tier": "standard",
+        "capabilities": [capability],
+        "weights": name,
+        "variants": list(variants),
+    }
+    if task == "image":
+        fields["profile"] = "sdxl"
+    return SPEC_BY_TASK[task].model_validate({**fields, **more})
+
+
+def config_of(*models: ModelSpec) -> Config:
+    return Config(Path("models.yaml"), MappingProxyType({spec.id: spec for spec in models}), MappingProxyType({}))

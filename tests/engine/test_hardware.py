@@ -1,0 +1,84 @@
+"""What a machine has: this one, an imagined one, and one whose driver is a fake library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.hardware import GIB, HardwareError, imagined, read_hardware
+
+ROOT = Path(__file__).parents[2]
+
+# Stands in for nvidia-ml-py in a process of its own: two GPUs, one of them held by that process.
+FAKE_NVML = """
+import os
+from types import SimpleNamespace as S
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlSystemGetDriverVersion(): return "999.1"
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetMemoryInfo(index): return S(total=24 << 30, free=(24 - 10 * index) << 30)
+def nvmlDeviceGetCudaComputeCapability(index): return (8, 9)
+def nvmlDeviceGetComputeRunningProcesses(index):
+    if index == 0: raise NVMLError("not told")
+    return [S(pid=os.getpid(), usedGpuMemory=8 << 30), S(pid=2**22, usedGpuMemory=2 << 30)]
+def nvmlDeviceGetName(index): return "Fake 4090"
+def nvmlDeviceGetUUID(index): return f"GPU-{index}abc"
+"""
+ASK = """
+import json, os
+from engine.hardware import read_hardware
+found = read_hardware(server_pid=os.getpid())
+print(json.dumps([[gpu.index, gpu.name, gpu.total_bytes, gpu.foreign_bytes, gpu.compute_capability,
+                   [holder.ours for holder in gpu.holders]] for gpu in found.gpus] + [found.driver]))
+"""
+
+
+def test_this_machine_can_be_read_with_a_driver_or_without(tmp_path: Path):
+    found = read_hardware(tmp_path / "not" / "there" / "yet")
+    assert found.ram_bytes >= found.ram_available_bytes > 0
+    assert found.cpu_cores >= 1
+    assert found.disk_free_bytes is not None
+    assert found.gpus or found.problem
+    assert not found.imagined
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [(None, [0, 1]), ("", []), ("1", [1]), ("1,0", [1, 0]), ("GPU-1", [1]), ("0,7,1", [0]), ("-1", [])],
+)
+def test_gpus_are_read_with_who_holds_them_and_cuda_visible_devices_is_heeded(tmp_path: Path, visible, indices):
+    (tmp_path / "pynvml.py").write_text(FAKE_NVML)
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment |= {"PYTHONPATH": f"{tmp_path}:{ROOT}"} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
+    *gpus, driver = json.loads(done.stdout)
+    assert [gpu[0] for gpu in gpus] == indices
+    assert driver == "999.1"
+    for index, name, total, foreign, capability, ours in gpus:
+        assert (name, total, capability) == ("Fake 4090", 24 * GIB, [8, 9])
+        assert (foreign, ours) == ((0, []) if index == 0 else (2 * GIB, [True, False]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [("2x24GiB", [24, 24]), ("1x24GiB+1x48GiB", [24, 48]), ("8x80", [80] * 8), ("16 GB", [16]), ("cpu", [])],
+)
+def test_machines_can_be_imagined(shape: str, sizes: list[int]):
+    found = imagined(shape, ram_gib=32)
+    assert [gpu.total_bytes for gpu in found.gpus] == [size * GIB for size in sizes]
+    assert found.ram_bytes == 32 * GIB
+    assert found.imagined
+
+
+@pytest.mark.parametrize("shape", ["", "two", "0x24", "2x0", "24x", "2x24GiB+", "99x8", "x24"])
+def test_what_is_no_machine_is_said_to_be_none(shape: str):
+    with pytest.raises(HardwareError):
+        imagined(shape)

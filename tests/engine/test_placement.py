@@ -1,0 +1,271 @@
+"""What goes where, and why not: tables of small machines, and properties of plans for any machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_parts import config_of, model, shipped, variant
+
+from engine.footprints import Footprints
+from engine.hardware import GIB, Gpu, Hardware, Holder, imagined
+from engine.placement import plan
+from engine.placement_needs import devices_of
+from engine.placement_report import as_data
+from engine.placement_types import Plan, Refusal
+
+if TYPE_CHECKING:
+    import random
+
+BIG, SMALL = variant("big", 14, activations_gib=1), variant("small", 4, activations_gib=1)
+
+
+def planned(machine: str | Hardware, *models, **more) -> Plan:
+    hardware = imagined(machine) if isinstance(machine, str) else machine
+    found = plan(config_of(*models), hardware, **more)
+    assert isinstance(found, Plan), found
+    return found
+
+
+def refused(machine: str, *models) -> Refusal:
+    found = plan(config_of(*models), imagined(machine))
+    assert isinstance(found, Refusal)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("machine", "chosen", "states"),
+    [
+        ("1x8", ("small", "small"), {"swapped"}),
+        ("1x16", ("small", "small"), {"resident"}),
+        ("1x24", ("big", "small"), {"resident"}),
+        ("1x48", ("big", "big"), {"resident"}),
+        ("2x24", ("big", "big"), {"resident"}),
+    ],
+)
+def test_each_takes_the_best_that_fits_beside_the_others(machine: str, chosen, states):
+    found = planned(machine, model("a", BIG, SMALL), model("b", BIG, SMALL))
+    assert tuple(one.variant.id for one in found.models) == chosen
+    assert {one.state for one in found.models} == states
+
+
+def test_a_model_too_large_for_one_gpu_is_split_over_as_few_as_will_do():
+    large = variant("large", 60, tensor_parallel_sizes=[1, 2, 4])
+    assert [len(planned(f"{count}x48", model("a", large)).models[0].gpus) for count in (2, 4)] == [2, 2]
+    assert planned("4x24", model("a", large)).models[0].gpus == (0, 1, 2, 3)
+    assert isinstance(plan(config_of(model("a", large)), imagined("2x24")), Refusal)
+
+
+def test_gpus_of_different_sizes_are_used_for_what_fits_each():
+    found = planned("1x8+1x24", model("a", BIG | {"weights_gib": 18}), model("b", SMALL))
+    assert [one.gpus for one in found.models] == [(1,), (0,)]
+
+
+def test_kv_cache_holds_the_full_length_conversations_asked_for_and_gets_most_of_what_is_left():
+    chatty = variant("chatty", 4, activations_gib=1, kv_kib_per_token=128, context_length=8192, chats=2)
+    one = planned("1x24", model("a", chatty)).models[0]
+    assert one.need.chat_bytes == GIB
+    assert one.need.kv_bytes == 2 * GIB
+    left = 24 * GIB - int(0.05 * 24 * GIB) - 7 * GIB
+    assert one.kv_bytes == 2 * GIB + int(0.75 * left)
+    assert one.chats == 13
+    assert one.device_bytes - GIB // 100 < one.utilization * 24 * GIB <= one.device_bytes
+
+
+def test_kv_heads_limit_how_far_the_cache_is_split():
+    wide = variant("wide", 40, kv_kib_per_token=64, kv_heads=2, tensor_parallel_sizes=[4])
+    assert planned("4x24", model("a", wide)).models[0].need.chat_bytes == 8192 * 64 * 1024 // 2
+
+
+def test_what_models_yaml_says_wins():
+    chatty = variant("chatty", 4, kv_kib_per_token=128, tensor_parallel_sizes=[1, 2])
+    engine = {"context_length": 4096, "kv_cache_gib": 3.0, "tensor_parallel_size": 2}
+    one = planned("2x24", model("a", chatty, engine=engine)).models[0]
+    assert (one.need.context_length, one.kv_bytes, one.gpus) == (4096, 3 * GIB, (0, 1))
+    shared = planned("1x24", model("a", chatty, engine={"gpu_memory_utilization": 0.5})).models[0]
+    assert shared.device_bytes == 12 * GIB
+
+
+def test_shares_that_add_up_to_more_than_the_gpu_take_turns():
+    engine = {"gpu_memory_utilization": 0.6}
+    found = planned("1x24", model("a", SMALL, engine=engine), model("b", SMALL, engine=engine))
+    assert {one.state for one in found.models} == {"swapped"}
+
+
+def test_images_give_way_before_chat_and_voices_never_do():
+    voices = model("v", variant("voices/x", 0.4, runs_on="cpu"), task="speech")
+    found = planned(
+        "1x16", model("i", SMALL | {"weights_gib": 9}, task="image"), model("a", SMALL), model("z", SMALL), voices
+    )
+    assert {one.id: one.state for one in found.models} == {
+        "i": "swapped",
+        "a": "resident",
+        "z": "swapped",
+        "v": "resident",
+    }
+
+
+def test_weights_of_chat_models_that_take_turns_sleep_in_ram_where_it_holds_them():
+    chats = [model(name, variant(name, 12, activations_gib=1)) for name in "ab"]
+    assert {one.swap_by for one in planned("1x24", *chats).models} == {"sleep"}
+    small_ram = imagined("1x24", ram_gib=16)
+    assert {one.swap_by for one in planned(small_ram, *chats).models} == {"unload"}
+
+
+def test_the_demo_answers_where_nothing_fits_and_says_what_would_change_that():
+    found = planned("1x8", model("a", BIG, demo="chat"))
+    assert (found.models[0].state, found.chosen["a"]) == ("demo", None)
+    assert "Smallest change: a GPU of 16 GiB" in found.models[0].why
+
+
+def test_without_a_demo_it_is_refused_with_the_numbers_and_the_smallest_change():
+    found = refused("1x8", model("a", BIG))
+    assert found.lack.needed_bytes == 15 * GIB
+    assert "needs 15.0 GiB on one GPU; there are 7.5 GiB of 8.0 GiB" in found.message
+    assert found.change == "a GPU of 16 GiB"
+
+
+def test_a_shorter_context_is_the_smallest_change_where_that_will_do():
+    long = variant("long", 4, activations_gib=1, kv_kib_per_token=128, context_length=32768, chats=1)
+    found = refused("1x8", model("a", long))
+    assert found.change == "context_length: 20480 in place of 32768"
+    assert planned("1x8", model("a", long, engine={"context_length": 20480})).models[0].chats == 1
+
+
+def test_a_share_that_is_too_small_is_refused_with_one_that_is_not():
+    found = refused("1x24", model("a", BIG, engine={"gpu_memory_utilization": 0.3}))
+    assert "gpu_memory_utilization 0.3 gives it 7.2 GiB" in found.message
+    assert found.change.startswith("gpu_memory_utilization: 0.67")
+
+
+def test_too_old_gpus_are_said_to_be_so():
+    old = replace(imagined("1x24").gpus[0], compute_capability=(7, 5))
+    machine = replace(imagined("cpu"), gpus=(old,))
+    found = plan(config_of(model("a", SMALL | {"min_compute_capability": 8.0})), machine)
+    assert "compute capability 8.0" in found.message
+
+
+def test_models_of_which_nothing_is_known_are_named_and_not_dropped():
+    found = planned("1x24", model("a"), model("b", SMALL), folders={"a": ()})
+    assert [one.state for one in found.models] == ["unplanned", "resident"]
+    assert "does not say how large it is" in found.models[0].why
+
+
+def test_memory_that_others_hold_is_not_planned_with_but_our_own_is():
+    holders = (Holder(7, "other", 6 * GIB), Holder(8, "ours", 10 * GIB, ours=True))
+    gpu = Gpu(0, "x", 24 * GIB, 8 * GIB, holders=holders)
+    machine = replace(imagined("cpu"), gpus=(gpu,))
+    assert gpu.foreign_bytes == 6 * GIB
+    assert devices_of(machine)[0].budget_bytes == 24 * GIB - 6 * GIB - int(0.05 * 24 * GIB)
+    unknown = replace(gpu, holders=(Holder(8, "ours", None, ours=True),))
+    assert unknown.foreign_bytes == 0
+
+
+def test_what_was_measured_replaces_what_was_stated():
+    spec = model("a", BIG, SMALL)
+    assert planned("1x16", spec).chosen["a"].id == "big"
+    measured = Footprints().with_(spec.variants[0], 1, "GPU", int(15.5 * GIB))
+    found = planned("1x16", spec, footprints=measured)
+    assert found.chosen["a"].id == "small"
+    assert "(measured)" not in found.models[0].why
+    slimmer = Footprints().with_(spec.variants[0], 1, "GPU", 12 * GIB)
+    assert "12.0 GiB weights (measured)" in planned("1x16", spec, footprints=slimmer).models[0].why
+
+
+# Properties, for any models and machine.
+
+_variants = st.lists(
+    st.builds(
+        lambda name, size, kv, splits, runs_on: variant(
+            f"v{name}", size, kv_kib_per_token=kv, tensor_parallel_sizes=splits, runs_on=runs_on
+        ),
+        st.integers(0, 99),
+        st.floats(0.5, 90),
+        st.floats(0, 200),
+        st.sampled_from([[1], [1, 2], [2, 4], [1, 2, 4, 8]]),
+        st.sampled_from(["gpu", "gpu", "gpu", "any", "cpu"]),
+    ),
+    max_size=4,
+    unique_by=lambda one: one["folder"],
+)
+_DEMOS = {"chat": "chat", "image": "image", "speech": "voices"}
+_models = st.lists(
+    st.tuples(_variants, st.sampled_from(["chat", "chat", "image", "speech"]), st.booleans()), min_size=1, max_size=5
+).map(
+    lambda all_: [
+        model(f"m{at}", *variants, task=task, demo=_DEMOS[task] if has_demo else None)
+        for at, (variants, task, has_demo) in enumerate(all_)
+    ]
+)
+_machines = st.tuples(
+    st.lists(st.sampled_from([8, 12, 16, 24, 48, 80, 141]), max_size=6), st.sampled_from([8, 16, 64, 256])
+).map(lambda shape: imagined("+".join(f"{size}GiB" for size in shape[0]) or "cpu", ram_gib=shape[1]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(_models, _machines)
+def test_no_device_is_ever_exceeded_and_no_model_dropped(models, machine):
+    found = plan(config_of(*models), machine)
+    if isinstance(found, Refusal):
+        assert found.lack.models
+        assert found.message
+        assert found.change
+        return
+    assert [one.id for one in found.models] == [spec.id for spec in models]
+    for use in found.devices:
+        assert use.used_bytes <= use.device.budget_bytes
+    for one in found.models:
+        assert one.state in {"resident", "swapped", "demo", "unplanned"}
+        assert one.why
+        assert (one.variant is None) == (one.state in {"demo", "unplanned"})
+        if one.state == "swapped":
+            assert one.swap_by is not None
+    turns = [one for one in found.models if one.state == "swapped"]
+    for one in turns:
+        assert any(set(one.gpus) & set(other.gpus) or not one.gpus for other in turns if other is not one)
+    for device in found.devices[:-1]:
+        # Counted anew, from what each model is told it may take
+        here = [one for one in found.models if device.device.index in one.gpus]
+        resident = sum(one.device_bytes for one in here if one.state != "swapped")
+        turn = max((one.device_bytes for one in here if one.state == "swapped"), default=0)
+        assert resident + turn <= device.device.budget_bytes
+
+
+@settings(max_examples=80, deadline=None)
+@given(_models, _machines, st.randoms(use_true_random=False))
+def test_the_order_of_models_and_gpus_changes_nothing(models, machine, chance: random.Random):
+    first = plan(config_of(*models), machine)
+    shuffled = list(models)
+    chance.shuffle(shuffled)
+    gpus = list(machine.gpus)
+    chance.shuffle(gpus)
+    gpus = tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus))
+    second = plan(config_of(*shuffled), replace(machine, gpus=gpus))
+    assert _essence(first) == _essence(second)
+
+
+def _essence(found: Plan | Refusal) -> object:
+    if isinstance(found, Refusal):
+        return sorted(found.lack.models), found.lack.needed_bytes
+    sizes = {use.device.index: use.device.total_bytes for use in found.devices}
+    return sorted(
+        (
+            one.id,
+            one.state,
+            one.variant.id if one.variant else "",
+            one.device_bytes,
+            sorted(sizes[gpu] for gpu in one.gpus),
+        )
+        for one in found.models
+    )
+
+
+def test_the_shipped_models_fit_every_shape_with_no_model_left_out():
+    for shape in ("1x8", "1x16", "1x24", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80"):
+        found = plan(shipped(), imagined(shape))
+        assert isinstance(found, Plan)
+        assert {one.state for one in found.models} <= {"resident", "swapped"}
+        assert as_data(found)["fits"]

@@ -1,0 +1,185 @@
+"""What a plan means for loading: the folder, the engine's values, the GPUs, and what is kept of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+from plan_parts import config_of, model, shipped, variant
+from serving import Server
+
+from engine import demo
+from engine.config import ChatModelSpec, ImageModelSpec, load_config
+from engine.errors import LoadError
+from engine.footprints import Footprints
+from engine.hardware import GIB, imagined
+from engine.hub.manifest import Manifest, ManifestFile, write_manifest
+from engine.own_weights import own_folders
+from engine.planned import Planned
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHATTY = variant("chatty", 4, kv_kib_per_token=128, context_length=4096, tensor_parallel_sizes=[1, 2], dtype="bfloat16")
+
+
+def planned(tmp_path: Path, *models, machine: str = "2x24") -> Planned:
+    return Planned(config_of(*models), tmp_path, None, imagined(machine))
+
+
+def put(folder: Path) -> Path:
+    """A complete folder, as a pull leaves it."""
+    shutil.copytree(demo.weights_dir("chat"), folder)
+    contents = {file.name: file.read_bytes() for file in folder.iterdir()}
+    files = tuple(
+        ManifestFile(path=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    )
+    write_manifest(folder, Manifest(repository="a/b", revision="0" * 40, files=files))
+    return folder
+
+
+def test_the_demo_answers_until_the_planned_folder_is_complete(tmp_path: Path):
+    spec = model("a", CHATTY, demo="chat")
+    before = planned(tmp_path, spec)
+    assert before.folder(spec) == (demo.weights_dir("chat"), True)
+    assert before.is_demo(spec)
+    shutil.copytree(demo.weights_dir("chat"), tmp_path / "chatty")  # no manifest: half of it may be missing
+    assert planned(tmp_path, spec).is_demo(spec)
+    shutil.rmtree(tmp_path / "chatty")
+    put(tmp_path / "chatty")
+    assert planned(tmp_path, spec).folder(spec) == (tmp_path / "chatty", False)
+
+
+def test_the_operators_own_folder_goes_before_the_plans(tmp_path: Path):
+    spec = model("a", CHATTY)
+    put(tmp_path / "chatty")
+    own = put(tmp_path / "a")
+    assert planned(tmp_path, spec).folder(spec) == (own, False)
+
+
+def test_without_any_folder_it_is_said_how_to_get_one(tmp_path: Path):
+    spec = model("a", CHATTY)
+    with pytest.raises(LoadError, match=r"2\. hearth weights pull a;"):
+        planned(tmp_path, spec).folder(spec)
+
+
+def test_a_refused_model_is_not_loaded_on_gpus_and_the_numbers_are_said(tmp_path: Path):
+    spec = model("a", CHATTY, demo=None)
+    config = config_of(spec, model("b", variant("huge", 400)))
+    put(tmp_path / "huge")
+    found = Planned(config, tmp_path, None, imagined("1x24"))
+    with pytest.raises(LoadError):
+        found.folder(config.models["b"])
+
+
+def test_vllm_is_told_its_share_in_bytes(tmp_path: Path):
+    spec = model("a", CHATTY)
+    found = planned(tmp_path, spec, machine="1x24")
+    assert isinstance(spec, ChatModelSpec)
+    engine = found.chat_spec(spec, is_demo=False).engine
+    placed = found.of("a")
+    assert int(engine.kv_cache_gib * GIB) == pytest.approx(placed.kv_bytes, abs=1)
+    assert engine.gpu_memory_utilization == placed.utilization < 0.95
+    assert (engine.context_length, engine.tensor_parallel_size, engine.dtype) == (4096, 1, "bfloat16")
+
+
+def test_what_models_yaml_says_is_not_touched(tmp_path: Path):
+    said = {"context_length": 1024, "kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5, "dtype": "float16"}
+    spec = model("a", CHATTY, engine=said)
+    engine = planned(tmp_path, spec).chat_spec(spec, is_demo=False).engine
+    assert {key: getattr(engine, key) for key in said} == said
+    open_ = model("b", CHATTY, engine={"context_length": None, "dtype": "auto", "kv_cache_gib": None})
+    filled = planned(tmp_path, open_).chat_spec(open_, is_demo=False).engine
+    assert (filled.context_length, filled.dtype) == (4096, "bfloat16")
+    assert filled.kv_cache_gib > 0
+
+
+def test_a_demo_keeps_to_its_own_values(tmp_path: Path):
+    spec = model("a", CHATTY, demo="chat")
+    on_gpu = planned(tmp_path, spec).chat_spec(spec, is_demo=True).engine
+    assert (on_gpu.context_length, on_gpu.kv_cache_gib, on_gpu.tensor_parallel_size) == (2048, 0.0625, 1)
+    on_cpu = planned(tmp_path, spec, machine="cpu").chat_spec(spec, is_demo=True).engine
+    assert (on_cpu.context_length, on_cpu.kv_cache_gib, on_cpu.dtype) == (2048, None, "auto")
+
+
+def test_an_image_model_is_run_by_the_profile_of_its_variant(tmp_path: Path):
+    fields = variant("x", 6, profile="flux2-klein-4b", offload="model", resident_gib=3)
+    spec = model("i", fields, task="image", demo="image")
+    found = planned(tmp_path, spec, machine="1x24")
+    assert isinstance(spec, ImageModelSpec)
+    run = found.image_spec(spec, is_demo=False)
+    assert (run.profile, run.engine.offload) == ("flux2-klein-4b", "model")
+    assert found.image_spec(spec, is_demo=True) == spec
+
+
+def test_processes_see_the_gpus_of_their_model_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    specs = [model(name, variant(name, 18)) for name in "ab"]
+    found = planned(tmp_path, *specs)
+    seen = []
+    for spec in specs:
+        with found.on_its_gpus(spec):
+            seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert sorted(seen) == ["0", "1"]
+
+
+def test_an_own_folder_is_planned_by_its_files(tmp_path: Path):
+    shutil.copytree(demo.weights_dir("chat"), tmp_path / "a")
+    spec = model("a", demo="chat")
+    (found,) = own_folders(config_of(spec, model("b")), tmp_path)["a"]
+    assert found.weights_gib * GIB == sum(file.stat().st_size for file in (tmp_path / "a").glob("*.safetensors"))
+    # 3 layers, 2 KV heads of 64, keys and values, two bytes each
+    assert found.kv_kib_per_token == 3 * 2 * 64 * 2 * 2 / 1024
+    assert found.context_length == 4096
+
+
+@pytest.mark.parametrize("config", ["{", "{}", '{"num_hidden_layers": "x"}', "[]"])
+def test_an_own_folder_that_says_nothing_is_left_out_of_the_account(tmp_path: Path, config: str):
+    shutil.copytree(demo.weights_dir("chat"), tmp_path / "a")
+    (tmp_path / "a" / "config.json").write_text(config)
+    spec = model("a")
+    assert own_folders(config_of(spec), tmp_path) == {"a": ()}
+    assert planned(tmp_path, spec).of("a").state == "unplanned"
+
+
+def test_the_shipped_demos_answer_on_any_machine_without_weights(tmp_path: Path):
+    for machine in ("cpu", "1x8", "8x80"):
+        found = Planned(shipped(), tmp_path, None, imagined(machine))
+        assert all(found.is_demo(spec) for spec in shipped().models.values())
+
+
+YAML = """\
+models:
+  a:
+    task: chat
+    tier: standard
+    capabilities: [chat, streaming]
+    weights: a
+    demo: chat
+    variants:
+      - {folder: chatty, licence: Apache-2.0, weights_gib: 0.7, activations_gib: 0.2, runs_on: any, chats: 64,
+         kv_kib_per_token: 1, context_length: 1024}
+tiers:
+  standard: {models: [standard]}
+"""
+
+
+@pytest.mark.engine
+def test_a_planned_folder_is_served_and_what_it_took_is_kept(tmp_path: Path):
+    put(tmp_path / "weights" / "chatty")
+    (tmp_path / "models.yaml").write_text(YAML)
+    with Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")}) as server:
+        headers = {"Authorization": f"Bearer {server.admin_key.text}"}
+        (told,) = httpx2.get(f"{server.base_url}/models", headers=headers).json()["data"]
+        assert server.stop() == 0, server.log()
+    assert (told["demo"], told["context_length"]) == (False, 1024)
+    (planned_variant,) = load_config(tmp_path / "models.yaml").models["a"].variants
+    used = Footprints.read(server.data_dir).of(planned_variant, 0, "RAM")
+    assert used is not None
+    assert 0.28 * GIB < used < 2 * GIB

@@ -1,0 +1,60 @@
+"""`hearth plan` on the command line: its table, its JSON, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+YAML = """\
+models:
+  large:
+    task: chat
+    tier: standard
+    capabilities: [chat]
+    weights: large
+    variants:
+      - {folder: x, licence: MIT, weights_gib: 40, activations_gib: 1, repository: a/b}
+tiers:
+  standard: {models: [standard]}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    (tmp_path / "models.yaml").write_text(YAML)
+    folders = ["--weights-dir", str(tmp_path), "--data-dir", str(tmp_path), "--models", str(tmp_path / "models.yaml")]
+    return lambda *arguments: CliRunner().invoke(app, ["plan", *folders, *arguments])
+
+
+def test_what_does_not_fit_is_refused_with_exit_code_1_the_numbers_and_a_change(run):
+    refused = run("--gpus", "1x24GiB")
+    assert refused.exit_code == 1
+    assert "large: x, its smallest, needs 41.0 GiB on one GPU; there are 22.8 GiB of 24.0 GiB" in refused.stdout
+    assert "Smallest change: a GPU of 48 GiB." in refused.stdout
+
+
+def test_as_json_it_is_one_object_with_sizes_in_bytes(run):
+    (model,) = json.loads(run("--gpus", "1x48GiB", "--json").stdout)["models"]
+    assert (model["id"], model["variant"], model["state"], model["gpus"]) == ("large", "x", "resident", [0])
+    assert model["weights_bytes_per_device"] == 40 * 2**30
+    told = json.loads(run("--gpus", "1x24GiB", "--json").stdout)
+    assert (told["fits"], told["models"], told["needed_bytes"]) == (False, ["large"], 41 * 2**30)
+
+
+@pytest.mark.parametrize("arguments", [("--gpus", "two"), ("--gpus", "0x8GiB"), ("--ram", "8")])
+def test_what_is_no_machine_is_a_wrong_argument(run, arguments):
+    wrong = run(*arguments)
+    assert wrong.exit_code == 2
+    assert wrong.stdout == ""
+
+
+def test_this_machine_can_be_planned_for_with_or_without_gpus(run):
+    assert run().exit_code in {0, 1}
