@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import LoadError
@@ -10,7 +11,10 @@ from engine.errors import LoadError
 if TYPE_CHECKING:
     from pathlib import Path
 
+_INDEX = re.compile(r".*\.safetensors\.index(\.[a-z0-9]+)?\.json")  # the last part is a number format, like fp16
 _CONFIG_LIMIT_BYTES = 4 * 2**20
+# A mixture of experts has a line for each of its experts' tensors, and there are tens of thousands.
+_INDEX_LIMIT_BYTES = 64 * 2**20
 
 
 def check_folder(folder: Path) -> None:
@@ -34,11 +38,11 @@ def shards(file: Path) -> list[str]:
 
     An index of pickles, which a repository may offer beside, names nothing that is loaded here.
     """
-    content = read_config(file)
+    content = read_config(file, limit_bytes=_INDEX_LIMIT_BYTES)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise LoadError(f"{file.parent.name}/{file.name} is no index of weights. Download the model again.")
-    if not file.name.endswith(".safetensors.index.json"):
+    if not _INDEX.fullmatch(file.name):
         return []
     found = sorted(set(names.values()))
     if not all(name.endswith(".safetensors") and "/" not in name and "\\" not in name for name in found):
@@ -58,13 +62,14 @@ def check_no_code(file: Path) -> None:
         )
 
 
-def read_config(file: Path) -> Any:
-    """Return what a JSON file of at most 4 MiB holds. Raises `LoadError`, naming the file, if it is none."""
+def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
+    """Return what a JSON file of limited size holds. Raises `LoadError`, naming the file, if it is none."""
     try:
         if file.exists() and not file.is_file():
             raise LoadError(f"{file.parent.name}/{file.name} is no file.")
-        if file.stat().st_size > _CONFIG_LIMIT_BYTES:
-            raise LoadError(f"{file.parent.name}/{file.name} is larger than 4 MiB: that is no model configuration.")
+        if file.stat().st_size > limit_bytes:
+            limit = f"{limit_bytes >> 20} MiB"
+            raise LoadError(f"{file.parent.name}/{file.name} is larger than {limit}: that is no model configuration.")
         return json.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise LoadError(f"{file.parent.name} holds no {file.name}: it is no complete model folder.") from error

@@ -1,0 +1,146 @@
+"""`hearth weights list`, `remove`, `export` and `import`: what lies in the weights directory, how it goes and comes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from engine.errors import EngineError
+from engine.hub.carry import carry, found_below
+from engine.hub.paths import check_folder_name
+from engine.hub.patience import Patience
+from engine.hub.shelf import remove, shelved
+from engine.hub.verify import required_manifest
+from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli_tables import print_rich
+from server.instance import running_pid
+from server.weights_choice import users
+from server.weights_progress import FileProgress, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Folders = Annotated[list[str], typer.Argument(metavar="FOLDER...", help="As `hearth weights list` names them.")]
+
+_MEANINGS = {
+    "complete": "complete",
+    "damaged": "damaged: hearth weights pull FOLDER --again",
+    "own": "your own (no manifest)",
+    "partial": "unfinished: pull it again to go on",
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make these verbs part of `hearth weights`."""
+    app.command("list")(list_command)
+    app.command("remove")(remove_command)
+    app.command("export")(export_command)
+    app.command("import")(import_command)
+
+
+def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_json: AsJson = False) -> None:
+    """Show the folders of the weights directory: what they are, whether they are complete, and who uses them."""
+    settings = settings_for(models=models, weights_dir=weights_dir)
+    config = config_for(settings)
+    try:
+        found = shelved(settings.weights_dir)
+    except EngineError as error:
+        refuse(error.message, code=1)
+    if as_json:
+        listed = [asdict(one) | {"used_by": users(config, one.folder)} for one in found]
+        print_json({"weights_dir": str(settings.weights_dir), "weights": listed})
+        return
+    if not found:
+        typer.echo(f"There are no models in {settings.weights_dir}. `hearth weights pull` fetches what the plan wants.")
+        return
+    table = Table("folder", "repository", "revision", "size", "state", "for", box=box.SIMPLE)
+    for one in found:
+        repository = "/".join(part for part in (one.repository, one.subfolder) if part)
+        cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes), _MEANINGS[one.state])
+        table.add_row(*(Text(cell) for cell in cells), Text(", ".join(users(config, one.folder))))
+    print_rich(table)
+
+
+def remove_command(
+    folders: Folders,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    weights_dir: WeightsDir = None,
+    data_dir: DataDir = None,
+    models: Models = None,
+) -> None:
+    """Remove folders, and what is unfinished of them. Refused while a server runs that uses them."""
+    settings = settings_for(data_dir, models, weights_dir=weights_dir)
+    config = config_for(settings)
+    running = running_pid(settings.data_dir)
+    try:
+        for folder in folders:
+            used = users(config, check_folder_name(folder))
+            if running is not None and used:
+                refuse(
+                    f"The server (process {running}) uses {folder} for {', '.join(used)}. Pick one: 1. stop the "
+                    "server; 2. give the model another folder in models.yaml and run `hearth reload`.",
+                    code=1,
+                )
+            if not yes:
+                typer.confirm(f"Remove {settings.weights_dir / folder}?", abort=True)
+            typer.echo(f"{folder} is removed: {size_text(remove(settings.weights_dir, folder))} freed.")
+    except EngineError as error:
+        refuse(error.message, code=1)
+
+
+def export_command(
+    folders: Folders,
+    *,
+    to: Annotated[Path, typer.Option(help="Directory to write into, like a disk to be carried.")],
+    weights_dir: WeightsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy folders, verified, into a directory that `hearth weights import` reads on another machine."""
+    root = settings_for(weights_dir=weights_dir).weights_dir
+    try:
+        _carry_all({check_folder_name(folder): root / folder for folder in folders}, to, as_json=as_json)
+    except EngineError as error:
+        refuse(error.message, code=1)
+
+
+def import_command(
+    directory: Annotated[Path, typer.Argument(help="What `hearth weights export` wrote, or one folder of it.")],
+    *,
+    folder: Annotated[str | None, typer.Option("--as", help="Folder for it, if it is one. Default: its name.")] = None,
+    weights_dir: WeightsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy folders from a directory into the weights directory; each appears when all of its hashes are right."""
+    root = settings_for(weights_dir=weights_dir).weights_dir
+    try:
+        found = found_below(directory)
+        if folder is not None and len(found) != 1:
+            refuse(f"{directory} holds {len(found)} models; --as names one. Import one of: {', '.join(found)}.")
+        named = {folder or name or directory.resolve().name: place for name, place in found.items()}
+        _carry_all(named, root, as_json=as_json)
+    except EngineError as error:
+        refuse(error.message, code=1)
+
+
+def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> None:
+    rows = []
+    for name, source in folders.items():
+        manifest = required_manifest(source)
+        try:
+            with FileProgress(name, manifest.size_bytes, quiet=as_json) as progress:
+                _, copied = carry(source, root, name, progress.report, Patience())
+        except KeyboardInterrupt:
+            refuse("Stopped. The same command goes on.", code=130)
+        rows.append({"folder": name, "size_bytes": manifest.size_bytes, "copied": copied})
+        if not as_json:
+            what = f"{size_text(manifest.size_bytes)} copied and verified" if copied else "was there already"
+            typer.echo(f"{root / name}: {what}.")
+    if as_json:
+        print_json({"directory": str(root), "weights": rows})

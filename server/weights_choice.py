@@ -1,0 +1,110 @@
+"""Which repositories `hearth weights pull` means: the plan's variants, one by name, or a folder that is there."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from engine.hub.errors import WeightsError
+from engine.hub.manifest import read_manifest
+from engine.hub.paths import is_there
+from engine.hub.pull import Wanted
+from engine.hub.shelf import shelved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from engine.config import Config, ModelSpec
+    from engine.config_variants import VariantSpec
+    from server.settings import Settings
+
+
+def chosen(config: Config, settings: Settings, names: Sequence[str], gpus: str | None) -> list[Wanted]:
+    """Return what to pull for these names; for none, the whole plan. Raises `EngineError`."""
+    if names:
+        return [_named(config, settings, name, gpus) for name in names]
+    specs = [spec for spec in config.models.values() if not is_there(settings.weights_dir / spec.weights)]
+    planned = _planned(config, settings, gpus, own=[spec.id for spec in config.models.values() if spec not in specs])
+    return [wanted for spec in specs if (wanted := _of(planned.get(spec.id))) is not None]
+
+
+def users(config: Config, folder: str) -> list[str]:
+    """Return the models that a folder is for."""
+    return [
+        spec.id
+        for spec in config.models.values()
+        if folder == spec.weights
+        or folder.startswith(f"{spec.weights}/")
+        or folder in {variant.id for variant in spec.variants}
+    ]
+
+
+def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> Wanted:
+    spec = config.models.get(name)
+    if spec is not None:
+        return _of_model(config, settings, spec, gpus)
+    variants = {variant.id: variant for spec in config.models.values() for variant in spec.variants}
+    if name in variants:
+        wanted = _of(variants[name])
+        if wanted is None:
+            raise WeightsError(f"{name} has no `repository` in models.yaml: its folder is made by hand.")
+        return wanted
+    known = _known(settings.weights_dir, name)
+    if known is not None:
+        return known
+    near = difflib.get_close_matches(name, [*config.models, *variants], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*config.models, *variants])}."
+    raise WeightsError(
+        f"{name} is neither a model nor a variant of models.yaml, nor a folder that was pulled; {hint} Anything else "
+        "is pulled with --repository owner/name."
+    )
+
+
+def _of_model(config: Config, settings: Settings, spec: ModelSpec, gpus: str | None) -> Wanted:
+    others = [other for other in config.models if other != spec.id]
+    wanted = _of(_planned(config, settings, gpus, own=others).get(spec.id))
+    if wanted is not None:
+        return wanted
+    if not any(variant.repository for variant in spec.variants):
+        raise WeightsError(
+            f"{spec.id} has no variant with a `repository` in models.yaml. Pick one: 1. add one (docs/models-yaml.md); "
+            f"2. hearth weights pull --repository owner/name --as {spec.weights}"
+        )
+    raise WeightsError(
+        f"The plan has no variant of {spec.id} for this machine (`hearth plan` says why). Pick one: 1. plan for the "
+        "machine that will serve it, like --gpus 1x24GiB; 2. name a variant: "
+        f"{', '.join(variant.id for variant in spec.variants if variant.repository)}."
+    )
+
+
+def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence[str]) -> dict[str, VariantSpec | None]:
+    """Return the plan's variants; models in `own` are planned with the folders of their own that they may have."""
+    from engine.footprints import Footprints
+    from engine.hardware import imagined, read_hardware
+    from engine.own_weights import own_folders
+    from engine.placement import plan
+    from engine.placement_types import Refusal
+
+    hardware = read_hardware(settings.weights_dir) if gpus is None else imagined(gpus)
+    folders = {model: folder for model, folder in own_folders(config, settings.weights_dir).items() if model in own}
+    found = plan(config, hardware, Footprints.read(settings.data_dir), folders)
+    if isinstance(found, Refusal):
+        raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
+    return found.chosen
+
+
+def _known(weights_dir: Path, name: str) -> Wanted | None:
+    """What a folder, or an unfinished pull, says it is."""
+    for one in shelved(weights_dir):
+        if one.folder == name and one.repository is not None:
+            manifest = read_manifest(weights_dir / name) if one.state != "partial" else None
+            revision = manifest.revision if manifest else one.revision
+            return Wanted(one.repository, name, revision, one.subfolder)
+    return None
+
+
+def _of(variant: VariantSpec | None) -> Wanted | None:
+    if variant is None or variant.repository is None:
+        return None
+    return Wanted(variant.repository, variant.id, variant.revision)
