@@ -28,12 +28,14 @@ from engine.types import (
     FinishReason,
     ModelHealth,
     ModelInfo,
+    ModelLoad,
     TextRequest,
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
+from engine.voices.languages import language_code
 from engine.voices.requests import AudioFormat, SpeechChunk, SpeechRequest
 from engine.voices.types import Voice
 
@@ -62,6 +64,7 @@ __all__ = [
     "LoadError",
     "ModelHealth",
     "ModelInfo",
+    "ModelLoad",
     "ModelLoadingError",
     "ModelSpec",
     "OverloadedError",
@@ -80,5 +83,6 @@ __all__ = [
     "Urgency",
     "Usage",
     "Voice",
+    "language_code",
     "load_config",
 ]

@@ -17,13 +17,15 @@ from engine.images.profile import SIZES
 from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
 from engine.pool import Pool
-from engine.types import ModelInfo
+from engine.types import ModelInfo, ModelLoad
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
-    from engine.backends import ChatBackend, ImageBackend, SpeechBackend
+    from prometheus_client import CollectorRegistry
+
+    from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
     from engine.config import Config
     from engine.images.types import ImageEvent, ImageRequest
     from engine.types import ChatRequest, ChatResult, ChatStep, ModelHealth, TextRequest
@@ -38,15 +40,35 @@ class Engine:
     is ready. All methods that take a request raise `EngineError`s and nothing else on purpose.
     """
 
-    def __init__(
-        self, config: Config, *, weights_dir: Path, images: ImageLimits | None = None, mark_files: bool = True
+    def __init__(  # noqa: PLR0913  # what decides how this machine runs the models
+        self,
+        config: Config,
+        *,
+        weights_dir: Path,
+        data_dir: Path | None = None,
+        images: ImageLimits | None = None,
+        mark_files: bool = True,
+        ram_gib: float | None = None,
+        vllm_metrics: bool = False,
     ) -> None:
-        """`images` limits the pictures that clients send; `mark_files`: those made here say so in their metadata."""
+        """`images` limits the pictures that clients send; `mark_files`: those made here say so in their metadata.
+
+        `data_dir` keeps what each model took in memory, for the next plan; None: nothing is kept. `ram_gib` is all the
+        RAM that models may take; None: what is free, less a margin. `vllm_metrics`: see the method of that name.
+        """
         self._config = config
         self._created = int(time.time())
         self._pictures = Pictures(images or ImageLimits())
-        self._loader = Loader(config, weights_dir, self._pictures, mark_files=mark_files)
-        self._pool = Pool(config.models.values(), self._loader.load)
+        self._loader = Loader(
+            config,
+            weights_dir,
+            self._pictures,
+            mark_files=mark_files,
+            data_dir=data_dir,
+            ram_gib=ram_gib,
+            vllm_metrics=vllm_metrics,
+        )
+        self._pool = Pool(config.models.values(), self._loader.load, self._loader.residency())
         self._background: dict[str, BackgroundSlots] = {}
         self._size_background()
 
@@ -76,8 +98,7 @@ class Engine:
         while True:
             self._chat_spec(request.model)
             await self._pool.revived(request.model)  # before it waits: it is told at once if there is no such model
-            async with self._background[request.model].take(request, request.n):
-                await self._pool.revived(request.model)
+            async with self._background[request.model].take(request, request.n), self._pool.using(request.model):
                 with contextlib.suppress(NotStartedError):  # an engine that dies costs what was running on it
                     return await self._admit(request).complete(request)
 
@@ -113,7 +134,11 @@ class Engine:
 
         Await the first event before answering: everything that can be refused is refused until then.
         """
-        async with contextlib.aclosing(self._image_backend(request.model).images(request)) as events:
+        self._check_makes_images(request.model)
+        async with (
+            self._pool.using(request.model),
+            contextlib.aclosing(cast("ImageBackend", self._pool.get(request.model)).images(request)) as events,
+        ):
             async for event in events:
                 yield event
 
@@ -121,20 +146,28 @@ class Engine:
         """The voices of a speech model; none of other models."""
         return self._loader.voices.of(model)
 
+    def voice_warnings(self, model: str) -> tuple[str, ...]:
+        """For the operator: why voices of a speech model are hidden, cannot speak, or stayed as they were."""
+        return self._loader.voices.told(model)
+
     async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
         """Yield an audio file piece by piece, as it is spoken. Closing the generator aborts.
 
         Await the first piece before answering: everything that can be refused is refused until then.
         """
-        backend = self._speech_backend(request.model)
-        voice = self._loader.voices.find(request.model, request.voice)
-        async with contextlib.aclosing(backend.speech(request, voice)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        self._check_speaks(request.model)
+        async with self._pool.using(request.model):
+            backend = cast("SpeechBackend", self._pool.get(request.model))
+            voice = self._loader.voices.find(request.model, request.voice)
+            async with contextlib.aclosing(backend.speech(request, voice)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
-        return await self._admit(request).count_tokens(request)
+        self._chat_spec(request.model)
+        async with self._pool.using(request.model):
+            return await self._admit(request).count_tokens(request)
 
     async def reload(self, config: Config) -> None:
         """Serve from now on what `config` says, and the voices that there are now. Answers go on to their end."""
@@ -142,7 +175,7 @@ class Engine:
         self._config = config
         self._loader.use(config, voices)
         self._size_background()
-        self._pool.update(config.models.values())
+        self._pool.update(config.models.values(), self._loader.residency())
 
     def _size_background(self) -> None:
         for spec in self._config.models.values():
@@ -163,21 +196,48 @@ class Engine:
         """What each model is doing, in the order of models.yaml."""
         return self._pool.health()
 
+    def loads(self) -> tuple[ModelLoad, ...]:
+        """How busy each model is that is loaded, in the order of models.yaml."""
+        return tuple(
+            ModelLoad(name, backend.admission.running, backend.admission.waiting) for name, backend in self._loaded()
+        )
+
+    def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:
+        """Return vLLM's own metrics, a registry for each loaded chat model. A restart begins them anew."""
+        registries = (getattr(backend, "metrics", None) for _, backend in self._loaded())
+        return tuple(registry for registry in registries if registry is not None)
+
+    def _loaded(self) -> Iterator[tuple[str, Backend]]:
+        for name in self._config.models:
+            with contextlib.suppress(EngineError):
+                yield name, self._pool.get(name)
+
     async def wait_for_change(self) -> None:
         """Return when a model's state or phase has changed since the last call. For one waiting task."""
         await self._pool.wait_for_change()
 
+    @property
+    def swaps(self) -> int:
+        """How often a model has made room for another since the start."""
+        return self._pool.swaps
+
+    async def hopeless(self) -> None:
+        """Return when every model has failed for good: nothing can be served until somebody changes something."""
+        await self._pool.hopeless()
+
     @contextlib.asynccontextmanager
     async def _turn(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
         """Hold background work back, or wait as background work. Refuses at once what no model can answer."""
-        self._chat_backend(request.model)
-        slots = self._background[request.model]
-        if request.urgency == Urgency.INTERACTIVE:
-            with slots.interactive():
-                yield
-        else:
-            async with slots.take(request, sequences):
-                yield
+        self._chat_spec(request.model)
+        async with self._pool.using(request.model):
+            self._chat_backend(request.model)
+            slots = self._background[request.model]
+            if request.urgency == Urgency.INTERACTIVE:
+                with slots.interactive():
+                    yield
+            else:
+                async with slots.take(request, sequences):
+                    yield
 
     def _admit(self, request: ChatRequest) -> ChatBackend:
         backend, spec = self._chat_backend(request.model)
@@ -199,19 +259,17 @@ class Engine:
             )
         return spec
 
-    def _image_backend(self, model: str) -> ImageBackend:
+    def _check_makes_images(self, model: str) -> None:
         if not isinstance(self._config.models.get(model), ImageModelSpec | None):
             raise UnsupportedCapabilityError(
                 "This model makes no images. Pick a model with the capability `image_generation`.", param="model"
             )
-        return cast("ImageBackend", self._pool.get(model))
 
-    def _speech_backend(self, model: str) -> SpeechBackend:
+    def _check_speaks(self, model: str) -> None:
         if not isinstance(self._config.models.get(model), SpeechModelSpec | None):
             raise UnsupportedCapabilityError(
                 "This model does not speak. Pick a model with the capability `speech`.", param="model"
             )
-        return cast("SpeechBackend", self._pool.get(model))
 
     def _info(self, health: ModelHealth) -> ModelInfo:
         spec = self._config.models[health.id]
@@ -226,7 +284,7 @@ class Engine:
             created=self._created,
         )
         if isinstance(spec, SpeechModelSpec):
-            return info
+            return replace(info, demo=self._loader.voices.only_demos(spec.id))
         if isinstance(spec, ImageModelSpec):
             return replace(info, sizes=tuple(f"{edge}x{edge}" for edge in SIZES))
         context_length = spec.engine.context_length

@@ -7,9 +7,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.errors import LoadError
 from engine.voices.offered import Voices
 
 if TYPE_CHECKING:
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from engine.backends.vllm_launch import StarterThread
     from engine.config import Config, ModelSpec
     from engine.pictures import Pictures
+    from engine.planned import Planned
+    from engine.residency import Residency
 
     Report = Callable[[str, float], None]
 
@@ -30,10 +30,31 @@ if TYPE_CHECKING:
 class Loader:
     """Loads models. Made in an event loop and used only from there; `prepare` before the first load."""
 
-    def __init__(self, config: Config, weights_dir: Path, pictures: Pictures, *, mark_files: bool) -> None:
+    def __init__(  # noqa: PLR0913  # the engine's
+        self,
+        config: Config,
+        weights_dir: Path,
+        pictures: Pictures,
+        *,
+        mark_files: bool,
+        data_dir: Path | None = None,
+        ram_gib: float | None = None,
+        vllm_metrics: bool = False,
+    ) -> None:
+        """`data_dir` keeps what models took when they were loaded, for the next plan; None: nothing is kept.
+
+        `ram_gib` is all the RAM that models may take; None: what is free, less a margin.
+        """
+        from engine.planned import hardware_for
+
         self._weights_dir = weights_dir
+        self._data_dir = data_dir
+        # Read once: at a reload, what is taken is mostly taken by our own models
+        self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
+        self.under_way = self.begun = 0
         self._pictures = pictures
         self._mark_files = mark_files
+        self._vllm_metrics = vllm_metrics
         self._starters: dict[str, StarterThread] = {}
         self._gpu_turn = asyncio.Lock()
         self.use(config, Voices(config, weights_dir))
@@ -44,11 +65,18 @@ class Loader:
 
     def use(self, config: Config, voices: Voices) -> None:
         """From now on these are the models and their voices."""
+        from engine.planned import Planned
+
         self._config = config
+        self.planned = Planned(config, self._weights_dir, self._data_dir, self._hardware)
         self.voices = voices
         self.voices.log_warnings()
         # Asked of the disk once, and again when a model loads: the list of models is part of every request.
-        self.demos = {spec.id for spec in config.models.values() if self._is_demo(spec)}
+        self.demos = {spec.id for spec in config.models.values() if self.planned.is_demo(spec)}
+
+    def residency(self) -> Residency:
+        """Return who takes turns on this machine, and on how much memory."""
+        return self.planned.residency(self._config)
 
     def prepare(self) -> None:
         """Set up what all engines share."""
@@ -68,30 +96,53 @@ class Loader:
         """Load a model. Raises `LoadError` when it can never be loaded as it is configured."""
         if isinstance(spec, SpeechModelSpec):
             return await self._load_speech(spec, report)
-        folder, is_demo = self._weights(spec)
+        planned = self.planned
+        folder, is_demo = planned.folder(spec)
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
+        async with self._turn():
+            alone = _Alone(self)
+            before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
+            with alone, planned.on_its_gpus(spec):
+                backend = await self._load_real(planned, spec, folder, is_demo, report)
+            if alone.throughout:
+                try:
+                    await asyncio.to_thread(planned.keep, spec, before)
+                except BaseException:  # cancelled: nobody will ever know of it
+                    backend.terminate()
+                    raise
+            return backend
+
+    async def _load_real(
+        self,
+        planned: Planned,
+        spec: ChatModelSpec | ImageModelSpec,
+        folder: Path,
+        is_demo: bool,  # noqa: FBT001
+        report: Report,
+    ) -> Backend:
         if isinstance(spec, ChatModelSpec):
-            return await self._load_chat(spec, folder, is_demo, report)
-        return await self._load_images(spec, folder, is_demo, report)
+            return await self._load_chat(planned.chat_spec(spec, is_demo=is_demo), folder, is_demo, report)
+        return await self._load_images(planned.image_spec(spec, is_demo=is_demo), folder, is_demo, report)
 
     async def _load_chat(self, spec: ChatModelSpec, folder: Path, is_demo: bool, report: Report) -> VllmChat:  # noqa: FBT001
+        from prometheus_client import CollectorRegistry
+
         from engine.backends.vllm_chat import VllmChat
         from engine.backends.vllm_start import Launch
 
         starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
-        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report)
-        async with self._turn():
-            return await VllmChat.load(launch)
+        metrics = CollectorRegistry() if self._vllm_metrics else None
+        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics)
+        return await VllmChat.load(launch)
 
     async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
         from engine.backends.image_model import ImageModel
 
         profile = spec.profile_of(demo=is_demo)
         threads = self._cpu_threads(spec)
-        async with self._turn():
-            return await ImageModel.load(
-                spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
-            )
+        return await ImageModel.load(
+            spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
+        )
 
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> SpeechModel:
         from engine.backends.speech_model import SpeechModel
@@ -108,18 +159,6 @@ class Loader:
         """On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory."""
         return contextlib.nullcontext() if self._on_cpu() else self._gpu_turn
 
-    def _weights(self, spec: ModelSpec) -> tuple[Path, bool]:
-        """Return the model's folder and whether it is the demo."""
-        folder = self._weights_dir / spec.weights
-        if folder.is_dir():
-            return folder, False
-        if spec.demo is None:
-            raise LoadError(
-                f"{spec.id}: there is no folder {spec.weights!r} in the weights directory. Pick one: 1. put the "
-                "model's files there; 2. set `demo` in models.yaml; 3. take the model out of models.yaml."
-            )
-        return demo.weights_dir(spec.demo), True
-
     def _starter(self, spec: ModelSpec) -> StarterThread:
         return self._starter_named(f"cpu-{spec.id}" if self._on_cpu() else "gpu")
 
@@ -133,13 +172,28 @@ class Loader:
     def _cpu_threads(self, spec: ModelSpec) -> int:
         """The demo models are too small to share among cores; real ones divide the cores among themselves."""
         share = max(1, (os.cpu_count() or 1) // len(self._config.models))
-        return spec.engine.cpu_threads or (1 if self._is_demo(spec) else share)
-
-    def _is_demo(self, spec: ModelSpec) -> bool:
-        return spec.demo is not None and not (self._weights_dir / spec.weights).is_dir()
+        return spec.engine.cpu_threads or (1 if self.planned.is_demo(spec) else share)
 
     @staticmethod
     def _on_cpu() -> bool:
         from engine.backends.vllm_launch import runs_on_cpu
 
         return runs_on_cpu()
+
+
+class _Alone:
+    """Notices whether any other model loaded during a load: then what was taken cannot be told apart."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self.throughout = False
+
+    def __enter__(self) -> None:
+        self._alone = self._loader.under_way == 0
+        self._loader.under_way += 1
+        self._loader.begun += 1
+        self._mine = self._loader.begun
+
+    def __exit__(self, *_: object) -> None:
+        self._loader.under_way -= 1
+        self.throughout = self._alone and self._mine == self._loader.begun

@@ -1,73 +1,83 @@
-"""Keeps every configured model loaded: states, restarts with back-off, and who may use a model right now.
+"""Keeps every configured model loaded: one task per model moves it from state to state; and who may use it right now.
 
-How a model is loaded is left to the `load` function it is given (engine/engine.py); requests are not seen here.
+How a model is loaded is left to the `load` function it is given (engine/loading.py), what a state means to slot.py,
+when a failed one is tried again to restarts.py. Requests are not seen here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import LoadError, ModelLoadingError, UnavailableError, UnknownModelError, engine_died
-from engine.types import ModelHealth
+from engine.errors import LoadError, UnknownModelError
+from engine.residency import Residency
+from engine.sharing import Sharing
+from engine.slot import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 
     from engine.backends import Backend
     from engine.config import ModelSpec
-    from engine.types import ModelStatus
+    from engine.types import ModelHealth
 
     Report = Callable[[str, float], None]
     Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
 
-_LONGEST_BACKOFF_SECONDS = 60.0
-_STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
-_FIRST_LOAD_ATTEMPTS = 3
-
 
 class Pool:
     """One slot per model, each looked after by one task. All methods belong to the event loop."""
 
-    def __init__(self, specs: Iterable[ModelSpec], load: Load) -> None:
-        self._slots = {spec.id: _Slot(spec) for spec in specs}
+    def __init__(self, specs: Iterable[ModelSpec], load: Load, residency: Residency | None = None) -> None:
+        """`residency` is who takes turns, where not all models fit together; None: all of them stay loaded."""
+        self._slots = {spec.id: Slot(spec) for spec in specs}
         self._load = load
+        clock = asyncio.get_running_loop().time
+        self._sharing = Sharing(residency or Residency({}, {}), clock)
+        self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._hopeless = asyncio.Event()
+        self._stopping = False
 
     def start(self) -> None:
-        """Begin to load every model and return at once."""
+        """Begin to load every model that there is room for, and return at once."""
+        self._director = asyncio.create_task(self._sharing.direct(), name="pool-turns")
         for slot in self._slots.values():
             self._look_after(slot)
 
-    def update(self, specs: Iterable[ModelSpec]) -> None:
+    def update(self, specs: Iterable[ModelSpec], residency: Residency | None = None) -> None:
         """Make the models those of `specs`, from now on and without cutting an answer short.
 
         New ones are loaded. Models that are gone, or for which another engine is needed, take no more requests, end
         with their last answer, and are loaded again as they are now. Everything else changes in place.
         """
         wanted = {spec.id: spec for spec in specs}
+        loaded = [name for name, slot in self._slots.items() if slot.status in {"loading", "ready"}]
+        self._sharing.update(residency or Residency({}, {}), loaded)
         for slot in self._slots.values():
             slot.want(wanted.get(slot.spec.id))
         for spec in wanted.values():
-            self._slots.setdefault(spec.id, _Slot(spec))
+            self._slots.setdefault(spec.id, Slot(spec))
         self._slots = {name: self._slots[name] for name in [*wanted, *(self._slots.keys() - wanted.keys())]}
         for slot in list(self._slots.values()):
             self._look_after(slot)
-        self._changed.set()
+        self._tell()
 
     async def stop(self) -> None:
         """Stop loading and restarting, then end every model gracefully."""
+        self._stopping = True
         await self._cancel_tasks()
-        await asyncio.gather(*(backend.shutdown() for backend in self._take_backends()))
+        await asyncio.gather(*(_end(backend) for backend in self._take_backends()))
 
     async def terminate(self) -> None:
         """The same at once: whatever runs is lost."""
+        self._stopping = True
         for backend in self._take_backends():
             backend.terminate()
         await self._cancel_tasks()
@@ -84,15 +94,31 @@ class Pool:
             raise slot.unavailable()
         return slot.backend
 
-    async def revived(self, model: str) -> Backend:
-        """Like `get`, but wait for a model that is being restarted after a death."""
+    @contextlib.asynccontextmanager
+    async def using(self, model: str) -> AsyncIterator[None]:
+        """Hold a model for a request: one that takes turns is waited for, and does not leave meanwhile.
+
+        Nothing is known then of other models: `get` says.
+        """
+        async with self._sharing.using(model, partial(self._is_loaded, model)):
+            yield
+
+    def _is_loaded(self, model: str) -> bool:
+        slot = self._slots.get(model)
+        if slot is None or slot.wanted is None or slot.status == "failed" or slot.died or self._stopping:
+            self.get(model)
+        return slot is not None and slot.backend is not None and not slot.backend.died.is_set()
+
+    async def revived(self, model: str) -> None:
+        """Wait for a model that is restarted after a death. Raises like `get`, but not for one that awaits its turn."""
         slot = self._slots.get(model)
         while slot is not None and slot.wanted is not None and slot.reviving():
-            if slot.died:
+            if slot.status == "loading":
                 await slot.settled.wait()
             else:
                 await asyncio.sleep(0)  # its task is about to notice
-        return self.get(model)
+        if slot is None or slot.status != "unloaded":
+            self.get(model)
 
     def health(self) -> tuple[ModelHealth, ...]:
         """What every model is doing, in the order of models.yaml."""
@@ -103,70 +129,124 @@ class Pool:
         await self._changed.wait()
         self._changed.clear()
 
-    def _look_after(self, slot: _Slot) -> None:
+    @property
+    def swaps(self) -> int:
+        """How often a model has made room for another."""
+        return self._sharing.swaps
+
+    async def hopeless(self) -> None:
+        """Return when every model has failed for good: nothing can be served until somebody changes something."""
+        await self._hopeless.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._sharing.woken()
+        wanted = [slot for slot in self._slots.values() if slot.wanted is not None]
+        if wanted and all(slot.given_up for slot in wanted):
+            self._hopeless.set()
+        else:
+            self._hopeless.clear()
+
+    def _look_after(self, slot: Slot) -> None:
         task = self._tasks.get(slot.spec.id)
         if task is not None and not task.done():
             return
-        if slot.wanted is None:  # nothing to end: it was never loaded
-            del self._slots[slot.spec.id]
+        if slot.wanted is None:  # nothing to end: it is not loaded
+            self._forget(slot)
         elif task is None or slot.stale.is_set():
             self._tasks[slot.spec.id] = asyncio.create_task(self._keep_loaded(slot), name=f"pool-{slot.spec.id}")
 
-    async def _keep_loaded(self, slot: _Slot) -> None:
+    def _forget(self, slot: Slot) -> None:
+        del self._slots[slot.spec.id]
+        self._tasks.pop(slot.spec.id, None)
+
+    async def _keep_loaded(self, slot: Slot) -> None:
         while slot.renew():
             await self._keep_this_loaded(slot)
-            if not slot.stale.is_set():  # it failed for good
+            if not slot.stale.is_set():  # it failed for good, or all is to end
                 return
-        del self._slots[slot.spec.id]
+        slot.settled.set()  # whoever waits for it is told that it is gone
+        self._forget(slot)
 
-    async def _keep_this_loaded(self, slot: _Slot) -> None:
+    async def _keep_this_loaded(self, slot: Slot) -> None:
         """Load and restart it as it is configured, until that is changed or it fails for good."""
-        quick_deaths = 0
-        while not slot.stale.is_set():
-            await _first_of(asyncio.sleep(backoff_seconds(quick_deaths)), slot.stale.wait())
+        while not (slot.stale.is_set() or self._stopping):
+            await _first_of(asyncio.sleep(slot.streak.pause_seconds), slot.stale.wait())
+            if slot.stale.is_set() or not await self._has_room(slot):
+                return
             slot.enter("loading", "waiting for its turn", 0.0)
-            self._changed.set()
+            self._tell()
             backend = await self._try_load(slot)
-            if backend is None:
-                quick_deaths += 1
-                if slot.fatal or (slot.restarts == 0 and quick_deaths >= _FIRST_LOAD_ATTEMPTS):
-                    return
-                continue
-            ready_at = time.monotonic()
-            await _first_of(backend.died.wait(), slot.stale.wait())
-            if backend.died.is_set():
-                _log.error("%s: its engine process died; restarting it", slot.spec.id)
-                slot.lost()
-            else:
-                slot.backend, slot.leaving = None, backend
-                slot.enter("loading", "waiting for the last answers of its old configuration", 0.0)
-                self._changed.set()
-                await _first_of(backend.idle(), backend.died.wait())
-            self._changed.set()
-            await backend.shutdown()
-            slot.leaving = None
-            quick_deaths = 0 if time.monotonic() - ready_at > _STEADY_SECONDS else quick_deaths + 1
+            if backend is not None:
+                self._sharing.loaded(slot.spec.id)
+                await self._live(slot, backend)
+            if slot.stale.is_set() or slot.status != "loading" or not self._sharing.has_room(slot.spec.id):
+                self._sharing.left(slot.spec.id)  # else it starts again, in the room that it has
+            self._tell()
+            if backend is None and slot.given_up:
+                return
 
-    async def _try_load(self, slot: _Slot) -> Backend | None:
+    async def _has_room(self, slot: Slot) -> bool:
+        """Wait for the turn of a model that shares memory. False: it is to become something else first."""
+        name = slot.spec.id
+        if not (self._sharing.has_room(name) or slot.status == "unloaded"):
+            slot.enter("unloaded", "not loaded: it shares memory with others, and is loaded when it is asked for", 0.0)
+            self._tell()
+        await _first_of(self._sharing.turn_to_load(name), slot.stale.wait())
+        if slot.stale.is_set():
+            self._sharing.left(name)
+            return False
+        return True
+
+    async def _live(self, slot: Slot, backend: Backend) -> None:
+        """Wait for its end: by death, or because it is to be replaced."""
+        await _first_of(backend.died.wait(), slot.stale.wait(), self._sharing.turn_to_leave(slot.spec.id))
+        if not (backend.died.is_set() or slot.stale.is_set()):
+            await _first_of(backend.died.wait(), self._sharing.unused(slot.spec.id))
+        if backend.died.is_set():
+            _log.error("%s: its engine is gone", slot.spec.id)
+            slot.lose()
+            self._tell_failure(slot)
+        elif not slot.stale.is_set():
+            _log.info("%s makes room for another model", slot.spec.id)
+            slot.backend, slot.leaving = None, backend
+            slot.enter("unloaded", "makes room for another model", 0.0)
+            self._tell()
+        else:
+            slot.backend, slot.leaving = None, backend
+            slot.enter("loading", "waiting for the last answers of its old configuration", 0.0)
+            self._tell()
+            await _first_of(backend.idle(), backend.died.wait())
+        await _end(backend)
+        slot.leaving = None
+
+    async def _try_load(self, slot: Slot) -> Backend | None:
         def report(phase: str, progress: float) -> None:
             loop.call_soon_threadsafe(self._report, slot, phase, progress)
 
         loop = asyncio.get_running_loop()
         try:
-            slot.backend = await self._load(slot.spec, report)
+            backend = await self._load(slot.spec, report)
         except LoadError as error:
             _log.error("%s cannot be loaded. %s", slot.spec.id, error.message)  # ours, no trace needed
-            slot.fail(error.message, fatal=True)
+            slot.refuse(error.message)
+            self._tell()
+            return None
         except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", slot.spec.id)
-            slot.fail("The engine did not start; the server's log says why.", fatal=False)
-        else:
-            slot.enter("ready", "ready", 1.0)
-            slot.error = None
-        self._changed.set()
-        return slot.backend
+            slot.fail()
+            self._tell_failure(slot)
+            return None
+        slot.become_ready(backend)
+        self._tell()
+        return backend
 
-    def _report(self, slot: _Slot, phase: str, progress: float) -> None:
+    def _tell_failure(self, slot: Slot) -> None:
+        if slot.status == "failed":
+            _log.error("%s: %s", slot.spec.id, slot.reason)
+        self._tell()
+
+    def _report(self, slot: Slot, phase: str, progress: float) -> None:
         if slot.status == "loading":
             slot.phase, slot.progress = phase, progress
             self._changed.set()
@@ -180,9 +260,10 @@ class Pool:
         return taken
 
     async def _cancel_tasks(self) -> None:
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *([self._director] if self._director is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
@@ -194,97 +275,9 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
 
 
-def needs_another_engine(old: ModelSpec, new: ModelSpec) -> bool:
-    """Whether a model has to be loaded again for its entry to take effect."""
-    in_place = {"tier", "owned_by", "description"}
-    return old.model_dump(exclude=in_place) != new.model_dump(exclude=in_place)
-
-
-def backoff_seconds(quick_deaths: int) -> float:
-    """0 at first, then 1, 2, 4 ... up to a minute."""
-    return 0.0 if quick_deaths == 0 else min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (quick_deaths - 1))
-
-
-@dataclass(slots=True)
-class _Slot:
-    spec: ModelSpec
-    status: ModelStatus = "loading"
-    phase: str = "waiting for its turn"
-    progress: float = 0.0
-    since: float = field(default_factory=time.monotonic)
-    backend: Backend | None = None
-    leaving: Backend | None = None  # takes no more requests and ends with its last answer
-    restarts: int = 0
-    died: bool = False
-    error: str | None = None
-    fatal: bool = False
-    wanted: ModelSpec | None = field(init=False)  # None: it is to go
-    stale: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # after a death: back again, or for good not
-
-    def __post_init__(self) -> None:
-        self.wanted = self.spec
-
-    def want(self, spec: ModelSpec | None) -> None:
-        """Take a new configuration: in place where that will do, else by way of `stale`."""
-        self.wanted = spec
-        if spec is None or needs_another_engine(self.spec, spec) or self.status == "failed":
-            self.stale.set()
-        else:
-            self.spec = spec
-
-    def renew(self) -> bool:
-        """Begin with the configuration that is wanted now; False when there is none."""
-        self.stale.clear()
-        if self.wanted is None:
-            return False
-        self.spec, self.fatal = self.wanted, False
-        return True
-
-    def enter(self, status: ModelStatus, phase: str, progress: float) -> None:
-        self.status, self.phase, self.progress, self.since = status, phase, progress, time.monotonic()
-        self.died = self.died and status != "ready"
-        if status in {"ready", "unloaded"}:
-            self.settled.set()
-
-    def lost(self) -> None:
-        self.backend = None
-        self.restarts += 1
-        self.died = True
-        self.settled.clear()
-        self.enter("loading", "restarting after its engine died", 0.0)
-
-    def fail(self, error: str, *, fatal: bool) -> None:
-        self.error, self.fatal = error, fatal
-        self.enter("failed", "failed", 0.0)
-        if fatal:
-            self.settled.set()
-
-    def reviving(self) -> bool:
-        """Whether its process died and it is going to be loaded again."""
-        gone = self.backend is not None and self.backend.died.is_set()
-        return gone or (self.died and not self.fatal and self.status != "unloaded")
-
-    def unavailable(self) -> UnavailableError:
-        if self.died or self.backend is not None:
-            return engine_died()
-        if self.status == "failed":
-            return UnavailableError(
-                "This model could not be loaded. Ask whoever runs this server: its log says why.",
-                retry_after_seconds=None,
-            )
-        return ModelLoadingError(
-            f"This model is still being loaded ({self.phase}). Try again in a few seconds.",
-            retry_after_seconds=5 if self.progress >= 0.5 else 10,
-        )
-
-    def health(self) -> ModelHealth:
-        return ModelHealth(
-            id=self.spec.id,
-            status=self.status,
-            phase=self.phase,
-            progress=self.progress,
-            elapsed_seconds=round(time.monotonic() - self.since, 1),
-            restarts=self.restarts,
-            error=self.error,
-        )
+async def _end(backend: Backend) -> None:
+    """End it; one that cannot even end must not keep its successor from starting."""
+    try:
+        await backend.shutdown()
+    except Exception:  # noqa: BLE001  # whatever its libraries can think of
+        _log.exception("an engine did not end as it should")

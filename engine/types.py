@@ -202,7 +202,8 @@ class ModelInfo:
 class ModelHealth:
     """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
 
-    `error` says why the model is not ready, in our words; `restarts` counts deaths since the start.
+    `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
+    wrong with a failed model to anybody. `restarts` counts deaths since the start.
     """
 
     id: str
@@ -212,3 +213,13 @@ class ModelHealth:
     elapsed_seconds: float
     restarts: int
     error: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """How busy a loaded model is: sequences (or images, or texts to speak) that run, requests that wait for a turn."""
+
+    id: str
+    running: int
+    waiting: int

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator
 
+    from prometheus_client import CollectorRegistry
+
+    from engine.admission import Admission
     from engine.images.types import ImageEvent, ImageRequest
     from engine.types import ChatRequest, ChatResult, ChatStep, TextRequest
     from engine.voices.requests import SpeechChunk, SpeechRequest
@@ -18,6 +21,7 @@ class Backend(Protocol):
     """A loaded model. `died` is set once, the moment its process is gone; it never comes back to life."""
 
     died: asyncio.Event
+    admission: Admission
 
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
@@ -52,6 +56,7 @@ class ChatBackend(Backend, Protocol):
     """A loaded chat model."""
 
     context_length: int
+    metrics: CollectorRegistry | None
 
     def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
         """Yield the answer step by step. Closing the generator aborts. Raises `EngineError`s."""

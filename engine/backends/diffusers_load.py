@@ -14,7 +14,7 @@ import transformers
 from safetensors import SafetensorError
 
 from engine.errors import LoadError
-from engine.images.folder import LEFT_OUT, check_pipeline_folder
+from engine.images.folder import LEFT_OUT, check_pipeline_folder, lacking, variant
 
 if TYPE_CHECKING:
     from engine.images.messages import ImageOptions
@@ -119,7 +119,13 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(diffusers|transformers)\b")
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(diffusers|transformers)\b")
         return diffusers.DiffusionPipeline.from_pretrained(
-            folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True, **_WITHOUT.get(name, {})
+            folder,
+            torch_dtype=dtype,
+            variant=variant(folder),
+            use_safetensors=True,
+            local_files_only=True,
+            **_WITHOUT.get(name, {}),
+            **dict.fromkeys(lacking(folder)),
         )
 
 

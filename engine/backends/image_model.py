@@ -60,7 +60,10 @@ class ImageModel(InWorker):
     ) -> ImageModel:
         """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
         options = messages.ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
-        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu)
+        stall_seconds = spec.engine.stall_seconds
+        worker = await start_worker(
+            _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
+        )
         return cls(worker, spec, profile)
 
     async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:

@@ -10,6 +10,7 @@ import msgspec
 
 from engine.admission import Admission
 from engine.errors import GenerationError, NotStartedError, engine_died
+from engine.stall import Patience
 from engine.worker.process import WorkerProcess
 
 if TYPE_CHECKING:
@@ -23,8 +24,14 @@ _T = TypeVar("_T")
 _NICE_ON_CPU = 10
 
 
-async def start_worker(
-    service: str, options: msgspec.Struct, report: Callable[[str, float], None], *, threads: int, on_cpu: bool
+async def start_worker(  # noqa: PLR0913  # what a start depends on
+    service: str,
+    options: msgspec.Struct,
+    report: Callable[[str, float], None],
+    *,
+    threads: int,
+    on_cpu: bool,
+    stall_seconds: float | None,
 ) -> WorkerProcess:
     """Start a worker that loads `service`. Raises `LoadError` when that can never work."""
     return await WorkerProcess.start(
@@ -33,6 +40,7 @@ async def start_worker(
         report,
         environment={"OMP_NUM_THREADS": str(threads)},
         nice=_NICE_ON_CPU if on_cpu else 0,
+        patience=Patience.of(stall_seconds, on_cpu=on_cpu),
     )
 
 

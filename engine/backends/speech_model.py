@@ -44,7 +44,10 @@ class SpeechModel(InWorker):
     ) -> SpeechModel:
         """Start a worker. It loads voices when they are first asked for."""
         options = messages.SpeechOptions(threads, mark)
-        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu)
+        stall_seconds = spec.engine.stall_seconds
+        worker = await start_worker(
+            _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
+        )
         return cls(worker, spec)
 
     async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:

@@ -9,14 +9,16 @@ import asyncio
 import base64
 import contextlib
 import io
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.admission import Admission
-from engine.backends.vllm_start import build_serving, kill_processes, processes, room_of, start_engine
+from engine.backends.vllm_launch import runs_on_cpu
+from engine.backends.vllm_start import build_serving, room_of, start_engine
+from engine.backends.vllm_watch import EngineWatch
 from engine.errors import LoadError, NotStartedError, engine_died
 from engine.pictures import image_places
+from engine.stall import Patience
 from engine.types import ChatRequest
 from engine.weights import check_folder
 
@@ -34,17 +36,18 @@ _WARM_UP = "one two three four five six seven eight nine ten " * 4
 class VllmChat:
     """One loaded chat model. Made by `load`, thrown away whole: a restart makes a new one."""
 
-    def __init__(self, engine: Any, serving: Any, launch: Launch) -> None:
+    def __init__(self, engine: Any, serving: Any, launch: Launch, watch: EngineWatch) -> None:
         self._engine = engine
         self._serving = serving
         self._spec = launch.spec
         self._starter = launch.starter
         self._pictures = launch.pictures
         self.admission = Admission(room_of(engine, launch.spec))
+        self.metrics = launch.metrics
         self.context_length: int = engine.model_config.max_model_len
         self.died = asyncio.Event()
-        self._sentinels: list[int] = []
-        self._watch_processes()
+        self._watch = watch
+        watch.call_when_gone(self._on_gone)
 
     @classmethod
     async def load(cls, launch: Launch) -> VllmChat:
@@ -53,20 +56,23 @@ class VllmChat:
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
         await asyncio.to_thread(check_folder, launch.weights)
-        engine = await launch.starter.run(lambda: start_engine(launch))
-        try:
+        patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())
+        watch = EngineWatch(launch.spec.id, patience)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.callback(watch.end)
+            engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
+            undo.push_async_callback(launch.starter.run, lambda: engine.shutdown(timeout=0))
+            undo.callback(watch.kill)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
+            watch.expect(engine.is_sleeping)  # a question that costs nothing
             await engine.reset_mm_cache()
             launch.report("checking the chat template", 0.8)
             serving = await launch.starter.run(lambda: build_serving(engine, launch))
-            model = cls(engine, serving, launch)
+            model = cls(engine, serving, launch, watch)
             await model._check_capabilities()
             launch.report("answering a warm-up prompt", 0.9)
             await model._warm_up()
-        except BaseException:
-            kill_processes(engine)
-            await launch.starter.run(lambda: engine.shutdown(timeout=0))
-            raise
+            undo.pop_all()
         return model
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
@@ -130,15 +136,15 @@ class VllmChat:
 
     async def shutdown(self) -> None:
         """End the engine process; whatever still runs fails. Takes up to 3 s."""
-        self._unwatch_processes()
+        self._watch.end()
         self._serving.grammars.close()
         await self._starter.run(lambda: self._engine.shutdown(timeout=5))
 
     def terminate(self) -> None:
         """End the engine process at once."""
-        self._unwatch_processes()
+        self._watch.end()
         self._serving.grammars.close()
-        kill_processes(self._engine)
+        self._watch.kill()
         self._engine.shutdown(timeout=0)  # its sockets; the processes are gone
 
     async def _begun(self, request: ChatRequest, visit: Visit, *, stream: bool) -> Any:
@@ -164,30 +170,14 @@ class VllmChat:
             max_output_tokens=self._spec.engine.max_output_tokens,
         )
 
-    def _watch_processes(self) -> None:
-        """Set `died` the moment the kernel says that a process of the engine is gone."""
-        loop = asyncio.get_running_loop()
-        for process in processes(self._engine):
-            sentinel = os.dup(process.sentinel)  # vLLM closes its own while we still watch
-            self._sentinels.append(sentinel)
-            loop.add_reader(sentinel, self._process_gone)
-
-    def _process_gone(self) -> None:
+    def _on_gone(self) -> None:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        self._unwatch_processes()
         self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
         self._engine.output_processor.propagate_error(EngineDeadError())
         self.admission.close(lambda: engine_died(NotStartedError))
         self.died.set()
-
-    def _unwatch_processes(self) -> None:
-        loop = asyncio.get_running_loop()
-        for sentinel in self._sentinels:
-            loop.remove_reader(sentinel)
-            os.close(sentinel)
-        self._sentinels.clear()
 
     async def _check_capabilities(self) -> None:
         if "vision" in self._spec.capabilities and not self._engine.model_config.is_multimodal_model:

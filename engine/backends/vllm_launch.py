@@ -19,14 +19,16 @@ import threading
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from engine.backends.vllm_plugin import tie_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.process import BaseProcess
 
 _T = TypeVar("_T")
+Started: TypeAlias = "Callable[[BaseProcess], None]"
 
 CONFIG_LOCK = threading.Lock()
 
@@ -114,7 +116,14 @@ def process_context() -> ForkServerContext | SpawnContext:
     return _ForkServer() if runs_on_cpu() else _Spawn()
 
 
+_here = threading.local()  # `told`: who wants to know which processes a job of a starter thread starts
+
+
 class _ForkedEngine(ForkServerProcess):
+    def start(self) -> None:
+        super().start()
+        _tell_of(self)
+
     def run(self) -> None:
         # Not left to the plugin: before vLLM loads that, it waits minutes for a server that may be gone.
         tie_to_parent()
@@ -122,9 +131,19 @@ class _ForkedEngine(ForkServerProcess):
 
 
 class _SpawnedEngine(SpawnProcess):
+    def start(self) -> None:
+        super().start()
+        _tell_of(self)
+
     def run(self) -> None:
         tie_to_parent()
         super().run()
+
+
+def _tell_of(process: ForkServerProcess | SpawnProcess) -> None:
+    told = getattr(_here, "told", None)
+    if told is not None:
+        told(process)
 
 
 class _ForkServer(ForkServerContext):
@@ -157,19 +176,23 @@ class StarterThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any], Started | None]]
+        self._jobs = queue.SimpleQueue()
         # A daemon: a start that hangs must not keep the server from ending.
         threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
 
-    async def run(self, job: Callable[[], _T]) -> _T:
-        """Run `job` on the thread; its result or exception comes back. Cancelling stops the wait, not the job."""
+    async def run(self, job: Callable[[], _T], started: Started | None = None) -> _T:
+        """Run `job` on the thread; its result or exception comes back. Cancelling stops the wait, not the job.
+
+        `started` is called, on the thread, with each process of ours (`process_context`) that the job starts.
+        """
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._jobs.put((future, job))
+        self._jobs.put((future, job, started))
         return await future
 
     def _work(self) -> None:
         while True:
-            future, job = self._jobs.get()
+            future, job, _here.told = self._jobs.get()
             try:
                 result, error = job(), None
             except BaseException as caught:  # noqa: BLE001  # handed to whoever waits

@@ -5,7 +5,6 @@ What it does after that is vllm_chat.py's.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ from engine.errors import LoadError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from prometheus_client import CollectorRegistry
 
     from engine.config import ChatModelSpec
     from engine.pictures import Pictures
@@ -35,6 +36,8 @@ class Launch:
     grammar_starter: vllm_launch.StarterThread
     pictures: Pictures
     report: Callable[[str, float], None]
+    metrics: CollectorRegistry | None = None
+    """What vLLM's own metrics go into; None: it makes none."""
 
 
 def start_engine(launch: Launch) -> Any:
@@ -43,6 +46,8 @@ def start_engine(launch: Launch) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from engine.backends.vllm_metrics import stat_logger_into
 
     with vllm_launch.CONFIG_LOCK:
         launch.report("reading the model's configuration", 0.4)
@@ -54,7 +59,8 @@ def start_engine(launch: Launch) -> Any:
         vllm_config=config,
         usage_context=UsageContext.OPENAI_API_SERVER,
         enable_log_requests=False,
-        disable_log_stats=True,
+        disable_log_stats=launch.metrics is None,
+        stat_loggers=None if launch.metrics is None else [stat_logger_into(launch.metrics)],
     )
 
 
@@ -114,19 +120,6 @@ def build_serving(engine: Any, launch: Launch) -> Any:
             "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
             "ones of its family."
         ) from error
-
-
-def processes(engine: Any) -> list[Any]:
-    """Return the processes that vLLM started for this engine."""
-    manager = engine.engine_core.resources.engine_manager
-    return [] if manager is None else list(manager.processes)
-
-
-def kill_processes(engine: Any) -> None:
-    """End them now."""
-    for process in processes(engine):
-        with contextlib.suppress(ValueError):  # already closed
-            process.kill()
 
 
 def room_of(engine: Any, spec: ChatModelSpec) -> Room:

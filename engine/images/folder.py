@@ -5,6 +5,7 @@ Like engine/weights.py for the folder of one model: safetensors only, and no cod
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from engine.config_document import shown
@@ -25,6 +26,10 @@ PIPELINES = (
 )
 # Never loaded: diffusers_load.py leaves them out of the pipeline.
 LEFT_OUT = ("safety_checker",)
+# Components that the pipeline does without where its index says [null, null]; each only with those before it.
+_MAY_LACK = {"StableDiffusion3Pipeline": ("text_encoder_3", "tokenizer_3")}
+# Number formats in which repositories offer weights, with these words in the names of files.
+_VARIANT = re.compile(r"\.(fp16|bf16)(?:-\d{5}-of-\d{5})?\.safetensors")
 _LIBRARIES = ("diffusers", "transformers")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "ProcessorFast", "FeatureExtractor")
@@ -39,6 +44,27 @@ def check_pipeline_folder(folder: Path) -> str:
         if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
             _check_component(folder, name, origin)
     return str(index["_class_name"])
+
+
+def lacking(folder: Path) -> list[str]:
+    """Return the components that a checked folder leaves out on purpose, and its pipeline knows to do without."""
+    index = _read_index(folder)
+    found: list[str] = []
+    for name in _MAY_LACK.get(index["_class_name"], ()):
+        if index.get(name) not in (None, [None, None]):
+            break
+        found.append(name)
+    return found
+
+
+def variant(folder: Path) -> str | None:
+    """Return like `fp16` if a component of a checked folder has its weights in such files only, else None."""
+    for part in sorted(folder.iterdir()):
+        files = [file.name for file in part.glob("*.safetensors")] if part.is_dir() else []
+        kinds = {found[1] if (found := _VARIANT.search(name)) else None for name in files}
+        if kinds and None not in kinds:
+            return min(kind for kind in kinds if kind)
+    return None
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -85,7 +111,7 @@ def _check_component(folder: Path, name: str, origin: list[Any]) -> None:
 def _check_weights(part: Path) -> None:
     if not (part / "config.json").is_file():
         raise LoadError(f"{part.name} holds no config.json: it is no complete model folder. Finish the download.")
-    for file in part.glob("*.index.json"):
+    for file in part.glob("*.index*.json"):
         for shard in shards(file):
             if not (part / shard).is_file():
                 raise LoadError(f"{part.name}/{shard} is missing, which {file.name} names. Finish the download.")

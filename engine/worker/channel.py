@@ -63,6 +63,11 @@ class Channel:
             self._loop.add_reader(self._end.fileno(), self._read)
             self._reading = True
 
+    @property
+    def paused(self) -> bool:
+        """Whether what the child says is not listened to."""
+        return not self._reading
+
     def drain(self) -> None:
         """Read what a dead child has left."""
         for _ in range(_MOST_LAST_READS):

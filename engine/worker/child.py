@@ -28,6 +28,8 @@ from engine.worker.messages import (
     Load,
     LoadFailed,
     Loading,
+    Ping,
+    Pong,
     Ready,
     Shutdown,
     Submit,
@@ -171,6 +173,8 @@ class Child:
     def _act(self, message: ToChild) -> None:
         if isinstance(message, Shutdown):
             self._ending = True
+        elif isinstance(message, Ping):
+            self._send(Pong())
         elif isinstance(message, Load):
             self._asked = message
         elif isinstance(message, Submit):

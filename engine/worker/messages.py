@@ -28,6 +28,10 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     job: int
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a `Pong`, which comes between two pieces of work."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End at the next chance. Jobs that run are dropped."""
 
@@ -45,6 +49,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be loaded as configured. `message` is a `LoadError`'s, in our words."""
 
     message: str
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    pass
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -66,5 +74,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     retry_after_seconds: int | None = None
 
 
-ToChild = Load | Submit | Cancel | Shutdown
-ToParent = Loading | Ready | LoadFailed | Event | Done | Failed
+ToChild = Load | Submit | Cancel | Ping | Shutdown
+ToParent = Loading | Ready | LoadFailed | Pong | Event | Done | Failed

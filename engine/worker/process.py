@@ -9,10 +9,7 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import subprocess
-import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -26,6 +23,7 @@ from engine.errors import (
     RequestError,
     engine_died,
 )
+from engine.stall import Guard, Patience
 from engine.worker.channel import Channel
 from engine.worker.frames import MAX_FRAME_BYTES, FrameError
 from engine.worker.job import Job
@@ -37,13 +35,18 @@ from engine.worker.messages import (
     Load,
     LoadFailed,
     Loading,
+    Ping,
+    Pong,
     Ready,
     Shutdown,
     Submit,
     ToParent,
 )
+from engine.worker.spawn import spawn
 
 if TYPE_CHECKING:
+    import socket
+    import subprocess
     from collections.abc import AsyncGenerator, Callable, Mapping
 
 _log = logging.getLogger("hearth.worker")
@@ -72,11 +75,13 @@ class WorkerDiedError(Exception):
 class WorkerProcess:
     """A loaded model in a child process. Made by `start`; belongs to the event loop that started it.
 
-    `died` is set when the process is gone, `exit_status` (as in `subprocess`) is known by then. However it ends, every
-    open `run` gets `EngineDiedError` at once.
+    `died` is set when the process is gone, `exit_status` (as in `subprocess`) is known by then, unless not even a kill
+    ends it. However it ends, every open `run` gets `EngineDiedError` at once.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], end: socket.socket, pid_fd: int) -> None:
+    def __init__(
+        self, child: subprocess.Popen[bytes], end: socket.socket, pid_fd: int, patience: Patience | None
+    ) -> None:
         self.pid = child.pid
         self.info = b""
         self.died = asyncio.Event()
@@ -91,9 +96,11 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pid_fd, self._on_exit)
         self._channel = Channel(end, self._on_message, self._on_lost)
+        self._pong = asyncio.Event()
+        self._guard = Guard(patience, lambda: [self.pid], self._on_hang)
 
     @classmethod
-    async def start(
+    async def start(  # noqa: PLR0913  # what a start depends on
         cls,
         service: str,
         options: bytes,
@@ -101,17 +108,21 @@ class WorkerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         nice: int = 0,
+        patience: Patience | None = None,
     ) -> Self:
         """Start a child, have it load `service` ("module:function", see service.py: `Open`), return when it is ready.
 
-        `nice` is added to its priority once it is ready: beside busy models a load would take minutes. Raises
-        `LoadError` if the service refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel
-        kills it too when the calling thread ends, so that must be one that lives as long as the server.
+        `nice` is added to its priority once it is ready: beside busy models a load would take minutes. A child that
+        hangs for longer than `patience` (engine/stall.py) is killed, now and later. Raises `LoadError` if the service
+        refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel kills it too when the
+        calling thread ends, so that must be one that lives as long as the server.
         """
-        worker = cls(*_spawn(service, environment or {}))
+        worker = cls(*spawn(service, environment or {}), patience)
         try:
+            worker._guard.begin()
             worker._channel.send(Load(service, options))
             worker.info = await worker._loaded(report)
+            worker._guard.expect(worker._answer)
             worker._give_way(nice)
         except BaseException:
             worker.terminate()
@@ -144,6 +155,7 @@ class WorkerProcess:
     async def shutdown(self, within_seconds: float = _END_SECONDS) -> None:
         """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it is gone."""
         self._accepts_jobs = False
+        self._guard.end()
         try:
             self._channel.send(Shutdown())
             self._channel.resume()
@@ -158,6 +170,28 @@ class WorkerProcess:
         if self.exit_status is None:  # until then nobody else can have its number
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    async def _answer(self) -> None:
+        """Ask the child whether it lives. While it waits for us to read on, it does."""
+        if self._channel.paused:
+            return
+        self._pong.clear()
+        self._channel.send(Ping())
+        await self._pong.wait()
+
+    def _on_hang(self, how: str) -> None:
+        _log.error("Worker %d hangs and is killed: %s.", self.pid, how)
+        self.terminate()
+        self._fail_jobs()
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = self._loop.call_later(_END_SECONDS, self._abandon)
+
+    def _abandon(self) -> None:
+        """Not even a kill ends it: its successor must not wait for that."""
+        _log.error("Worker %d does not end, although it was killed: its device may hang.", self.pid)
+        self._startup.put_nowait(None)
+        self.died.set()
 
     def _give_way(self, nice: int) -> None:
         """Lower the priority of all its threads. It may be gone by now, which is told in another way."""
@@ -203,10 +237,13 @@ class WorkerProcess:
                 job.add(message.payload)
                 if job.unread_bytes >= _MOST_UNREAD_BYTES and self._accepts_jobs:
                     self._channel.pause()
+                    self._pong.set()
         elif isinstance(message, Done | Failed):
             job = self._jobs.pop(message.job, None)
             if job is not None:
                 job.end(_error(message) if isinstance(message, Failed) else None)
+        elif isinstance(message, Pong):
+            self._pong.set()
         else:
             self._startup.put_nowait(message)
 
@@ -221,6 +258,7 @@ class WorkerProcess:
 
     def _on_exit(self) -> None:
         """The process is gone, and still there to be reaped: until then its number, and its group's, is its own."""
+        self._guard.end()
         self.terminate()
         self._channel.drain()
         self._channel.close()
@@ -246,28 +284,3 @@ def _error(failed: Failed) -> EngineError:
     if failed.kind == "overloaded":
         return OverloadedError(failed.message, retry_after_seconds=failed.retry_after_seconds or 1)
     return GenerationError(failed.message)
-
-
-def _spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
-    # The child finds modules where we find them, and never in the folder that happens to be the current one.
-    path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
-    # Our settings are not for a process that reads other people's files: one holds the database's password.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
-    variables = {**inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    ours, theirs = socket.socketpair()
-    with theirs, ExitStack() as undo:
-        undo.callback(ours.close)
-        child = subprocess.Popen(
-            # The service is named for whoever looks at the processes; the child is told by a message
-            [sys.executable, "-P", "-m", "engine.worker.child", str(theirs.fileno()), service],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=variables,
-            process_group=0,  # Ctrl-C in a terminal reaches the server only
-        )
-        undo.callback(child.wait)
-        undo.callback(child.kill)
-        pid_fd = os.pidfd_open(child.pid)
-        undo.pop_all()
-    return child, ours, pid_fd

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
-from engine.pool import Pool, backoff_seconds
+from engine.pool import Pool
+from engine.restarts import backoff_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -150,6 +151,7 @@ async def test_a_model_that_can_never_load_fails_for_good_and_leaves_its_neighbo
     await until(pool, "ready", model=1)
     assert pool.get(PRO) is backend
     assert pool.health()[0].error == "the reason, for the operator"
+    assert "the reason" not in (pool.health()[0].reason or "")
     with pytest.raises(UnavailableError) as caught:
         pool.get(PLUS)
     assert not isinstance(caught.value, (ModelLoadingError, EngineDiedError))
@@ -161,7 +163,7 @@ async def test_a_model_that_can_never_load_fails_for_good_and_leaves_its_neighbo
 
 async def test_a_load_that_fails_by_chance_is_tried_again(pool: Pool, loads: Loads):
     (await loads.next()).outcome.set_exception(RuntimeError("something with a path /secret"))
-    await until(pool, "failed")
+    await until(pool, "loading", "did not start")
     assert "/secret" not in (pool.health()[0].error or "")
     (await loads.next()).succeed()
     await until(pool, "ready")
@@ -173,8 +175,9 @@ async def test_a_first_load_is_given_up_after_three_attempts(pool: Pool, loads: 
         (await loads.next()).outcome.set_exception(RuntimeError)
     (task,) = pool._tasks.values()
     await asyncio.wait_for(task, 10)
-    assert pool.health()[0].status == "failed"
-    assert loads.count == 3
+    (health,) = pool.health()
+    assert (health.status, loads.count) == ("failed", 3)
+    assert "3 times in a row" in (health.reason or "")
 
 
 async def test_stopping_cancels_loads_and_ends_ready_models_gracefully(loads: Loads):
@@ -296,12 +299,59 @@ async def test_stopping_ends_also_what_is_still_giving_its_last_answer(loads: Lo
 async def test_who_waits_for_a_model_that_died_gets_its_successor(pool: Pool, loads: Loads):
     first = (await loads.next()).succeed()
     await ready(pool, PLUS)
-    assert await pool.revived(PLUS) is first
+    await pool.revived(PLUS)
+    assert pool.get(PLUS) is first
     first.died.set()
     waiting = asyncio.create_task(pool.revived(PLUS))
     (await loads.next()).outcome.set_exception(RuntimeError)
     second = (await loads.next()).succeed()
-    assert await asyncio.wait_for(waiting, 10) is second
+    await asyncio.wait_for(waiting, 10)
+    assert pool.get(PLUS) is second
+
+
+async def test_who_waits_for_a_model_that_is_taken_away_is_told(pool: Pool, loads: Loads):
+    (await loads.next()).succeed().died.set()
+    await settle()
+    waiting = asyncio.create_task(pool.revived(PLUS))
+    load = await loads.next()
+    pool.update(SPECS[1:])
+    load.outcome.set_exception(RuntimeError)
+    with pytest.raises(UnknownModelError):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_an_engine_that_cannot_even_end_does_not_keep_its_successor_from_starting(pool: Pool, loads: Loads):
+    class Stubborn(Backend):
+        async def shutdown(self) -> None:
+            raise RuntimeError
+
+    first = Stubborn()
+    (await loads.next()).outcome.set_result(first)
+    await ready(pool, PLUS)
+    first.died.set()
+    second = (await loads.next()).succeed()
+    await ready(pool, PLUS)
+    assert pool.get(PLUS) is second
+
+
+async def test_it_is_hopeless_only_when_every_model_has_failed_for_good(loads: Loads):
+    pool = Pool(SPECS, loads)
+    pool.start()
+    hopeless = asyncio.create_task(pool.hopeless())
+    calls = {load.model: load for load in (await loads.next(), await loads.next())}
+    calls[PLUS].outcome.set_exception(LoadError("no such folder"))
+    await settle()
+    assert not hopeless.done()
+    calls[PRO].outcome.set_exception(LoadError("no such folder"))
+    await asyncio.wait_for(hopeless, 10)
+    pool.update(SPECS)
+    for load in (await loads.next(), await loads.next()):
+        load.succeed()
+    hopeless = asyncio.create_task(pool.hopeless())
+    await settle()
+    assert not hopeless.done()
+    hopeless.cancel()
+    await pool.stop()
 
 
 async def test_who_waits_for_a_model_that_cannot_come_back_is_told(pool: Pool, loads: Loads):

@@ -1,0 +1,183 @@
+"""Lets models that do not all fit into memory take turns: requests wait here for one that is not loaded.
+
+Whose turn it is, is residency.py's; loading and ending models is the pool's, which asks here when it may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelLoadingError, OverloadedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+
+    from engine.residency import Decision, Residency
+
+# Longer than a busy model may keep another one waiting, and a large one takes to load.
+_LONGEST_WAIT_SECONDS = 600.0
+_MOST_WAITING = 512  # requests for one model; the queue of a loaded model has the same length by default
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One model: what it is told, and who uses it or waits for it."""
+
+    may_load: asyncio.Event = field(default_factory=asyncio.Event)
+    must_leave: asyncio.Event = field(default_factory=asyncio.Event)
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+    users: int = 0
+    waiting: int = 0
+
+
+class Sharing:
+    """The models that take turns. One per pool; all methods belong to the event loop."""
+
+    def __init__(self, residency: Residency, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._news = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._seats: dict[str, _Seat] = {}
+        self._residency = residency
+        self._seats = {name: _Seat() for name in residency.rooms}
+        self._carry_out(residency.fill())
+
+    def update(self, residency: Residency, loaded: Collection[str]) -> None:
+        """From now on these take turns. `loaded` are the models that are loaded or being so."""
+        residency.follow(self._residency, loaded, self._clock())
+        for name in self._seats.keys() - residency.rooms.keys():
+            self._seats.pop(name).may_load.set()  # it has all the room that it needs
+        for name in residency.rooms:
+            if name not in self._seats:
+                self._seats[name] = _Seat()
+                if name in loaded:
+                    self._seats[name].may_load.set()
+        self._residency = residency
+        self.woken()
+        self._tell()
+
+    def shares(self, name: str) -> bool:
+        """Whether it takes turns with others."""
+        return name in self._seats
+
+    @property
+    def swaps(self) -> int:
+        """How often one has made room for another."""
+        return self._residency.swaps
+
+    async def direct(self) -> None:
+        """Decide, whenever something has happened, until cancelled."""
+        while True:
+            self._news.clear()
+            decision = self._residency.decide(self._clock())
+            self._carry_out(decision)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(decision.again_seconds):
+                    await self._news.wait()
+
+    def has_room(self, name: str) -> bool:
+        """Whether it may load, or stay loaded, now."""
+        seat = self._seats.get(name)
+        return seat is None or (seat.may_load.is_set() and not seat.must_leave.is_set())
+
+    async def turn_to_load(self, name: str) -> None:
+        """Return when there is room for it, which is then its own until `left`. At once for one that does not share."""
+        if name in self._seats:
+            await self._seats[name].may_load.wait()
+
+    def loaded(self, name: str) -> None:
+        """Say that it answers now."""
+        if name in self._seats:
+            self._residency.is_in(name, self._clock())
+            self._tell()
+
+    async def turn_to_leave(self, name: str) -> None:
+        """Return when it is to make room; from then on new requests wait until it is back."""
+        seat = self._seats.get(name) or _Seat()  # one that does not share never has to
+        await seat.must_leave.wait()
+
+    async def unused(self, name: str) -> None:
+        """Return when no request uses it."""
+        seat = self._seats.get(name)
+        if seat is not None and seat.users:
+            seat.unused.clear()
+            await seat.unused.wait()
+
+    def left(self, name: str) -> None:
+        """Say that its memory is free again."""
+        if name in self._seats:
+            self._seats[name].may_load.clear()
+            self._seats[name].must_leave.clear()
+            self._residency.is_out(name)
+            self._tell()
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str, usable: Callable[[], bool]) -> AsyncIterator[None]:
+        """Hold a model for a request, after waiting until it is loaded. While it is held it does not leave.
+
+        `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
+        `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
+        """
+        seat = self._seats.get(name)
+        if seat is None:
+            yield
+            return
+        if not self._stays(name) or not usable():
+            await self._wait(name, seat, usable)
+        seat.users += 1
+        if name in self._seats:
+            self._residency.began(name)
+        try:
+            yield
+        finally:
+            seat.users -= 1
+            if name in self._seats:
+                self._residency.ended(name, self._clock())
+            if not seat.users:
+                seat.unused.set()
+                self._tell()
+
+    async def _wait(self, name: str, seat: _Seat, usable: Callable[[], bool]) -> None:
+        if seat.waiting >= _MOST_WAITING:
+            raise OverloadedError(
+                "This model shares memory with others, and too many requests wait for its turn. Try again later.",
+                retry_after_seconds=30,
+            )
+        seat.waiting += 1
+        try:
+            async with asyncio.timeout(_LONGEST_WAIT_SECONDS):
+                while not (usable() and self._stays(name)):
+                    if name in self._seats:
+                        self._residency.asked(name, self._clock())
+                        self._tell()
+                    moved = self._moved
+                    await moved.wait()
+        except TimeoutError:
+            raise ModelLoadingError(
+                "This model shares memory with others, and its turn has not come for ten minutes. Try again later.",
+                retry_after_seconds=60,
+            ) from None
+        finally:
+            seat.waiting -= 1
+            if not seat.waiting and name in self._seats:
+                self._residency.nobody_asks(name)
+
+    def _stays(self, name: str) -> bool:
+        return name not in self._seats or not self._residency.gives_way(name)
+
+    def woken(self) -> None:
+        """Say that a model's state has changed: whoever waits looks again."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _carry_out(self, decision: Decision) -> None:
+        for name in decision.load:
+            self._seats[name].may_load.set()
+        for name in decision.unload:
+            self._seats[name].must_leave.set()
+
+    def _tell(self) -> None:
+        self._news.set()

@@ -1,0 +1,180 @@
+"""One model of the pool: its state, what that means for whoever asks for it, and what it is told to become.
+
+When the state changes is the pool's to decide (pool.py), when to try again restarts.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelLoadingError, UnavailableError, engine_died
+from engine.restarts import REST_SECONDS, Streak
+from engine.types import ModelHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.backends import Backend
+    from engine.config import ModelSpec
+    from engine.types import ModelStatus
+
+NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
+    "loading": frozenset({"loading", "ready", "failed", "unloaded"}),
+    "ready": frozenset({"loading", "failed", "unloaded"}),
+    "failed": frozenset({"loading", "unloaded"}),
+    "unloaded": frozenset({"unloaded", "loading"}),
+    "sleeping": frozenset(),
+}
+_SEE_LOG = "The server's log says why."
+
+
+@dataclass(slots=True)
+class Slot:
+    """What is known of a model, made in an event loop. What changes its state is for the pool alone."""
+
+    spec: ModelSpec
+    status: ModelStatus = "loading"
+    phase: str = "waiting for its turn"
+    progress: float = 0.0
+    clock: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)
+    since: float = field(init=False)
+    backend: Backend | None = None
+    leaving: Backend | None = None  # takes no more requests and ends with its last answer
+    restarts: int = 0
+    died: bool = False  # since it was last ready
+    error: str | None = None
+    reason: str | None = None
+    streak: Streak = field(default_factory=Streak)
+    wanted: ModelSpec | None = field(init=False)  # None: it is to go
+    stale: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # whenever it is not loading
+
+    def __post_init__(self) -> None:
+        self.wanted = self.spec
+        self.since = self.clock()
+
+    def want(self, spec: ModelSpec | None) -> None:
+        """Take a new configuration: in place where that will do, else by way of `stale`."""
+        self.wanted = spec
+        if spec is None or needs_another_engine(self.spec, spec) or self.status == "failed":
+            self.stale.set()
+        else:
+            self.spec = spec
+
+    def renew(self) -> bool:
+        """Begin with the configuration that is wanted now; False when there is none."""
+        self.stale.clear()
+        if self.wanted is None:
+            return False
+        self.spec, self.streak = self.wanted, Streak()
+        return True
+
+    def enter(self, status: ModelStatus, phase: str, progress: float) -> None:
+        """Change the state. Raises `ValueError` if it cannot follow the present one: a bug of ours."""
+        if status not in NEXT[self.status]:
+            raise ValueError(f"{self.spec.id}: {status} cannot follow {self.status}")
+        self.status, self.phase, self.progress, self.since = status, phase, progress, self.clock()
+        if status == "loading":
+            self.settled.clear()
+        else:
+            self.settled.set()
+
+    def become_ready(self, backend: Backend) -> None:
+        self.backend = backend
+        self.died = False
+        self.error = self.reason = None
+        self.streak.ready(self.clock())
+        self.enter("ready", "ready", 1.0)
+
+    def lose(self) -> None:
+        """Its process is gone."""
+        self.backend = None
+        self.restarts += 1
+        self.died = True
+        self.streak.died(self.clock())
+        if self.streak.verdict == "again":
+            self.enter("loading", "restarting after its engine died", 0.0)
+        else:
+            self._give_up()
+
+    def refuse(self, error: str) -> None:
+        """It cannot be loaded as it is configured. `error` is for the operator alone."""
+        self.streak.refused()
+        self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
+        self.enter("failed", "failed", 0.0)
+
+    def fail(self) -> None:
+        """Its engine did not start, this time: say what follows."""
+        self.streak.start_failed()
+        if self.streak.verdict == "again":
+            self.error = f"The engine did not start. {_SEE_LOG}"
+            self.enter("loading", f"did not start; trying again in {self.streak.pause_seconds:.0f} s", 0.0)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """For good, or for a long while."""
+        streak = self.streak
+        if streak.verdict == "never":
+            self.reason = f"Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
+        else:
+            self.reason = (
+                f"Its engine failed {streak.failures} times in a row: it did not start, or died within a minute. It is "
+                f"tried again after {REST_SECONDS / 60:.0f} minutes, or by `hearth reload`. {_SEE_LOG}"
+            )
+        self.error = self.reason
+        self.enter("failed", "failed", 0.0)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it will not be ready again unless somebody does something."""
+        return self.status == "failed" and self.streak.verdict == "never" and not self.stale.is_set()
+
+    def reviving(self) -> bool:
+        """Whether its process died and it is going to be loaded again."""
+        gone = self.backend is not None and self.backend.died.is_set()
+        return gone or (self.died and self.status == "loading")
+
+    def unavailable(self) -> UnavailableError:
+        """Say why it is not handed out, and for how long."""
+        if self.status == "failed":
+            return self._failed()
+        if self.died or self.backend is not None:
+            return engine_died()
+        return ModelLoadingError(
+            f"This model is still being loaded ({self.phase}). Try again in a few seconds.",
+            retry_after_seconds=5 if self.progress >= 0.5 else 10,
+        )
+
+    def _failed(self) -> UnavailableError:
+        ask = "Ask whoever runs this server: its log says why."
+        if self.streak.verdict == "never":
+            return UnavailableError(f"This model could not be loaded. {ask}", retry_after_seconds=None)
+        rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
+        return UnavailableError(
+            f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s before it "
+            f"is started again. {ask}",
+            retry_after_seconds=rest_seconds,
+        )
+
+    def health(self) -> ModelHealth:
+        """Return what it is doing."""
+        return ModelHealth(
+            id=self.spec.id,
+            status=self.status,
+            phase=self.phase,
+            progress=self.progress,
+            elapsed_seconds=round(self.clock() - self.since, 1),
+            restarts=self.restarts,
+            error=self.error,
+            reason=self.reason,
+        )
+
+
+def needs_another_engine(old: ModelSpec, new: ModelSpec) -> bool:
+    """Whether a model has to be loaded again for its entry to take effect."""
+    in_place = {"tier", "owned_by", "description"}
+    return old.model_dump(exclude=in_place) != new.model_dump(exclude=in_place)

@@ -1,0 +1,181 @@
+"""Sees when processes hang: stopped, waiting for ever, or computing without an end. What follows is the caller's.
+
+The kernel says when a process dies; nobody says when one lives and does nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+# While loading a process may also wait for others: a slow disk, a lock of a compiler's cache, its parent.
+_LOADING_FACTOR = 4
+# A step of a large model on a CPU takes minutes. On a GPU a kernel that never ends keeps a CPU core busy, too, but no
+# step takes as long.
+_BUSY_FACTOR_ON_CPU = 20
+_BUSY_FACTOR_ON_GPU = 4
+_LOOKS = 10  # in the time that a process may stand still
+_WORKING_SHARE = 0.01  # of one core: less is what threads use that only wait
+_READING_BYTES_PER_SECOND = 2**18  # a voice or weights from a slow disk; less are requests that pile up
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how many seconds processes may do nothing while they load, stand still, and compute without answering."""
+
+    loading_seconds: float
+    still_seconds: float
+    busy_seconds: float
+
+    @classmethod
+    def of(cls, stall_seconds: float | None, *, on_cpu: bool) -> Patience | None:
+        """What follows from the `stall_seconds` of models.yaml; None: for ever."""
+        if stall_seconds is None:
+            return None
+        busy = stall_seconds * (_BUSY_FACTOR_ON_CPU if on_cpu else _BUSY_FACTOR_ON_GPU)
+        return cls(stall_seconds * _LOADING_FACTOR, stall_seconds, busy)
+
+
+class Guard:
+    """Watches the processes `pids` from their start to their end, and those that they start.
+
+    Calls `on_hang` once, with how they hang in words for the log. Belongs to the event loop. While they answer, it
+    costs one `ping` in a tenth of the patience and nothing else; only who is silent is looked at. Its own standstills
+    (a suspended machine, a busy event loop) are nobody's silence: it counts its looks, not the clock.
+    """
+
+    def __init__(
+        self, patience: Patience | None, pids: Callable[[], Iterable[int]], on_hang: Callable[[str], None]
+    ) -> None:
+        self._patience = patience
+        self._pids = pids
+        self._on_hang = on_hang
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """From now on they load: they have to compute or to read files."""
+        if self._patience is not None:
+            self._go_on_with(self._watch_loading(self._patience))
+
+    def expect(self, ping: Callable[[], Awaitable[object]]) -> None:
+        """From now on they have to answer `ping`, between two pieces of work; during one they have to compute."""
+        if self._patience is not None:
+            self._go_on_with(self._watch_answers(ping, self._patience))
+
+    def end(self) -> None:
+        """Watch no more. Safe to call twice, and from `on_hang`."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _go_on_with(self, watching: Awaitable[None]) -> None:
+        self.end()
+        self._task = asyncio.ensure_future(watching)
+
+    async def _watch_loading(self, patience: Patience) -> None:
+        never: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        how = await self._silence(never, patience.loading_seconds, None)
+        self._on_hang(f"while it loads, {how}")
+
+    async def _watch_answers(self, ping: Callable[[], Awaitable[object]], patience: Patience) -> None:
+        while True:
+            answer = asyncio.ensure_future(ping())
+            try:
+                how = await self._silence(answer, patience.still_seconds, patience.busy_seconds)
+            finally:
+                answer.cancel()
+            if how is not None:
+                self._on_hang(how)
+                return
+            await asyncio.sleep(patience.still_seconds / _LOOKS)
+
+    async def _silence(
+        self, answer: asyncio.Future[object], still_seconds: float, busy_seconds: float | None
+    ) -> str | None:
+        """Wait for the answer. Return how they hang; None when they do not."""
+        tick = still_seconds / _LOOKS
+        silent = stood = 0.0
+        before: _Seen | None = None
+        while not (await asyncio.wait({answer}, timeout=tick))[0]:
+            seen = await asyncio.to_thread(_look, tuple(self._pids()))
+            silent += tick
+            stood = stood + tick if before is not None and not seen.works_since(before, tick) else 0.0
+            before = seen
+            if stood >= still_seconds * (1 - 1 / _LOOKS / 2):
+                why = " (it was stopped by a signal)" if seen.stopped else ""
+                return f"it has not computed anything for {stood:.0f} s{why}"
+            if busy_seconds is not None and silent >= busy_seconds:
+                return f"it computes, but has not got anything done for {silent:.0f} s"
+        error = answer.exception()
+        return None if error is None else f"it takes no more requests ({type(error).__name__})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Of each process: its number, CPU seconds that it used or stood in line for, and bytes read so far."""
+
+    work: dict[int, tuple[float, int]]
+    stopped: bool
+
+    def works_since(self, before: _Seen, seconds: float) -> bool:
+        """Whether anything was done in these seconds. One that is stopped stops all: the others wait for it."""
+        if not self.work:
+            return True  # they are gone, which is not for us to tell
+        if self.stopped:
+            return False
+        cpu_seconds, read_bytes = 0.0, 0
+        for pid, (cpu, read) in self.work.items():
+            cpu_before, read_before = before.work.get(pid, (0.0, 0))
+            cpu_seconds += cpu - cpu_before
+            read_bytes += read - read_before
+        return cpu_seconds > seconds * _WORKING_SHARE or read_bytes > seconds * _READING_BYTES_PER_SECOND
+
+
+def _look(pids: tuple[int, ...]) -> _Seen:
+    """Blocks: all processes of the machine are read to find the children."""
+    work: dict[int, tuple[float, int]] = {}
+    stopped = False
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            family = [process, *process.children(recursive=True)]
+        except psutil.Error:
+            continue
+        for member in family:
+            try:
+                with member.oneshot():
+                    status, times = member.status(), member.cpu_times()
+                    in_line = _seconds_in_line(member.pid)
+                    work[member.pid] = (times.user + times.system + in_line, _read_bytes(member))
+            except psutil.Error:
+                continue
+            stopped = stopped or status == psutil.STATUS_STOPPED
+    return _Seen(work, stopped)
+
+
+def _seconds_in_line(pid: int) -> float:
+    """How long its threads were ready to run while others did: one that is starved on a busy machine does not hang.
+
+    Source: the second number of `schedstat`, Documentation/scheduler/sched-stats.rst of Linux.
+    """
+    nanoseconds = 0
+    with suppress(OSError, ValueError, IndexError):  # it is gone, or this kernel does not count
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            nanoseconds += int((thread / "schedstat").read_text().split()[1])
+    return nanoseconds / 1e9
+
+
+def _read_bytes(process: psutil.Process) -> int:
+    """Also what was read by way of mapped memory, as weights are."""
+    try:
+        counted = process.io_counters()
+    except (psutil.Error, NotImplementedError, OSError):  # not everywhere allowed
+        return 0
+    return int(counted.read_bytes + counted.read_chars)

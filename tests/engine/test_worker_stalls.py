@@ -1,0 +1,67 @@
+"""A worker that hangs is killed, whatever it is doing; one that works on and on is not. Real children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from workers import DEADLINE_SECONDS, collect, on_both_loops, start, worker
+
+from engine.errors import EngineDiedError
+from engine.stall import Patience
+from engine.worker import WorkerDiedError
+
+PATIENCE = Patience(loading_seconds=1.5, still_seconds=1.5, busy_seconds=6.0)
+
+
+@on_both_loops
+async def test_a_child_that_is_stopped_in_a_job_ends_the_job_and_dies() -> None:
+    async with worker("dies:open_service", patience=PATIENCE) as running:
+        run = running.run(b"hang")
+        assert await anext(run) == b"started"
+        os.kill(running.pid, signal.SIGSTOP)
+        with pytest.raises(EngineDiedError):
+            await asyncio.wait_for(anext(run), DEADLINE_SECONDS)
+        await asyncio.wait_for(running.died.wait(), DEADLINE_SECONDS)
+        assert running.exit_status == -signal.SIGKILL
+
+
+async def test_a_child_that_is_stopped_with_nothing_to_do_is_noticed_before_anybody_needs_it() -> None:
+    async with worker(patience=PATIENCE) as running:
+        os.kill(running.pid, signal.SIGSTOP)
+        await asyncio.wait_for(running.died.wait(), DEADLINE_SECONDS)
+
+
+async def test_a_step_that_waits_for_ever_is_a_hang() -> None:
+    async with worker("slow:open_service", patience=PATIENCE) as running:
+        with pytest.raises(EngineDiedError):
+            await asyncio.wait_for(collect(running, b"sleep 3600"), DEADLINE_SECONDS)
+
+
+async def test_a_step_that_computes_for_longer_than_it_may_stand_still_survives() -> None:
+    async with worker("slow:open_service", patience=PATIENCE) as running:
+        assert await asyncio.wait_for(collect(running, b"compute 4"), DEADLINE_SECONDS) == [b"started"]
+        assert not running.died.is_set()
+
+
+async def test_a_step_that_computes_without_an_end_is_a_hang(caplog: pytest.LogCaptureFixture) -> None:
+    async with worker("slow:open_service", patience=PATIENCE) as running:
+        with pytest.raises(EngineDiedError):
+            await asyncio.wait_for(collect(running, b"compute 3600"), DEADLINE_SECONDS)
+    assert "has not got anything done" in caplog.text
+
+
+async def test_a_child_that_hangs_while_it_loads_is_killed() -> None:
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        await asyncio.wait_for(start("loads:never_end", patience=PATIENCE), DEADLINE_SECONDS)
+
+
+async def test_a_child_whose_events_nobody_reads_does_not_hang() -> None:
+    async with worker("floods:open_service", patience=PATIENCE) as running:
+        run = running.run(b"70")  # more than the parent keeps unread
+        await anext(run)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(running.died.wait(), 3 * PATIENCE.still_seconds)
+        assert len([event async for event in run]) == 69
