@@ -1,0 +1,81 @@
+"""HTTPS without a proxy: the server's certificate, read at the start and again when it was renewed."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from server.settings import Settings
+
+
+class TlsError(Exception):
+    """The certificate or its key cannot be used; the message says why and what to do."""
+
+
+class Certificate:
+    """A certificate chain and its key, in PEM. Connections that begin after `renew` get what the files hold then."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """Raise `TlsError` when the files cannot be used."""
+        self._cert = cert
+        self._key = key
+        self.context = self._load()
+
+    def renew(self) -> None:
+        """Read the files again. Raises `TlsError`; the old certificate then stays."""
+        self._load()  # into a context of nobody's, so that a bad pair is found before it is used
+        self.context.load_cert_chain(self._cert, self._key, password=self._ask_nobody)
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        for file, what in ((self._cert, "certificate"), (self._key, "key")):
+            _check_readable(file, what)
+        try:
+            context.load_cert_chain(self._cert, self._key, password=self._ask_nobody)
+        except ssl.SSLError as error:
+            raise TlsError(self._reason(error)) from error
+        return context
+
+    def _ask_nobody(self) -> str:
+        """OpenSSL would ask at the terminal, where nobody may be."""
+        raise TlsError(
+            f"The TLS key {self._key} is encrypted, and nobody can be asked for its password when a server starts. "
+            f"Write one without: openssl pkey -in {self._key} -out plain.key; chmod 600 plain.key"
+        )
+
+    def _reason(self, error: ssl.SSLError) -> str:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return (
+                f"The TLS key {self._key} does not belong to the certificate {self._cert}. Pick one: 1. name the key "
+                "that the certificate was made for; 2. if the certificate's file holds a chain, the server's own has "
+                "to come first in it."
+            )
+        return (
+            f"The TLS certificate {self._cert} with the key {self._key} cannot be used ({error.reason or 'no PEM'}). "
+            "Both must be PEM files (they begin with -----BEGIN): the certificate with its chain, and its private key."
+        )
+
+
+def _check_readable(file: Path, what: str) -> None:
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise TlsError(
+            f"The TLS {what} {file} cannot be read: {error.strerror}. Check the path, and that this user may read it."
+        ) from error
+
+
+def certificate_of(settings: Settings) -> Certificate | None:
+    """Return what HTTPS is spoken with, None if plain HTTP is. Raises `TlsError`."""
+    cert, key = settings.tls_cert, settings.tls_key
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        missing, given = ("--tls-cert", "--tls-key") if cert is None else ("--tls-key", "--tls-cert")
+        raise TlsError(f"{given} is given without {missing}: HTTPS needs both, the certificate and its key.")
+    return Certificate(cert, key)

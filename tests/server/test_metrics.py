@@ -1,0 +1,168 @@
+"""`/metrics`: vLLM's own names beside ours, every model at once, and nothing in it that a client wrote."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx2
+import pytest
+from chat_parts import CHAT, HELLO, MODEL, PROMPTS, assert_error, body, raw_stream
+from prometheus_client.parser import text_string_to_metric_families as parse
+from serving import CANARY, ROOT
+
+from server.access_log import RequestRecord
+from server.metrics import Metrics
+from server.store import Usage
+
+if TYPE_CHECKING:
+    from serving import Server
+
+CHATS = ("service-plus", "service-pro")
+
+
+class Page:
+    """One reading of the page."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._samples = [sample for family in parse(text) for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of what fits."""
+        return sum(
+            sample.value for sample in self._samples if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def labels(self, name: str, label: str) -> set[str]:
+        return {sample.labels[label] for sample in self._samples if sample.name == name}
+
+
+async def read(http: httpx2.AsyncClient) -> Page:
+    answer = await http.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return Page(answer.text)
+
+
+@pytest.mark.engine
+async def test_an_answer_is_counted_by_us_and_by_vllm(http: httpx2.AsyncClient):
+    before = await read(http)
+    _, chunks = await raw_stream(http, messages=HELLO, stream_options={"include_usage": True})
+    usage = chunks[-1]["usage"]
+    after = await read(http)
+
+    def more(name: str, **labels: str) -> float:
+        return after.value(name, **labels) - before.value(name, **labels)
+
+    ours = {"model": MODEL, "kind": "chat"}
+    assert more("hearth_answers_total", **ours, outcome="ok") == 1
+    assert more("hearth_prompt_tokens_total", **ours) == usage["prompt_tokens"]
+    assert more("hearth_completion_tokens_total", **ours) == usage["completion_tokens"]
+    assert more("hearth_queue_wait_seconds_count", **ours) == 1
+    assert more("hearth_time_to_first_token_seconds_count", model=MODEL) == 1
+    assert more("hearth_requests_total", model=MODEL, route=CHAT, method="POST", status="200") == 1
+    assert more("hearth_request_duration_seconds_count", model=MODEL, route=CHAT) == 1
+    assert more("vllm:generation_tokens_total", model_name=MODEL) == usage["completion_tokens"]
+    assert more("vllm:prompt_tokens_total", model_name=MODEL) == usage["prompt_tokens"]
+    assert more("vllm:time_to_first_token_seconds_count", model_name=MODEL) == 1
+    assert more("vllm:generation_tokens_total", model_name="service-pro") == 0
+
+
+@pytest.mark.engine
+async def test_all_models_stand_side_by_side_and_each_name_once(http: httpx2.AsyncClient):
+    page = await read(http)
+    for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:request_success_total"):
+        assert page.labels(name, "model_name") == {*CHATS}
+    types = [line for line in page.text.splitlines() if line.startswith("# TYPE ")]
+    assert len(types) == len({*types})
+    everyone = page.labels("hearth_model_state", "model")
+    assert everyone > {*CHATS}
+    assert page.value("hearth_model_state", model=MODEL, state="ready") == 1
+    assert page.value("hearth_model_state", model=MODEL) == 1
+    assert page.labels("hearth_queue_waiting", "model") >= {*CHATS}
+    assert page.value("hearth_disk_free_bytes", folder="data") > 0
+    assert page.value("process_resident_memory_bytes") > 0
+
+
+@pytest.mark.engine
+async def test_the_names_stay_vllms_own_whatever_form_is_asked_for(http: httpx2.AsyncClient):
+    """Prometheus asks for OpenMetrics first, in which its library would rename them."""
+    answer = await http.get("/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"})
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\nvllm:generation_tokens_total{" in answer.text
+
+
+@pytest.mark.engine
+async def test_nothing_that_a_client_sends_becomes_a_label(http: httpx2.AsyncClient, server: Server):
+    await http.post(CHAT, json=body(PROMPTS["say-hello"], model=f"{CANARY}-model"))
+    await http.get(f"/{CANARY}/path")
+    await http.request("PROPFIND", f"/v1/models/{CANARY}")
+    await http.get("/v1/models", headers={"Authorization": f"Bearer {CANARY}-key", "User-Agent": CANARY})
+    page = await read(http)
+    assert CANARY not in page.text
+    assert not any(key.public_id in page.text for key in [*server.made_keys, server.admin_key] if key)
+    assert page.value("hearth_requests_total", status="404", model="", route=CHAT) >= 1
+
+
+@pytest.mark.engine
+async def test_the_page_asks_for_a_key_that_may_read_it(server: Server, http: httpx2.AsyncClient):
+    async with httpx2.AsyncClient(base_url=server.root_url) as stranger:
+        assert_error(await stranger.get("/metrics"), 401, "invalid_api_key")
+    scraper = server.make_key("prometheus", tier="standard", options=["--scope", "metrics"])
+    chatter = server.make_key("chat only", tier="standard", options=["--scope", "chat"])
+
+    async def is_known() -> bool:
+        return (await http.get("/v1/usage", headers=_with(chatter.text))).status_code == 200
+
+    assert await is_known()
+    assert_error(await http.get("/metrics", headers=_with(chatter.text)), 403, "insufficient_permissions")
+    assert (await http.get("/metrics", headers=_with(scraper.text))).status_code == 200
+    assert_error(
+        await http.post(CHAT, json=body(PROMPTS["say-hello"]), headers=_with(scraper.text)),
+        403,
+        "insufficient_permissions",
+    )
+
+
+def _with(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_model_that_does_not_exist_has_no_name():
+    metrics = Metrics(lambda: {"known"})
+    for model in ("known", "made up by a client"):
+        metrics.used(model, "chat", Usage(requests=1, aborted=1, completion_tokens=3), None)
+        metrics.finished(RequestRecord("r", "BREW", None, model=model, status=404))
+    assert sample(metrics, "hearth_answers_total", model="known", kind="chat", outcome="aborted") == 1
+    assert sample(metrics, "hearth_answers_total", model="", kind="chat", outcome="aborted") == 1
+    assert sample(metrics, "hearth_completion_tokens_total", model="", kind="chat") == 3
+    assert sample(metrics, "hearth_requests_total", method="", route="", status="404", model="") == 1
+    assert sample(metrics, "hearth_queue_wait_seconds_count", model="known", kind="chat") is None
+
+
+def named_in(file: str) -> set[str]:
+    """The metrics that a shipped file asks for."""
+    text = (ROOT / "docker" / file).read_text()
+    return {*re.findall(r"\b(?:hearth_[a-z_]+[a-z]|vllm:[a-z_]+[a-z])\b(?=[\[{ )\"]|\\)", text)}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("file", ["grafana/hearth.json", "prometheus/alerts.yaml"])
+async def test_dashboard_and_alerts_ask_for_metrics_that_there_are(file: str, http: httpx2.AsyncClient):
+    written = {re.split("[{ ]", line)[2] for line in (await read(http)).text.splitlines() if line.startswith("# TYPE ")}
+    there = written | {f"{name}_bucket" for name in written}
+    assert named_in(file) >= {"hearth_model_state", "vllm:kv_cache_usage_perc"}
+    assert named_in(file) <= there
+
+
+async def test_the_documentation_lists_what_is_counted():
+    told = (ROOT / "docs" / "operations.md").read_text()
+    for family in Metrics(dict).registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        if not name.startswith("process_"):
+            assert name.replace("hearth_build", "hearth_build_info") in told or f"`{name}`" in told, name
