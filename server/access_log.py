@@ -45,6 +45,10 @@ class RequestRecord:
     audio_seconds: float | None = None
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.monotonic() - self.started
+
     def first_token(self) -> None:
         """Note the time of the first token, once."""
         if self.time_to_first_token_seconds is None:
@@ -67,7 +71,7 @@ class RequestRecord:
             for name in self.__slots__
             if name not in {"started", "headers"} and (value := getattr(self, name)) is not None
         )
-        line["duration_seconds"] = round(time.monotonic() - self.started, 4)
+        line["duration_seconds"] = round(self.seconds(), 4)
         _log.info(msgspec.json.encode(line).decode())
 
 

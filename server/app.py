@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from engine import Config, Engine, ImageLimits
 from server import errors
 from server.access_log import open_access_log
+from server.cors import Cors
 from server.dependencies import Access
 from server.drain import Drain
 from server.hangup import ClientGoneError, client_gone
@@ -22,6 +23,7 @@ from server.key_admin import KeyAdmin
 from server.limits import Limiter
 from server.live_keys import LiveKeys
 from server.metering import Meter
+from server.metrics import Metrics
 from server.middleware import Authentication, Gate, RequestContext
 from server.openapi import describe
 from server.routes import (
@@ -34,6 +36,7 @@ from server.routes import (
     health,
     images,
     messages,
+    metrics,
     models,
     responses,
     usage,
@@ -53,8 +56,10 @@ class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the app: first the request's id and access line, then the server's end, then the key."""
-        return RequestContext(Gate(Authentication(super().build_middleware_stack())))
+        """Wrap the app: first the request's id and access line, then web pages, the server's end, and the key."""
+        app: ASGIApp = Gate(Authentication(super().build_middleware_stack()))
+        origins = self.state.settings.cors_origins
+        return RequestContext(Cors(app, origins) if origins else app)
 
     def openapi(self) -> dict[str, Any]:
         """Return the description of the API, made once."""
@@ -77,6 +82,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.settings = settings
     app.state.config = config
     app.state.terminate = False
+    app.state.metrics = Metrics(lambda: app.state.config.models)
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
     for module in (
@@ -92,6 +98,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
         admin_keys,
         admin,
         health,
+        metrics,
     ):
         app.include_router(module.router)
     return app
@@ -105,8 +112,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     engine = Engine(
         app.state.config,
         weights_dir=settings.weights_dir,
+        data_dir=settings.data_dir,
         images=_image_limits(settings),
         mark_files=settings.image_mark,
+        ram_gib=settings.ram_gib,
+        vllm_metrics=settings.vllm_metrics,
     )
     app.state.drain = Drain()
     app.state.engine = engine
@@ -124,7 +134,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             app.state.keys = keys
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota)
+            app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

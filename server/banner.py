@@ -25,10 +25,14 @@ _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
 class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
-    def __init__(self, base_url: str, outside_url: str | None, first_key: str | None) -> None:
+    def __init__(
+        self, base_url: str, outside_url: str | None, first_key: str | None, *, remark: str | None = None
+    ) -> None:
+        """`remark`: what else whoever starts it should know."""
         self._base_url = base_url
         self._outside_url = outside_url
         self._first_key = first_key
+        self._remark = remark
         self._console = Console(highlight=False, soft_wrap=True)
         self._said: dict[str, str] = {}
         self._bars = Progress(
@@ -50,7 +54,7 @@ class Banner:
             for health in engine.health():
                 self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase)
                 self._report(health)
-            settled = all(health.status in {"ready", "failed"} for health in engine.health())
+            settled = all(health.status in {"ready", "failed", "unloaded"} for health in engine.health())
             if settled and not announced:
                 announced = True
                 self.close()
@@ -74,6 +78,8 @@ class Banner:
         self._say(f"\nHearth listens. Base URL: {self._base_url}")
         if self._outside_url is not None:
             self._say(f"From other machines: {self._outside_url}")
+        if self._remark is not None:
+            self._say(self._remark)
         if self._first_key is not None:
             self._say(f"API key (admin, shown once, keep it): {self._first_key}")
         self._say("Loading the models:")
@@ -88,9 +94,9 @@ class Banner:
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
-        usable = [model for model in models if model.status == "ready"]
+        usable = [model for model in models if model.status in {"ready", "unloaded"}]
         if not usable:
-            self._say("No model could be loaded; the lines above say why. The server stays up and answers 503.")
+            self._say("No model could be loaded; the lines above say why.")
             return
         demos = [model.id for model in models if model.demo]
         if demos:

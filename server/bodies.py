@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ApiError
 from server.hangup import ClientGoneError
+from server.scopes import KeyWith
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -34,12 +35,15 @@ class StrictRoute(APIRoute):
     """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read and check the body before FastAPI looks at it."""
+        """Read and check the body before FastAPI looks at it, and the key's scope before the body is read."""
         handler = super().get_route_handler()
         takes_body = self.body_field is not None
+        scopes = [below.call for below in self.dependant.dependencies if isinstance(below.call, KeyWith)]
 
         async def strict_handler(request: Request) -> Response:
             if takes_body:
+                for check in scopes:
+                    check(request)
                 await _read_into(request)
             return await handler(request)
 

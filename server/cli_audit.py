@@ -17,10 +17,10 @@ from server.cli_store import (
     DataDir,
     in_store,
     print_json,
-    print_rich,
     read_time,
     settings_for,
 )
+from server.cli_tables import print_rich
 from server.moments import iso, past
 from server.store import AuditLog, Database
 from server.store.api_key import utc_now

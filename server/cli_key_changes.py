@@ -20,6 +20,7 @@ from server.cli_key_fields import (
     show_text,
     written,
 )
+from server.cli_key_limits import sentence, tiers_of, with_limits
 from server.cli_store import AsJson, config_for, in_store, key_named, print_json, read_time, refuse, settings_for
 from server.key_rules import check_rights, check_scopes
 from server.moments import MomentError, future, span
@@ -67,7 +68,12 @@ def update(  # noqa: PLR0913 - one argument per option
         refuse("Nothing to change. Name what is to be different; see hearth keys update --help.")
     settings, named = settings_for(**context.obj), key_named(public_id)
     key = in_store(settings, lambda database: _updated(database, settings, named, changes))
-    _tell(key, f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}.", as_json=as_json)
+    tiers = tiers_of(settings)
+    if as_json:
+        print_json(with_limits(key, tiers))
+        return
+    typer.echo(f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}.")
+    typer.echo(f"{sentence(key, tiers)}\n{_SOON}")
 
 
 async def _updated(database: Database, settings: Settings, public_id: str, changes: dict[str, Any]) -> ApiKey:
@@ -130,7 +136,10 @@ def expire(  # noqa: PLR0913 - one argument per option
     named = key_named(public_id)
     key = in_store(settings_for(**context.obj), lambda database: KeyStore(database).expire(named, end))
     told = f"works until {written(end)}" if end else "has no end"
-    _tell(key, f"Key {key.public_id} ({key.name}) {told}.", as_json=as_json)
+    if as_json:
+        print_json(described(key))
+        return
+    typer.echo(f"Key {key.public_id} ({key.name}) {told}.\n{_SOON}")
 
 
 def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
@@ -142,11 +151,3 @@ def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) ->
         return
     typer.echo(f"Key {key.public_id} ({key.name}) is revoked since {written(key.revoked_at)}.")
     typer.echo("A running server refuses it within 10 seconds.")
-
-
-def _tell(key: ApiKey, sentence: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(described(key))
-        return
-    typer.echo(sentence)
-    typer.echo(_SOON)

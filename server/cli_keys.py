@@ -5,7 +5,7 @@ The verbs that change a key are cli_key_changes.py's; they become commands here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -21,13 +21,13 @@ from server.cli_key_fields import (
     TokensPerMinute,
     checked_rights,
     day,
-    described,
     limits_given,
     scopes_of,
     show_text,
     state,
     written,
 )
+from server.cli_key_limits import OWN, limit_rows, sentence, short, tiers_of, with_limits
 from server.cli_store import (
     AsJson,
     DataDir,
@@ -36,18 +36,18 @@ from server.cli_store import (
     in_store,
     key_named,
     print_json,
-    print_rich,
     read_time,
     settings_for,
 )
-from server.limits import limits_of
+from server.cli_tables import print_rich
 from server.moments import future
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
-from server.store.api_key import LIMITS, utc_now
-from server.store.key_format import PUBLIC_ID_LENGTH
+from server.store.api_key import utc_now
 
-if TYPE_CHECKING:
-    from engine import TierSpec
+_CREATED = (
+    *("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits"),
+    "effective_limits",
+)
 
 # Locals in a traceback would show a key
 app = typer.Typer(
@@ -88,7 +88,9 @@ def create(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Create a key. It is shown once."""
     settings = settings_for(**context.obj)
-    checked_rights(config_for(settings), tier, model or (), scope or ())
+    config = config_for(settings)
+    tiers = config.tiers
+    checked_rights(config, tier, model or (), scope or ())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
     limits = KeyLimits(
         **limits_given(
@@ -107,34 +109,38 @@ def create(  # noqa: PLR0913 - one argument per option
 
     text, key = in_store(settings, make, make_store=True)
     if as_json:
-        fields = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
-        all_of_it = described(key)
-        print_json({"key": text, **{field: all_of_it[field] for field in fields}})
+        all_of_it = with_limits(key, tiers)
+        print_json({"key": text, **{field: all_of_it[field] for field in _CREATED}})
         return
     until = f"until {written(key.expires_at)}" if key.expires_at else "without an end date"
-    typer.echo(f"Key {key.public_id} for {key.name}: tier {key.tier}, {', '.join(scopes_of(key))}, {until}.\n")
+    typer.echo(f"Key {key.public_id} for {key.name}: tier {key.tier}, {', '.join(scopes_of(key))}, {until}.")
+    typer.echo(f"{sentence(key, tiers)}\n")
     show_text(text)
 
 
 @app.command("list")
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
-    """List all keys, by their public ids."""
-    keys = in_store(settings_for(**context.obj), lambda database: KeyStore(database).list())
+    """List all keys, by their public ids, with the limits that hold for them."""
+    settings = settings_for(**context.obj)
+    keys = in_store(settings, lambda database: KeyStore(database).list())
+    tiers = tiers_of(settings)
     if as_json:
-        print_json({"keys": [described(key) for key in keys]})
+        print_json({"keys": [with_limits(key, tiers) for key in keys]})
         return
     if not keys:
         typer.echo("No keys yet. Create one: hearth keys create --name NAME --tier TIER")
         return
-    table = Table("id", "name", "tier", "scopes", "models", "state", "last used", box=box.SIMPLE)
-    table.columns[0].min_width = PUBLIC_ID_LENGTH  # however narrow the terminal: the other verbs want it whole
+    table = Table("id", "name", "tier", "scopes", "models", "limits", "state", "last used", box=box.SIMPLE)
     for key in keys:
         scopes = "all but admin" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(scopes_of(key))
         models = "all" if key.models is None else ", ".join(key.models)
-        cells = (key.public_id, key.name, key.tier, scopes, models, state(key), day(key.last_used_at))
+        limits = short(key, tiers)
+        cells = (key.public_id, key.name, key.tier, scopes, models, limits, state(key), day(key.last_used_at))
         # Text, because a name like [red] is a name and no markup
         table.add_row(*map(Text, cells))
     print_rich(table)
+    if any(OWN in short(key, tiers) for key in keys):
+        typer.echo(f"  {OWN} the key's own limit; the others are its tier's")
 
 
 @app.command()
@@ -147,8 +153,9 @@ def show(
     """Show everything about one key, with the limits that hold for it. Its text is kept nowhere."""
     settings, named = settings_for(**context.obj), key_named(public_id)
     key = in_store(settings, lambda database: KeyStore(database).find(named))
+    tiers = tiers_of(settings)
     if as_json:
-        print_json(described(key))
+        print_json(with_limits(key, tiers))
         return
     table = Table(box=box.SIMPLE, show_header=False)
     rows = {
@@ -163,16 +170,7 @@ def show(
         "ends": written(key.expires_at),
         "notes": key.notes or "none",
     }
-    rows |= _limits(key, config_for(settings).tiers.get(key.tier))
+    rows |= limit_rows(key, tiers)
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))
     print_rich(table)
-
-
-def _limits(key: ApiKey, tier: TierSpec | None) -> dict[str, str]:
-    effective, shown = limits_of(key, tier), {}
-    for name in LIMITS:
-        limit = getattr(effective, name)
-        whose = "its tier's" if getattr(key.limits, name) is None else "its own"
-        shown[name.replace("_", " ")] = f"no limit ({whose})" if limit is None else f"{limit} ({whose})"
-    return shown

@@ -70,7 +70,9 @@ def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, 
     found = next(((spec, voice) for spec, voice in both if voice.id == spec.aliases.get(name, name)), None)
     if found is None:
         problems = [error.message for spec in specs if (error := offered.problem(spec.id)) is not None]
-        refuse(" ".join(["There is no such voice. `hearth voices` shows the ones there are.", *problems]))
+        near = dict.fromkeys(one for spec in specs for one in offered.near(spec.id, name))
+        meant = [f"Did you mean {' or '.join(near)}?"] if near else []
+        refuse(" ".join(["There is no such voice.", *meant, "`hearth voices` shows the ones there are.", *problems]))
     spec, voice = found
     if not voice.available:
         why = [one.message for one in offered.warnings(spec.id) if one.model == voice.model]

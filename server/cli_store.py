@@ -12,7 +12,6 @@ from pathlib import Path  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
 
 from engine.config import load_config
 from engine.errors import EngineError
@@ -25,8 +24,6 @@ from server.store.key_format import public_id_in
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import datetime
-
-    from rich.console import RenderableType
 
     from engine import Config
     from server.settings import Settings
@@ -105,15 +102,3 @@ def read_time(option: str, given: str, read: Callable[[str, datetime], datetime]
 def print_json(value: dict[str, Any]) -> None:
     """Print one object on one line."""
     sys.stdout.write(json.dumps(value) + "\n")
-
-
-def console() -> Console:
-    """Return what draws tables: as wide as the terminal, and wide enough for whole lines in a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 160)
-
-
-def print_rich(*shown: RenderableType) -> None:
-    """Draw tables and charts."""
-    paper = console()
-    for item in shown:
-        paper.print(item)

@@ -15,15 +15,14 @@ from rich.text import Text
 from server.cli_store import (
     AsJson,
     DataDir,
-    console,
     in_store,
     key_named,
     print_json,
-    print_rich,
     read_time,
     refuse,
     settings_for,
 )
+from server.cli_tables import print_rich, terminal_width
 from server.moments import past
 from server.schemas.usage import UsageSum, groups
 from server.store import Database, KeyStore, UsageBook, UsageRow
@@ -105,7 +104,7 @@ def _print_table(
     if "hour" in group_by or "day" in group_by:
         step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
         counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
-        print_rich(*charts(counts, span, step, width=console().width))
+        print_rich(*charts(counts, span, step, width=terminal_width()))
 
 
 def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ How one speaks on the command line is cli_say.py's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich import box
@@ -15,13 +15,16 @@ from rich.text import Text
 from engine.config import SpeechModelSpec
 from engine.voices.offered import Voices
 from server.cli_say import say
-from server.cli_store import AsJson, Models, WeightsDir, config_for, print_json, print_rich, settings_for
+from server.cli_store import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli_tables import print_rich
+from server.errors import ApiError
 from server.schemas.voices import Voice, VoiceList, VoiceQuery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COLUMNS = ("id", "name", "gender", "language", "type", "model", "licence", "demo", "available")
+_SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
 app = typer.Typer(invoke_without_command=True)
 app.command()(say)
@@ -32,7 +35,7 @@ def voices(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
     *,
     language: Annotated[str | None, typer.Option(help="Only of this language, like am.")] = None,
-    gender: Annotated[str | None, typer.Option(help="Only female or male.")] = None,
+    gender: Annotated[Literal["female", "male"] | None, typer.Option(help="Only female or male.")] = None,
     model: Annotated[str | None, typer.Option(help="Only of this TTS model, or of this entry of models.yaml.")] = None,
     weights_dir: WeightsDir = None,
     models: Models = None,
@@ -44,9 +47,12 @@ def voices(  # noqa: PLR0913 - one argument per option
     settings = settings_for(models=models, weights_dir=weights_dir)
     config = config_for(settings)
     offered = Voices(config, settings.weights_dir)
-    query = VoiceQuery(language=language, gender=gender, model=model)
     entries = [spec.id for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
-    listed = VoiceList.of(voice for entry in entries for voice in offered.of(entry) if query.fits(voice, entry)).voices
+    found = [(entry, voice) for entry in entries for voice in offered.of(entry)]
+    try:
+        listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found)).voices
+    except ApiError as wrong:
+        refuse(wrong.message)
     told = [_told(entry, one.model, one.voice, one.message) for entry in entries for one in offered.warnings(entry)]
     problems = [
         _told(entry, None, None, error.message) for entry in entries if (error := offered.problem(entry)) is not None
@@ -71,7 +77,7 @@ def _show(listed: Sequence[Voice], entries: Sequence[str]) -> None:
     elif not listed:
         typer.echo("There is no such voice. `hearth voices` without options shows all of them.")
     else:
-        table = Table(*_COLUMNS, box=box.SIMPLE)
+        table = Table(*(_SHORT.get(column, column) for column in _COLUMNS), box=box.SIMPLE)
         for voice in listed:
             table.add_row(*(Text(_shown(getattr(voice, column))) for column in _COLUMNS))
         print_rich(table)

@@ -13,6 +13,8 @@ from server.image_files import ImageFiles
 from server.image_links import ImageLinks
 from server.key_admin import KeyAdmin
 from server.metering import Meter, MeteredEngine
+from server.metrics import Metrics
+from server.scopes import KeyIfSent, KeyWith
 from server.settings import Settings
 from server.store import Actor, ApiKey, AuditLog
 
@@ -38,30 +40,14 @@ def drain_of(request: Request) -> Drain:
     return drain
 
 
-def key_with(scope: str) -> Callable[[Request], ApiKey]:
+def key_with(scope: str) -> KeyWith:
     """Make a dependency that gives the request's key if it has `scope`, and a 403 otherwise."""
-
-    def key(request: Request) -> ApiKey:
-        found: ApiKey = request.state.key
-        if scope not in found.scopes:
-            raise ApiError(
-                403,
-                "insufficient_permissions",
-                f"This key lacks the scope `{scope}`. Ask whoever runs this server for a key that has it.",
-                type="permission_error",
-            )
-        return found
-
-    return key
+    return KeyWith(scope)
 
 
-def key_if_sent(scope: str) -> Callable[[Request], ApiKey | None]:
+def key_if_sent(scope: str) -> KeyIfSent:
     """Make a dependency like `key_with` for what a setting may open: None where no key was sent."""
-
-    def key(request: Request) -> ApiKey | None:
-        return None if request.state.key is None else key_with(scope)(request)
-
-    return key
+    return KeyIfSent(scope)
 
 
 def any_key(request: Request) -> ApiKey:
@@ -159,10 +145,17 @@ def image_links_of(request: Request) -> ImageLinks:
     return links
 
 
+def metrics_of(request: Request) -> Metrics:
+    """Return what is counted for Prometheus."""
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
 TheEngine = Annotated[Engine, Depends(engine_of)]
 TheActor = Annotated[Actor, Depends(actor_of)]
 TheAudit = Annotated[AuditLog, Depends(audit_of)]
 TheKeyAdmin = Annotated[KeyAdmin, Depends(key_admin_of)]
+TheMetrics = Annotated[Metrics, Depends(metrics_of)]
 TheMeter = Annotated[Meter, Depends(meter_of)]
 ChatEngine = Annotated[MeteredEngine, Depends(metered("chat"))]
 BatchEngine = Annotated[MeteredEngine, Depends(metered("batch"))]

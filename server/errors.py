@@ -13,6 +13,7 @@ import msgspec
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 import engine
 from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
@@ -169,14 +170,21 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {_advice(request)}"))
     if error.status_code == 405:
-        sentence = f"This address takes {headers.get('Allow', 'another method')} only."
-        return _answer(request, ApiError(405, "method_not_allowed", sentence, headers=headers))
+        allowed = ", ".join(_methods(request))
+        sentence = f"This address takes {allowed} only."
+        return _answer(request, ApiError(405, "method_not_allowed", sentence, headers=headers | {"Allow": allowed}))
     return _answer(request, ApiError(error.status_code, None, "This request cannot be answered.", headers=headers))
 
 
 def _answer(request: Request, error: ApiError) -> Response:
     request.state.record.error_code = error.code
     return error.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """Return all methods of this address. Starlette knows those of the first route only that has it."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 def _advice(request: Request) -> str:

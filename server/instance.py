@@ -8,6 +8,8 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from server import reload_outcome
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -33,6 +35,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
                 f"Another Hearth (process {file.read().strip() or 'unknown'}) uses the data directory {data_dir}. Pick "
                 "one: 1. stop it; 2. give this one its own directory with --data-dir."
             ) from error
+        (data_dir / reload_outcome.FILE).unlink(missing_ok=True)  # of a server before, perhaps with this process id
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -40,16 +43,23 @@ def only_one(data_dir: Path) -> Iterator[None]:
         file.truncate(0)
 
 
-def ask_to_reload(data_dir: Path) -> int:
-    """Send SIGHUP to the server of this directory and return its process id. Raises `InstanceError`."""
+def running_pid(data_dir: Path) -> int | None:
+    """Return the process id of the server of this directory, None if there is none."""
     with suppress(OSError), (data_dir / _FILE).open("r+", encoding="ascii") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            pid = int(file.read().strip() or 0)
-            if pid:
-                os.kill(pid, signal.SIGHUP)
-                return pid
+            return int(file.read().strip() or 0) or None
+    return None
+
+
+def ask_to_reload(data_dir: Path) -> int:
+    """Send SIGHUP to the server of this directory and return its process id. Raises `InstanceError`."""
+    pid = running_pid(data_dir)
+    if pid is not None:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGHUP)
+            return pid
     raise InstanceError(
         f"No Hearth runs on the data directory {data_dir}. Start one with scripts/serve, or name the directory of the "
         "one that runs with --data-dir."

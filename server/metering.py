@@ -6,8 +6,9 @@ Routes call it like the engine itself. What the limits are is limits.py's, in wh
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from engine import FinishedImage
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from server.access_log import RequestRecord
     from server.image_quota import ImageQuota
     from server.limits import Limiter
+    from server.metrics import Metrics
     from server.store import ApiKey, Ask, QuotaTaken, UsageBook
 
 _Request = TypeVar("_Request", "ChatRequest", "TextRequest")
@@ -53,10 +55,13 @@ class _Call:
     images_asked: int = 0
     images_taken: QuotaTaken | None = None
     audio_seconds: float = 0.0
+    queued_at: float = field(default_factory=time.monotonic)
+    waited_seconds: float | None = None
 
     def begin(self) -> None:
         """Its turn has come: from here on it costs."""
         self.began = True
+        self.waited_seconds = time.monotonic() - self.queued_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Meter:
     limiter: Limiter
     book: UsageBook
     images: ImageQuota
+    metrics: Metrics
 
 
 class MeteredEngine:
@@ -162,6 +168,7 @@ class MeteredEngine:
             with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than nobody served
                 call.images_taken = await self._meter.images.take(self._key.public_id, images, limits.images_per_day)
                 call.images_asked = images
+            call.queued_at = time.monotonic()
 
         return replace(
             request,
@@ -176,6 +183,7 @@ class MeteredEngine:
             asked = request.max_tokens is not None
             call.prompt_tokens = prompt_tokens
             await self._take(call, prompt_tokens + longest_answer_tokens, asked=asked)
+            call.queued_at = time.monotonic()
 
         share = self._meter.limiter.limits(self._key).queue_share
         return replace(request, owner=self._key.public_id, queue_share=share, before_turn=take, on_turn=call.begin)
@@ -241,3 +249,4 @@ class MeteredEngine:
             self._meter.images.give_back(self._key.public_id, call.images_asked - call.images, call.images_taken)
         outcome = replace(outcome, images=call.images, audio_seconds=call.audio_seconds)
         self._meter.book.add(self._key.public_id, model, self._kind, outcome)
+        self._meter.metrics.used(model, self._kind, outcome, call.waited_seconds)

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from server.access_log import RequestRecord
 from server.errors import ApiError, to_api_error
 from server.hangup import shutting_down
+from server.response_headers import add_security_headers
 from server.store import StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class RequestContext:
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["x-request-id"] = record.request_id
                 headers.update(record.headers)
+                add_security_headers(headers)
             await send(message)
 
         try:
@@ -64,6 +66,7 @@ class RequestContext:
             record.route = getattr(scope.get("route"), "path", None)
             record.status = record.status or 499  # nothing was sent: there was nobody to send it to
             record.write()
+            scope["app"].state.metrics.finished(record)
 
 
 class Gate:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import ApiError
+from server.response_headers import SECURITY_HEADERS
 
 if TYPE_CHECKING:
     import asyncio
@@ -114,6 +115,7 @@ class HearthProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         error.headers.update({"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"})
+        error.headers.update(SECURITY_HEADERS)
         response = error.response()
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         phrase = HTTPStatus(error.status).phrase.encode()
@@ -121,7 +123,8 @@ class HearthProtocol(HttpToolsProtocol):
         # Closed at once, with bytes of the client still unread, the answer would be lost in a reset.
         self._refused = True
         self._stop_timer()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot say it
+            self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 

@@ -1,19 +1,25 @@
-"""Takes a changed models.yaml into the running server. A wrong one changes nothing."""
+"""Takes a changed models.yaml, and new voices, into the running server. A wrong file changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine import ConfigError, load_config
+from server import reload_outcome
+from server.reload_outcome import Difference, Outcome
 from server.store import AuditLog, StoreUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import FastAPI
 
-    from engine import Config
+    from engine import Config, Engine
     from server.store import Actor
 
 _log = logging.getLogger("hearth.reload")
@@ -21,54 +27,69 @@ _log = logging.getLogger("hearth.reload")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What is served now, and by their ids the models and tiers in which it differs from before."""
+    """What is served now, and in which models, tiers and voices that differs from before.
+
+    `warnings` are about voices, the old ones among them: what is still wrong is said again.
+    """
 
     config: Config
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-    removed: tuple[str, ...]
+    models: Difference
+    voices: Difference
+    warnings: tuple[str, ...]
 
 
 async def reload_config(app: FastAPI) -> None:
-    """Do what a SIGHUP asks for, and say in the log what came of it."""
+    """Do what a SIGHUP asks for, and say in the log, and to `hearth reload`, what came of it."""
+    began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
     try:
         taken = await take_over(app, None)
     except ConfigError as error:
         _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
-        return
-    changes = [
-        f"{what} {', '.join(names)}"
-        for what, names in (("added", taken.added), ("changed", taken.changed), ("removed", taken.removed))
-        if names
-    ]
-    _log.warning("models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
+        outcome = Outcome(os.getpid(), began_at_ns, path, refused=error.message)
+    else:
+        outcome = Outcome(os.getpid(), began_at_ns, path, None, taken.models, taken.voices, taken.warnings)
+        _log.warning("models.yaml was read again: %s.", "; ".join(outcome.sentences()) or "nothing has changed")
+    try:
+        async with app.state.reloading:  # in the order in which they began
+            await asyncio.to_thread(reload_outcome.write, app.state.settings.data_dir, outcome)
+    except OSError as error:
+        _log.error("what came of the reload cannot be told to `hearth reload`: %s", error.strerror)
 
 
 async def take_over(app: FastAPI, by: Actor | None) -> Taken:
-    """Read the file again; tiers and models are from then on what it says. Answers that are being given go on.
+    """Read the file again; tiers, models and voices are from then on what is there. Answers that are given go on.
 
     `by` None means the user of this machine. Raises `ConfigError`, and then nothing has changed.
     """
     async with app.state.reloading:  # of two at once, the one that read the file last has to win
         config = await asyncio.to_thread(load_config, app.state.settings.models)
-        taken = _compared(app.state.config, config)
-        await app.state.engine.reload(config)
+        engine: Engine = app.state.engine
+        before = _voices(app.state.config, engine)
+        models = _difference(_named(app.state.config), _named(config))
+        await engine.reload(config)
         app.state.access.use(config)
         app.state.meter.limiter.use(config)
         app.state.config = config
-        detail = {"added": taken.added, "changed": taken.changed, "removed": taken.removed}
+        voices = _difference(before, _voices(config, engine))
+        warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
+        detail = {"added": models.added, "changed": models.changed, "removed": models.removed}
         try:
             await AuditLog(app.state.database).record("config.reload", config.path.name, detail, by=by)
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
-        return taken
+        return Taken(config, models, voices, warnings)
 
 
-def _compared(old: Config, new: Config) -> Taken:
-    before = {**old.models, **{f"tier {name}": tier for name, tier in old.tiers.items()}}
-    after = {**new.models, **{f"tier {name}": tier for name, tier in new.tiers.items()}}
-    return Taken(
-        config=new,
+def _named(config: Config) -> dict[str, Any]:
+    return {**config.models, **{f"tier {name}": tier for name, tier in config.tiers.items()}}
+
+
+def _voices(config: Config, engine: Engine) -> dict[str, Any]:
+    return {voice.id: voice for model in config.models for voice in engine.voices(model)}
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:
+    return Difference(
         added=tuple(name for name in after if name not in before),
         changed=tuple(name for name in after if name in before and before[name] != after[name]),
         removed=tuple(name for name in before if name not in after),

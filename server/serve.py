@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import resource
 import signal
@@ -21,6 +22,8 @@ from server.protocol import HearthProtocol
 from server.reload import reload_config
 from server.settings import database_url
 from server.store import SCOPES, Database, KeyStore
+from server.systemd import Systemd
+from server.tls import TlsError, certificate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from server.app import HearthApp
     from server.drain import Drain
     from server.settings import Settings
+    from server.tls import Certificate
+
+_log = logging.getLogger("hearth.serve")
 
 _LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
 
@@ -38,22 +44,23 @@ class StartError(Exception):
 
 
 def run(settings: Settings, config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then end the process.
+    """Serve until SIGTERM or SIGINT, or until nothing can be served any more, then end the process.
 
-    Raises `StartError`, `InstanceError`, or the store's `StoreError`.
+    Raises `StartError`, `TlsError`, `InstanceError`, or the store's `StoreError`.
     """
     _raise_file_limit()
+    certificate = certificate_of(settings)
     with (
         only_one(settings.data_dir),
         _listen(settings) as listener,
         asyncio.Runner(loop_factory=_new_loop) as runner,
     ):
-        runner.run(_serve(settings, config, listener))
+        exit_status = runner.run(_serve(settings, config, listener, certificate))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
         # still renders or tokenises what nobody waits for would hold us up for minutes.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(exit_status)
 
 
 def _raise_file_limit() -> None:
@@ -69,21 +76,21 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _serve(settings: Settings, config: Config, listener: socket.socket) -> None:
+async def _serve(settings: Settings, config: Config, listener: socket.socket, certificate: Certificate | None) -> int:
     first_key = await _first_key(settings, config)
     app = create_app(settings, config)
-    port = listener.getsockname()[1]
-    banner = Banner(base_url(settings.host, port), _outside_url(settings.host, port), first_key)
-    server = _Server(app, banner)
+    banner = Banner(*_base_urls(settings, listener.getsockname()[1]), first_key, remark=_in_clear(settings))
+    server = _Server(app, banner, certificate)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.on_signal)
     loop.add_signal_handler(signal.SIGHUP, server.on_reload)
     await server.serve(sockets=[listener])
+    return server.exit_status
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: HearthApp, banner: Banner) -> None:
+    def __init__(self, app: HearthApp, banner: Banner, certificate: Certificate | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -95,13 +102,24 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 # Its own default believes whatever is sent from this machine.
                 proxy_headers=bool(app.state.settings.trusted_proxies),
-                forwarded_allow_ips=app.state.settings.trusted_proxies,
+                forwarded_allow_ips=list(app.state.settings.trusted_proxies),
+                ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
                 timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
             )
         )
         self._app = app
         self._banner = banner
+        self._certificate = certificate
+        self._systemd = Systemd()
         self._tasks: list[asyncio.Task[None]] = []
+        self._hopeless = False
+
+    @property
+    def exit_status(self) -> int:
+        """What the process ends with: whoever supervises it must be able to tell an end from a failure."""
+        if not self.started:
+            return 1  # the log has said why
+        return os.EX_UNAVAILABLE if self._hopeless else 0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -111,7 +129,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell the person at the terminal."""
         await super().startup(sockets)
-        self._tasks.append(asyncio.create_task(self._banner.follow(self._app.state.engine)))
+        for follow in (self._banner.follow, self._systemd.follow):
+            self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
+        self._tasks.append(asyncio.create_task(self._end_when_hopeless()))
+        self._systemd.listening()
 
     def on_signal(self) -> None:
         """Drain at the first signal; end at once at the second."""
@@ -122,13 +143,35 @@ class _Server(uvicorn.Server):
                 drain.cut()
             self.should_exit = True
             return
+        self._systemd.stopping()
         self._banner.draining(drain.running, self._app.state.settings.drain_seconds)
         self._tasks.append(asyncio.create_task(self._drain(drain)))
 
     def on_reload(self) -> None:
-        """Read models.yaml again."""
+        """Read models.yaml again, and the certificate."""
+        self._systemd.reloading()
+        self._renew_certificate()
         if hasattr(self._app.state, "drain"):  # before that, nothing has been loaded by the old one
             self._tasks.append(asyncio.create_task(reload_config(self._app)))
+
+    def _renew_certificate(self) -> None:
+        if self._certificate is None:
+            return
+        try:
+            self._certificate.renew()
+        except TlsError as error:
+            _log.error("The TLS certificate stays as it was. %s", error)  # ours, no trace needed
+
+    async def _end_when_hopeless(self) -> None:
+        await self._app.state.engine.hopeless()
+        if self._app.state.drain.draining:
+            return
+        self._hopeless = True
+        _log.error(
+            "None of the models can be served, for the reasons above, so Hearth ends. Correct models.yaml or the "
+            "weights (docs/models-yaml.md) and start it again."
+        )
+        self.on_signal()
 
     async def _drain(self, drain: Drain) -> None:
         await drain.drain(self._app.state.settings.drain_seconds)
@@ -142,20 +185,33 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def base_url(host: str, port: int) -> str:
-    """Return the base address that a client on this machine can use."""
-    address = "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104  # asked for, see _first_key
-    return f"http://[{address}]:{port}/v1" if ":" in address else f"http://{address}:{port}/v1"
+def _base_urls(settings: Settings, port: int) -> tuple[str, str | None]:
+    """Return the base address for clients on this machine, and for others if it listens on all addresses."""
+    scheme = "http" if settings.tls_cert is None else "https"
+
+    def base_url(address: str) -> str:
+        return f"{scheme}://[{address}]:{port}/v1" if ":" in address else f"{scheme}://{address}:{port}/v1"
+
+    anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
+    outside = _outside_address() if anywhere else None
+    return base_url("127.0.0.1" if anywhere else settings.host), None if outside is None else base_url(outside)
 
 
-def _outside_url(host: str, port: int) -> str | None:
-    """Return the base address for other machines, if the server listens on all addresses and has one."""
-    if host != "0.0.0.0":  # noqa: S104  # asked for, see _first_key
-        return None
+def _outside_address() -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
-        return base_url(probe.getsockname()[0], port)
+        return str(probe.getsockname()[0])
     return None
+
+
+def _in_clear(settings: Settings) -> str | None:
+    """Say so when keys and conversations travel unencrypted."""
+    if settings.tls_cert is not None or settings.trusted_proxies or _is_loopback(settings.host):
+        return None
+    return (
+        "Without HTTPS anybody on the network between can read keys and conversations: see --tls-cert, or a proxy, "
+        "in docs/operations.md."
+    )
 
 
 def _listen(settings: Settings) -> socket.socket:

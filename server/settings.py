@@ -6,11 +6,11 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from server.addresses import base_address, networks, origins, split_commas
 from server.store.database_url import FILE_NAME, sqlite_url
 from server.validation import sentence
 
@@ -29,20 +29,7 @@ def _in_checkout(name: str) -> Path:
     return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
 
 
-def _base_url(value: str | None) -> str | None:
-    """Both the server's address and the base address of client libraries, which ends in /v1, are meant the same."""
-    if value is None:
-        return None
-    parts = urlsplit(value)
-    if (
-        parts.scheme not in {"http", "https"}
-        or not parts.hostname
-        or "@" in parts.netloc
-        or parts.query
-        or parts.fragment
-    ):
-        raise ValueError("must be an address like https://hearth.example.org or https://hearth.example.org/v1")
-    return f"{value.rstrip('/').removesuffix('/v1')}/v1"
+_List = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
 
 
 class Settings(BaseSettings):
@@ -66,9 +53,10 @@ class Settings(BaseSettings):
     max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")
     max_image_megapixels: float = Field(36, gt=0, le=1000, description="one picture; together twice as many")
     fetch_images: bool = Field(default=False, description="whether pictures may be https addresses, too")
-    public_base_url: Annotated[str | None, AfterValidator(_base_url)] = Field(
+    public_base_url: Annotated[str | None, AfterValidator(base_address)] = Field(
         None, description="where clients reach this server, for links to images; else as each client has called it"
     )
+    ram_gib: float | None = Field(None, gt=0, le=2**20, description="RAM that models may take together")
     image_retention_hours: float = Field(24, gt=0, le=24 * 366, description="generated images are deleted after that")
     image_folder_gib: float = Field(2, ge=0.1, le=2**20, description="generated images together; the oldest go first")
     image_mark: bool = Field(
@@ -77,9 +65,17 @@ class Settings(BaseSettings):
     open_voice_list: bool = Field(
         default=False, description="whether the lists of voices and speech models answer without a key"
     )
-    trusted_proxies: str = Field("", description="proxies whose X-Forwarded-For is believed, separated by commas")
+    trusted_proxies: Annotated[_List, AfterValidator(networks)] = Field(
+        (), description="addresses or networks of proxies whose X-Forwarded-For and -Proto are believed, with commas"
+    )
+    cors_origins: Annotated[_List, AfterValidator(origins)] = Field(
+        (), description="origins of web pages that may call from a browser, with commas; * for all"
+    )
+    tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")
+    tls_key: Path | None = Field(None, description="the certificate's private key, PEM")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
+    vllm_metrics: bool = Field(default=True, description="whether vLLM counts for /metrics; some 5 us per token")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what goes to standard error")
 
 

@@ -13,7 +13,7 @@ from server.banner import Banner
 from server.dependencies import TheMeter, any_key
 from server.limits import headers_of
 from server.routes.health import live
-from server.serve import _listen, _new_loop, _Server, base_url
+from server.serve import _base_urls, _listen, _new_loop, _Server
 from server.settings import load_settings
 from server.store import ApiKey, StoreUnavailableError
 
@@ -59,8 +59,8 @@ async def _serve() -> None:
     app: HearthApp = create_app(settings, load_config(settings.models))
     app.include_router(router)
     with _listen(settings) as listener:
-        address = base_url(settings.host, listener.getsockname()[1])
-        await _Server(app, Banner(address, None, None)).serve(sockets=[listener])
+        address, _ = _base_urls(settings, listener.getsockname()[1])
+        await _Server(app, Banner(address, None, None), None).serve(sockets=[listener])
 
 
 def main() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
 from server.dependencies import TheActor, TheAudit, key_with
 from server.reload import take_over
-from server.schemas.admin import Entry, EntryList, Reloaded
+from server.schemas.admin import ChangedVoices, Entry, EntryList, Reloaded
 from server.schemas.usage import AuditQuery
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key_with("admin"))])
@@ -27,7 +28,9 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
     return Reloaded(
         models=list(taken.config.models),
         tiers=list(taken.config.tiers),
-        added=list(taken.added),
-        changed=list(taken.changed),
-        removed=list(taken.removed),
+        added=list(taken.models.added),
+        changed=list(taken.models.changed),
+        removed=list(taken.models.removed),
+        voices=ChangedVoices(**asdict(taken.voices)),
+        warnings=list(taken.warnings),
     )

@@ -38,12 +38,8 @@ async def list_voices(
     query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, engine: TheEngine
 ) -> VoiceList:
     """List the voices of the speech models that this key may use."""
-    return VoiceList.of(
-        voice
-        for model in access.speech_models(key)
-        for voice in engine.voices(model.id)
-        if query.fits(voice, served_by=model.id)
-    )
+    offered = [(model.id, voice) for model in access.speech_models(key) for voice in engine.voices(model.id)]
+    return VoiceList.of(query.chosen(offered))
 
 
 @router.get("/models")

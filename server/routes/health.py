@@ -25,7 +25,10 @@ async def live() -> dict[str, str]:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
-    """Answer 200 when every model is ready and the server is not ending, else 503; with the state of each model."""
+    """Answer 200 when every model answers and the server is not ending, else 503; with the state of each model.
+
+    A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
+    """
     models = engine.health()
     status = "draining" if drain.draining else _overall(models)
     body = {"status": status, "models": {health.id: _model(health) for health in models}}
@@ -34,17 +37,18 @@ async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
 
 
 def _overall(models: tuple[ModelHealth, ...]) -> Literal["ready", "loading", "failed"]:
-    if all(health.status == "ready" for health in models):
+    if all(health.status in {"ready", "unloaded"} for health in models):
         return "ready"
     return "failed" if any(health.status == "failed" for health in models) else "loading"
 
 
 def _model(health: ModelHealth) -> dict[str, Any]:
-    """Without the error's text: it is for the operator and may name files; the log has it."""
+    """With the reason of a failed one, but without the error's text: that is for the operator and may name files."""
     return {
         "status": health.status,
         "phase": health.phase,
         "progress": health.progress,
         "elapsed_seconds": health.elapsed_seconds,
         "restarts": health.restarts,
+        "reason": health.reason,
     }

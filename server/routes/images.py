@@ -13,6 +13,7 @@ from server.errors import ApiError
 from server.hangup import until_hangup
 from server.image_answer import Delivery, streamed, whole
 from server.image_links import public_base_url
+from server.image_page import gone_page, wants_page
 from server.schemas.images import ImageGenerationBody, to_image_request
 from server.schemas.images_answer import ImageAnswer, failed
 from server.sse import event_stream, with_keep_alive
@@ -65,15 +66,23 @@ async def create_images(
 @router.head("/images/files/{name}", include_in_schema=False)
 @router.get("/images/files/{name}", response_class=Response)
 async def read_image_file(
-    name: str, files: TheImageFiles, links: TheImageLinks, expires: str = "", signature: str = ""
+    name: str,
+    request: Request,
+    files: TheImageFiles,
+    links: TheImageLinks,
+    settings: TheSettings,
+    expires: str = "",
+    signature: str = "",
 ) -> Response:
     """Give an image to whoever has the link to it, until that expires."""
     seconds = links.seconds_left(name, expires, signature)
     data = None if seconds is None else await files.read(name)
     if data is None:
-        raise ApiError(
-            404, "not_found", "There is no image at this address, or its link has expired. Ask for the image again."
-        )
+        if wants_page(request.headers.get("accept", "")):
+            request.state.record.error_code = "not_found"
+            return gone_page(settings.image_retention_hours)
+        message = "There is no image at this address, or its link has expired. Ask for the image again."
+        raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
     headers = {
         "Cache-Control": f"private, max-age={seconds}",
         "Content-Disposition": "inline",

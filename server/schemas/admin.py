@@ -171,8 +171,16 @@ class EntryList(BaseModel):
     data: list[Entry]
 
 
+class ChangedVoices(BaseModel):
+    """Ids of voices."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+
+
 class Reloaded(BaseModel):
-    """What is served since models.yaml was read again."""
+    """What is served since models.yaml and the voices were read again."""
 
     object: Literal["config"] = "config"
     models: list[str]
@@ -180,3 +188,6 @@ class Reloaded(BaseModel):
     added: list[str]
     changed: list[str]
     removed: list[str]
+    voices: ChangedVoices
+    warnings: list[str]
+    """Why voices are hidden or cannot speak, whether that is new or not."""

@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from engine import language_code
+from server.errors import ApiError
 from server.schemas.models import Model
 from server.schemas.usage import Asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import engine
 
+_LISTED = 30
+
 
 class VoiceQuery(Asked):
-    """Which voices to list. Those that fit all of it; a value that no voice has gives an empty list."""
+    """Which voices to list: those that fit all of it."""
 
     language: str | None = None
-    """A code like `am`."""
-    gender: str | None = None
-    """`female` or `male`."""
+    """A code like `am`, in any form: `amh`, `am-ET`."""
+    gender: Literal["female", "male"] | None = None
     model: str | None = None
     """A voice's `model`, or an id from `GET /v1/audio/models`."""
 
-    def fits(self, voice: engine.Voice, served_by: str) -> bool:
-        """Whether to list a voice of the speech model `served_by`."""
-        return (
-            self.language in {None, voice.language}
+    def chosen(self, offered: Sequence[tuple[str, engine.Voice]]) -> list[engine.Voice]:
+        """Return the voices that fit, of those `offered` with the ids of their speech models.
+
+        A language that none of them speaks gives an empty list. Raises `ApiError` for what is no language and no
+        model; it names the ones there are.
+        """
+        if not offered:
+            return []
+        language = None if self.language is None else language_code(self.language)
+        if self.language is not None and language is None:
+            spoken = dict.fromkeys(voice.language for _, voice in offered)
+            raise _unknown("language", self.language, "must be a code of a language", list(spoken))
+        models = dict.fromkeys(name for served_by, voice in offered for name in (voice.model, served_by))
+        if self.model is not None and self.model not in models:
+            raise _unknown("model", self.model, "must be a model that speaks", sorted(models))
+        return [
+            voice
+            for served_by, voice in offered
+            if language in {None, voice.language}
             and self.gender in {None, voice.gender}
             and self.model in {None, voice.model, served_by}
-        )
+        ]
+
+
+def _unknown(param: str, given: str, rule: str, known: Sequence[str]) -> ApiError:
+    near = get_close_matches(given.lower()[:64], known, n=1)
+    meant = f" Did you mean `{near[0]}`?" if near else ""
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    there = ", ".join(f"`{name}`" for name in known[:_LISTED])
+    return ApiError(400, "invalid_value", f"`{param}` {rule}.{meant} There is {there}{more}.", param=param)
 
 
 class Voice(BaseModel):

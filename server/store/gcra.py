@@ -135,7 +135,7 @@ def _statements(begin: str, greatest: str, now: str, placeholder: str, take_two:
     )
 
 
-# From two buckets that are there already, in one round trip instead of four; from both or from none. The rows are locked
+# From two buckets that are there already, in one round trip and not four; from both or from none. The rows are locked
 # in one order everywhere, since two takes would else wait for each other, and the clock is read when it has them.
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)"
 _TAKE_TWO = (

@@ -20,7 +20,7 @@ from engine.images.profile import profile_named
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAMILIES = ("z_image", "sdxl", "sd3", "flux2_klein", "qwen_image")
+FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
 CLOSE = 1 / 255
 OURS = "a red cube on a table"
 

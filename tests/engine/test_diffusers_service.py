@@ -2,74 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from recorder import Recorder
+from image_studio import Studio, apart, opened
 from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
-from engine.backends.diffusers_service import open_service
-from engine.images.messages import Finished, ImageEvent, ImageJob, ImageOptions, ImageReady, Partial, Step
-from engine.images.profile import profile_named
+from engine.images.messages import Finished, ImageReady, Partial, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 
-SMALL = {
-    "steps": {"standard": 4, "hd": 6},
-    "render_size": {"256x256": 64, "512x512": 64, "1024x1024": 128},
-    "max_batch": {"256x256": 4, "512x512": 2, "1024x1024": 1},
-}
-
-
-class Studio:
-    """A service with its recorder."""
-
-    def __init__(self, folder: Path, changes: dict[str, Any]) -> None:
-        profile = profile_named("demo", {**SMALL, **changes}).model_dump_json(by_alias=True)
-        self.phases: list[str] = []
-        self.recorder = Recorder(ImageEvent)
-        options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, threads=1, mark=True))
-        self.service = open_service(options, self.recorder, lambda phase, _progress: self.phases.append(phase))
-        self.ready = msgspec.msgpack.decode(self.service.info, type=ImageReady)
-
-    def submit(self, number: int, prompt: str = "a lamp", size: int = 256, **more: Any) -> None:
-        job = ImageJob(prompt, size, more.pop("quality", "standard"), more.pop("seed", 1), **more)
-        self.service.submit(number, msgspec.msgpack.encode(job))
-
-    def run(self) -> None:
-        while self.service.busy:
-            self.service.step()
-
-    def steps(self, number: int) -> list[tuple[int, int]]:
-        events = self.recorder.events.get(number, [])
-        return [(event.step, event.steps) for event in events if isinstance(event, Step)]
-
-    def file(self, number: int) -> bytes:
-        last = self.recorder.events[number][-1]
-        assert isinstance(last, Finished)
-        assert self.recorder.ends[number] is None
-        return last.data
-
-
-@pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    """`open_service` sets some of its process's; here that is the tests' own."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +47,6 @@ def by_steps(folders: Callable[[str], Path]) -> Studio:
 @pytest.fixture
 def by_requests(folders: Callable[[str], Path]) -> Studio:
     return Studio(folders("z_image"), {"batching": "requests"})
-
-
-def opened(file: bytes) -> Image.Image:
-    picture = Image.open(io.BytesIO(file))
-    picture.load()
-    return picture
-
-
-def apart(one: bytes, other: bytes) -> int:
-    return int(np.abs(np.asarray(opened(one)).astype(int) - np.asarray(opened(other)).astype(int)).max())
 
 
 def test_a_service_says_what_it_loaded_and_how_it_joins(by_steps: Studio, by_requests: Studio):

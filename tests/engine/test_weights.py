@@ -104,3 +104,11 @@ def test_what_is_no_file_is_refused_and_not_waited_for(folder: Path):
     os.mkfifo(folder / "more.safetensors")
     with pytest.raises(LoadError, match=r"more\.safetensors is no file"):
         check_folder(folder)
+
+
+def test_the_index_of_a_model_with_many_experts_is_read(folder: Path):
+    index = {"weight_map": {f"layers.{number}.{'x' * 60}": "model.safetensors" for number in range(70_000)}}
+    file = folder / "model.safetensors.index.json"
+    file.write_text(json.dumps(index))
+    assert file.stat().st_size > 5 * 2**20
+    check_folder(folder)

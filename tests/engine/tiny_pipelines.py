@@ -5,93 +5,23 @@ Each comes back as a saved folder, as a user would have downloaded it.
 
 from __future__ import annotations
 
-import string
 from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
 import transformers
+from tiny_texts import clip, clip_tokenizer, qwen3, qwen_tokenizer, t5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-_CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
-
-def save(family: str, folder: Path) -> Path:
-    """Write a random pipeline of a family, the same every time, and return its folder."""
+def save(family: str, folder: Path, **options: Any) -> Path:
+    """Write a random pipeline of a family, the same every time, and return its folder; `options` are diffusers'."""
     torch.manual_seed(7)
-    _FAMILIES[family]().save_pretrained(folder)
+    _FAMILIES[family]().save_pretrained(folder, **options)
     return folder
-
-
-def _byte_letters() -> list[str]:
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [byte for byte in range(256) if byte not in plain]
-    return [chr(byte) for byte in plain] + [chr(256 + place) for place in range(len(moved))]
-
-
-def _clip_words() -> dict[str, int]:
-    letters = _byte_letters()
-    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    return {word: place for place, word in enumerate(words)}
-
-
-def _clip_tokenizer() -> Any:
-    return transformers.CLIPTokenizer(vocab=_clip_words(), merges=[], model_max_length=77)
-
-
-def _clip(projection: int | None = None) -> Any:
-    words = _clip_words()
-    config = transformers.CLIPTextConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=77,
-        bos_token_id=words["<|startoftext|>"],
-        eos_token_id=words["<|endoftext|>"],
-        pad_token_id=words["<|endoftext|>"],
-        projection_dim=projection or 32,
-    )
-    return (transformers.CLIPTextModelWithProjection if projection else transformers.CLIPTextModel)(config).eval()
-
-
-def _t5() -> tuple[Any, Any]:
-    words = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0), ("▁", -2.0)]
-    words += [(letter, -3.0) for letter in string.printable if letter.strip()]
-    tokenizer = transformers.T5TokenizerFast(vocab=words, extra_ids=0, model_max_length=512)
-    config = transformers.T5Config(vocab_size=len(words) + 8, d_model=64, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
-    return tokenizer, transformers.T5EncoderModel(config).eval()
-
-
-def _qwen_tokenizer() -> tuple[Any, int]:
-    words = [*_byte_letters(), "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = transformers.Qwen2Tokenizer(
-        vocab={word: place for place, word in enumerate(words)}, merges=[], model_max_length=1024
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = _CHAT_TEMPLATE
-    return tokenizer, len(words) + 5
-
-
-def _qwen3(words: int, *, layers: int, kind: Any) -> Any:
-    config = transformers.Qwen3Config(
-        vocab_size=words,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=1024,
-    )
-    return kind(config).eval()
 
 
 def _vae(latent_channels: int, *, shift: float | None = None) -> Any:
@@ -114,7 +44,7 @@ def _vae(latent_channels: int, *, shift: float | None = None) -> Any:
 
 
 def _z_image() -> Any:
-    tokenizer, words = _qwen_tokenizer()
+    tokenizer, words = qwen_tokenizer()
     transformer = diffusers.ZImageTransformer2DModel(
         all_patch_size=(2,),
         all_f_patch_size=(1,),
@@ -138,7 +68,7 @@ def _z_image() -> Any:
     return diffusers.ZImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=_vae(16, shift=0.1),
-        text_encoder=_qwen3(words, layers=3, kind=transformers.Qwen3Model),
+        text_encoder=qwen3(words, layers=3, kind=transformers.Qwen3Model),
         tokenizer=tokenizer,
         transformer=transformer,
     )
@@ -164,10 +94,10 @@ def _sdxl() -> Any:
     )
     return diffusers.StableDiffusionXLPipeline(
         vae=_vae(4),
-        text_encoder=_clip(),
-        text_encoder_2=_clip(projection=32),
-        tokenizer=_clip_tokenizer(),
-        tokenizer_2=_clip_tokenizer(),
+        text_encoder=clip(),
+        text_encoder_2=clip(projection=32),
+        tokenizer=clip_tokenizer(),
+        tokenizer_2=clip_tokenizer(),
         unet=unet,
         scheduler=diffusers.EulerDiscreteScheduler(
             beta_start=0.00085,
@@ -181,7 +111,7 @@ def _sdxl() -> Any:
 
 
 def _sd3() -> Any:
-    tokenizer, encoder = _t5()
+    tokenizer, encoder = t5()
     transformer = diffusers.SD3Transformer2DModel(
         sample_size=16,
         patch_size=2,
@@ -199,17 +129,21 @@ def _sd3() -> Any:
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=_vae(4, shift=0.06),
-        text_encoder=_clip(projection=32),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=_clip(projection=32),
-        tokenizer_2=_clip_tokenizer(),
+        text_encoder=clip(projection=32),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=clip(projection=32),
+        tokenizer_2=clip_tokenizer(),
         text_encoder_3=encoder,
         tokenizer_3=tokenizer,
     )
 
 
+def _sd3_without_t5() -> Any:
+    return diffusers.StableDiffusion3Pipeline(**_sd3().components | {"text_encoder_3": None, "tokenizer_3": None})
+
+
 def _flux2_klein() -> Any:
-    tokenizer, words = _qwen_tokenizer()
+    tokenizer, words = qwen_tokenizer()
     transformer = diffusers.Flux2Transformer2DModel(
         patch_size=1,
         in_channels=16,
@@ -238,14 +172,14 @@ def _flux2_klein() -> Any:
     return diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae,
-        text_encoder=_qwen3(words, layers=28, kind=transformers.Qwen3ForCausalLM),
+        text_encoder=qwen3(words, layers=28, kind=transformers.Qwen3ForCausalLM),
         tokenizer=tokenizer,
         transformer=transformer,
     )
 
 
 def _qwen_image() -> Any:
-    tokenizer, words = _qwen_tokenizer()
+    tokenizer, words = qwen_tokenizer()
     config = transformers.Qwen2_5_VLConfig(
         text_config={
             "hidden_size": 16,
@@ -303,6 +237,7 @@ _FAMILIES: dict[str, Callable[[], Any]] = {
     "z_image": _z_image,
     "sdxl": _sdxl,
     "sd3": _sd3,
+    "sd3_without_t5": _sd3_without_t5,
     "flux2_klein": _flux2_klein,
     "qwen_image": _qwen_image,
 }

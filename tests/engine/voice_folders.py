@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import yaml
@@ -12,10 +13,14 @@ from engine.voices.catalogue import read_catalogue
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from engine.voices.catalogue import Catalogue
 
 SAFETENSORS = (2).to_bytes(8, "little") + b"{}"
 ONNX = b"\x08\x08\x12\x07pytorch"
+GOOD = {"id": "selam", "name": "Selam", "gender": "female"}
+OTHER = {"id": "abebe", "name": "Abebe", "gender": "male"}
 
 
 def put(folder: Path, name: str, content: object) -> Path:
@@ -80,3 +85,17 @@ def ids(catalogue: Catalogue) -> list[str]:
 def only_warning(catalogue: Catalogue) -> str:
     (warning,) = catalogue.warnings
     return warning.message
+
+
+def complaint_of(root: Path, *, voices: list[str] | None = None) -> str:
+    started = time.process_time()
+    catalogue = read(root)
+    assert time.process_time() - started < 5
+    assert ids(catalogue) == (["selam"] if voices is None else voices)
+    return only_warning(catalogue)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *packages: str) -> None:
+    for package in packages:
+        put(tmp_path / "site", f"{package}/__init__.py", "raise RuntimeError('never imported')")
+    monkeypatch.syspath_prepend(tmp_path / "site")

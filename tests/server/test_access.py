@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from access_parts import (
+    ANY_BODY,
+    CLOSED,
+    FOR_ALL_KEYS,
+    IMAGE_FILE,
+    OPEN,
+    ROUTES,
+    SCOPED,
+    SCOPES_ASKED,
+    routes_that_name_a_model,
+)
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from fastapi.routing import APIRoute
 from serving import Key, poll_until
 
-from engine import load_config
-from server.app import create_app
-from server.dependencies import key_if_sent, key_with
 from server.middleware import OPEN_PATHS, needs_key
-from server.settings import load_settings
 from server.store import SCOPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastapi.dependencies.models import Dependant
     from serving import Server
-    from starlette.routing import BaseRoute
 
 pytestmark = pytest.mark.engine
 
@@ -42,81 +43,6 @@ GARBAGE = [
     "Bearer \u00e9".encode(),
     "Basic dXNlcjpwYXNz",
     "Bearer null",
-]
-
-
-# What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
-FOR_ALL_KEYS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json"), ("GET", "/v1/usage")}
-# Asks for a signed link instead of a key: tests/server/test_images.py.
-IMAGE_FILE = f"/v1/images/files/{MODEL}"
-OPEN = {
-    *[(method, path) for path in OPEN_PATHS for method in ("GET", "HEAD")],
-    ("GET", IMAGE_FILE),
-    ("HEAD", IMAGE_FILE),
-}
-# Has what every route that names a model wants.
-ANY_BODY: dict[str, Any] = {
-    "model": "service-pro",
-    "messages": HELLO,
-    "prompt": "Hello",
-    "input": "Hello",
-    "voice": "emma",
-    "max_tokens": 1,
-}
-
-APP = create_app(load_settings(), load_config(Path(__file__).parents[2] / "models.yaml"))
-
-
-def address(route: BaseRoute) -> str:
-    path: str = route.path  # type: ignore[attr-defined]
-    return re.sub(r"\{[^}]*\}", MODEL, path)
-
-
-def every_route() -> list[tuple[str, str]]:
-    """Method and path of everything the app has, as the app itself lists it."""
-    return sorted(
-        (method, address(route)) for route in APP.routes for method in getattr(route, "methods", None) or ["GET"]
-    )
-
-
-def scopes_asked_for(dependant: Dependant) -> set[str]:
-    """The scopes of all `key_with(...)` or `key_if_sent(...)` that FastAPI would ask before it calls the route."""
-    found = set().union(*(scopes_asked_for(below) for below in dependant.dependencies))
-    made_by = getattr(dependant.call, "__qualname__", "").partition(".<locals>")[0]
-    if made_by in {key_with.__qualname__, key_if_sent.__qualname__}:
-        found.add(inspect.getclosurevars(dependant.call).nonlocals["scope"])
-    return found
-
-
-def scopes_by_route() -> dict[tuple[str, str], set[str]]:
-    return {
-        (method, address(route)): scopes_asked_for(route.dependant) if isinstance(route, APIRoute) else set()
-        for route in APP.routes
-        for method in getattr(route, "methods", None) or ["GET"]
-    }
-
-
-def routes_that_name_a_model() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Those whose body has a field `model`, with such a body, or whose address ends with one."""
-    for route in APP.routes:
-        if isinstance(route, APIRoute):
-            body = route.body_field.field_info.annotation if route.body_field else None
-            fields = getattr(body, "model_fields", {})
-            known = {name: value for name, value in ANY_BODY.items() if name in fields and fields[name].is_required()}
-            if "model" in known or "{model" in route.path:
-                path = re.sub(r"\{[^}]*\}", "service-pro", route.path)
-                yield from ((method, path, known) for method in route.methods)
-
-
-ROUTES = every_route()
-SCOPES_ASKED = scopes_by_route()
-SCOPED = [(*route, next(iter(scopes))) for route, scopes in SCOPES_ASKED.items() if scopes]
-CLOSED = [
-    *[route for route in ROUTES if route not in OPEN],
-    ("GET", "/no/such/path"),
-    ("POST", IMAGE_FILE),
-    ("GET", "/v1/images/files"),
-    ("GET", f"{IMAGE_FILE}/more"),
 ]
 
 
@@ -275,6 +201,16 @@ def test_a_key_does_only_what_its_scopes_say(anonymous: httpx2.Client, models_on
 def test_a_missing_scope_is_told_before_the_body_is_judged(anonymous: httpx2.Client, models_only_key: Key):
     response = anonymous.post(CHAT, json=REQUEST | {"model": "nobody"}, headers=bearer(models_only_key))
     assert_error(response, 403, "insufficient_permissions")
+
+
+@pytest.mark.parametrize(("method", "path", "scope"), [route for route in SCOPED if route[0] in {"POST", "PATCH"}])
+def test_a_missing_scope_is_told_before_the_body_is_read(
+    anonymous: httpx2.Client, keys_without: dict[str, Key], method: str, path: str, scope: str
+):
+    for content_type, body in (("application/json", b"{"), ("application/json", b"[]"), ("text/plain", b"x")):
+        headers = bearer(keys_without[scope]) | {"Content-Type": content_type}
+        response = anonymous.request(method, path, headers=headers, content=body)
+        assert_error(response, 403, "insufficient_permissions")
 
 
 def test_a_standard_key_does_not_see_that_there_is_more(anonymous: httpx2.Client, standard_key: Key):

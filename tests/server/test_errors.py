@@ -31,8 +31,8 @@ OURS = re.compile(r"req_[0-9a-f]{24}")
         ("PUT", "/v1/models", "GET"),
         ("OPTIONS", "/v1/models", "GET"),
         ("PATCH", "/v1/models/service-plus", "GET"),
-        ("POST", "/health/live", "GET"),
-        ("DELETE", "/health/ready", "GET"),
+        ("POST", "/health/live", "GET, HEAD"),
+        ("DELETE", "/health/ready", "GET, HEAD"),
     ],
 )
 async def test_a_wrong_method_is_told_the_right_one(http: httpx2.AsyncClient, method: str, path: str, allowed: str):

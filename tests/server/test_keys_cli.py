@@ -54,7 +54,7 @@ def test_create_prints_one_json_object_with_a_key_that_works(keys: Keys, tmp_pat
     key = authenticated(tmp_path, value["key"])
     assert key is not None
     first = ["key", "public_id", "name", "tier", "scopes", "models", "expires_at", "created_at"]
-    assert list(value) == [*first, "notes", "limits"]
+    assert list(value) == [*first, "notes", "limits", "effective_limits"]
     assert (value["public_id"], value["scopes"]) == (key.public_id, ["chat", "models"])
     assert (value["models"], value["expires_at"]) == (["service-plus"], None)
     assert value["created_at"] == f"{key.created_at:%Y-%m-%dT%H:%M:%SZ}"
@@ -159,6 +159,41 @@ def test_show_names_the_limits_that_hold_and_whose_they_are(keys: Keys) -> None:
     described = json.loads(keys("show", value["key"], "--json").stdout)
     assert described["notes"] == "for Ann"
     assert value["key"].split("_")[2] not in shown + json.dumps(described)
+
+
+def test_limits_are_seen_wherever_a_key_is(keys: Keys, tmp_path: Path) -> None:
+    models = tmp_path / "limited.yaml"
+    models.write_text(MODELS.read_text().replace("parallel_requests: null", "parallel_requests: 4", 1))
+    options = ("--models", str(models))
+    told = keys(*options, "create", "--name", "a", "--tier", "standard", "--tokens-per-minute", "900").stdout
+    assert "Limits: 900 tokens/min*, 4 parallel. (* its own; the others are its tier's)\n" in told
+    [listed] = json.loads(keys(*options, "list", "--json").stdout)["keys"]
+    assert listed["limits"]["parallel_requests"] is None
+    assert listed["effective_limits"] == {
+        "requests_per_minute": None,
+        "tokens_per_minute": 900,
+        "parallel_requests": 4,
+        "batch_items": None,
+        "images_per_day": None,
+    }
+    assert "900 tokens/min*, 4 parallel" in keys(*options, "list").stdout
+    changed = keys(*options, "update", listed["public_id"], "--tokens-per-minute", "none")
+    assert "Limits: 4 parallel.\n" in changed.stdout
+    shown = json.loads(keys(*options, "show", listed["public_id"], "--json").stdout)
+    assert shown["effective_limits"]["tokens_per_minute"] is None
+    assert "none" in keys("list").stdout
+
+
+def test_keys_are_listed_also_while_models_yaml_is_wrong(keys: Keys, tmp_path: Path) -> None:
+    value = created(keys, "--requests-per-minute", "30")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("models: 3")
+    listed = keys("--models", str(wrong), "list")
+    assert listed.exit_code == 0
+    assert value["public_id"] in listed.stdout
+    assert "30 requests/min*" in listed.stdout
+    assert "Limits of tiers are not shown" in listed.stderr
+    assert "unknown (its tier's)" in keys("--models", str(wrong), "show", value["public_id"]).stdout
 
 
 def test_update_changes_what_is_named_and_none_goes_back_to_the_tier(keys: Keys) -> None:

@@ -129,8 +129,13 @@ def put_models(root: Path) -> None:
 
 async def test_models_that_are_put_there_are_offered_after_a_reload(speaker: Server, admin: httpx2.AsyncClient):
     put_models(speaker.weights_dir / "voices")
+    assert (await admin.get(f"/v1/models/{VOICE_MODEL}")).json()["demo"] is True
     assert {voice["id"] for voice in (await admin.get(VOICES)).json()["voices"]} == set(NINE)
-    assert (await admin.post("/v1/admin/reload")).status_code == 200
+    told = speaker.hearth("reload")
+    [added] = [line for line in told.splitlines() if line.startswith("  voices added: ")]
+    assert set(added.removeprefix("  voices added: ").split(", ")) == {"olga", "asad", "kokoro-af-heart"}
+    assert "  voices changed: emma\n" in told
+    assert (await admin.get(f"/v1/models/{VOICE_MODEL}")).json()["demo"] is False
     voices = {voice["id"]: voice for voice in (await admin.get(VOICES)).json()["voices"]}
     assert set(voices) == {*NINE, "olga", "asad", "kokoro-af-heart"}
     assert (voices["olga"]["model"], voices["olga"]["licence"], voices["olga"]["demo"]) == ("office", "ours", False)
@@ -155,7 +160,9 @@ async def test_models_that_are_put_there_are_offered_after_a_reload(speaker: Ser
 
 async def test_models_that_are_taken_away_are_gone_after_a_reload(speaker: Server, admin: httpx2.AsyncClient):
     shutil.rmtree(speaker.weights_dir / "voices", ignore_errors=True)
-    assert (await admin.post("/v1/admin/reload")).status_code == 200
+    changed = (await admin.post("/v1/admin/reload")).json()["voices"]
+    assert changed["added"] == []
+    assert (set(changed["removed"]), changed["changed"]) == ({"olga", "asad", "kokoro-af-heart"}, ["emma"])
     assert {voice["id"] for voice in (await admin.get(VOICES)).json()["voices"]} == set(NINE)
     assert_error(await admin.post(SPEECH, json=HELLO_EMMA | {"voice": "olga"}), 400, "invalid_value", "voice")
 

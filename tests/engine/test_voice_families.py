@@ -1,0 +1,124 @@
+"""What models of the families Kokoro and Piper say of their voices, and what keeps them from speaking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from voice_folders import ONNX, ids, install, kokoro, only_warning, overlay, piper, put, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_kokoro_says_everything_in_the_names_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, tmp_path, "kokoro", "en_core_web_sm")
+    root = tmp_path / "voices"
+    folder = kokoro(root, "Kokoro-82M", "af_heart.safetensors", "am_michael.safetensors", "zf_xiaobei.safetensors")
+    put(folder, "README.md", "---\nlicense: apache-2.0\nlanguage: [en]\n---\n")
+    catalogue = read(root)
+    assert catalogue.warnings == ()
+    assert [(voice.id, voice.name, voice.gender, voice.language, voice.speaker) for voice in catalogue.voices] == [
+        ("kokoro-af-heart", "Heart", "female", "en", "af_heart"),
+        ("kokoro-am-michael", "Michael", "male", "en", "am_michael"),
+        ("kokoro-zf-xiaobei", "Xiaobei", "female", "zh", "zf_xiaobei"),
+    ]
+    assert {(voice.licence, voice.available, voice.sample_rate) for voice in catalogue.voices} == {
+        ("apache-2.0", True, 24000)
+    }
+
+
+def test_a_kokoro_voice_with_an_unusual_name_needs_an_entry(tmp_path: Path):
+    folder = kokoro(tmp_path, "k", "my_blend.safetensors")
+    assert (
+        "voice my_blend is hidden: nothing says `name` and `gender` and `language`"
+        in read(tmp_path).warnings[0].message
+    )
+    overlay(folder, {"speaker": "my_blend", "name": "Blend", "gender": "female", "language": "en"})
+    assert ids(read(tmp_path)) == ["kokoro-my-blend"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "voice", "complaint"),
+    [
+        ("kokoro-v1_0.pth", "af_heart.safetensors", "kokoro-v1_0.pth is a pickle"),
+        ("kokoro-v1_0.safetensors", "af_heart.pt", "voices/af_heart.pt may be a pickle"),
+        ("kokoro-v1_0.safetensors", "af_heart.bin", "voices/af_heart.bin may be a pickle"),
+        ("kokoro-v1_0.onnx", "af_heart.safetensors", "there is no .safetensors file"),
+    ],
+)
+def test_pickles_of_kokoro_are_listed_but_not_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, voice: str, complaint: str
+):
+    install(monkeypatch, tmp_path, "kokoro", "en_core_web_sm")
+    kokoro(tmp_path / "voices", "k", voice, weights=weights)
+    catalogue = read(tmp_path / "voices")
+    assert [(one.id, one.available) for one in catalogue.voices] == [("kokoro-af-heart", False)]
+    assert complaint in only_warning(catalogue)
+
+
+def test_english_of_kokoro_needs_a_package_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, tmp_path, "kokoro")
+    kokoro(tmp_path / "voices", "k", "af_heart.safetensors", "ff_siwis.safetensors")
+    catalogue = read(tmp_path / "voices")
+    assert {voice.language: voice.available for voice in catalogue.voices} == {"en": False, "fr": True}
+    assert "voice af_heart is listed but cannot speak: English needs en_core_web_sm" in only_warning(catalogue)
+
+
+def test_a_safe_copy_of_a_kokoro_voice_wins_over_the_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, tmp_path, "kokoro", "en_core_web_sm")
+    kokoro(tmp_path / "voices", "k", "af_heart.pt", "af_heart.safetensors")
+    catalogue = read(tmp_path / "voices")
+    assert [(voice.id, voice.available) for voice in catalogue.voices] == [("kokoro-af-heart", True)]
+
+
+def test_a_piper_model_says_language_name_and_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, tmp_path, "piper", "onnxruntime")
+    folder = piper(tmp_path / "voices", "p")
+    put(folder, "MODEL_CARD", "# Model card for hodan (medium)\n\n* Language: so_SO\n\n## Dataset\n\n* License: CC0\n")
+    assert "nothing says `gender`" in only_warning(read(tmp_path / "voices"))
+    overlay(folder, {"gender": "female"})
+    (voice,) = read(tmp_path / "voices").voices
+    assert (voice.id, voice.name, voice.language, voice.licence) == (
+        "piper-so-so-hodan-medium",
+        "Hodan",
+        "so",
+        "CC0",
+    )
+    assert (voice.family, voice.speaker, voice.sample_rate, voice.available) == ("piper", None, 22050, True)
+
+
+def test_a_piper_model_that_needs_other_phonemes_is_not_available(tmp_path: Path):
+    overlay(piper(tmp_path, "p", phoneme_type="pinyin"), {"gender": "male"})
+    assert any("only the phoneme types espeak and text" in warning.message for warning in read(tmp_path).warnings)
+
+
+def test_speakers_of_a_piper_model_go_by_name_or_number(tmp_path: Path):
+    folder = piper(tmp_path, "p", "en_GB-vctk-medium", language={}, num_speakers=3, speaker_id_map={"p1": 2, "p2": 0})
+    overlay(
+        folder,
+        {"speaker": "p1", "gender": "female"},
+        {"speaker": 0, "gender": "male"},
+        {"speaker": 1, "gender": "male"},
+        language="en",
+    )
+    catalogue = read(tmp_path)
+    assert [(voice.id, voice.name, voice.speaker) for voice in catalogue.voices] == [
+        ("piper-en-gb-vctk-medium-p1", "p1", 2),
+        ("piper-en-gb-vctk-medium-p2", "p2", 0),
+    ]
+    assert "voice 1 is hidden: nothing says `name`" in catalogue.warnings[0].message
+
+
+def test_two_piper_models_in_one_folder_are_told_to_part(tmp_path: Path):
+    piper(tmp_path, "p", "a-b-c")
+    piper(tmp_path, "p", "d-e-f")
+    assert "holds 2 Piper models: put each" in only_warning(read(tmp_path))
+
+
+def test_an_onnx_file_that_is_a_pointer_is_not_taken_for_a_model(tmp_path: Path):
+    folder = overlay(piper(tmp_path, "p"), {"gender": "male"})
+    put(folder, "so_SO-hodan-medium.onnx", b"version https://git-lfs.github.com/spec/v1\n")
+    assert any("git lfs pull" in warning.message for warning in read(tmp_path).warnings)
+    put(folder, "so_SO-hodan-medium.onnx", ONNX)
+    assert not any("git lfs pull" in warning.message for warning in read(tmp_path).warnings)
