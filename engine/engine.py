@@ -197,9 +197,10 @@ class Engine:
         return self._pool.health()
 
     def loads(self) -> tuple[ModelLoad, ...]:
-        """How busy each model is that is loaded, in the order of models.yaml."""
+        """How busy each model is that is loaded, and with what, in the order of models.yaml."""
         return tuple(
-            ModelLoad(name, backend.admission.running, backend.admission.waiting) for name, backend in self._loaded()
+            ModelLoad(name, one.admission.running, one.admission.waiting, one.pids, self._loader.served.get(name))
+            for name, one in self._loaded()
         )
 
     def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:

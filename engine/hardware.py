@@ -6,6 +6,7 @@ Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `pr
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
+_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 _MOST_GPUS = 64
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
@@ -83,6 +85,28 @@ class Hardware:
     """What models may take of RAM. None: what is available, less a margin."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """The newest CUDA that the driver can do, and the one that torch is built for; None: none, or not known."""
+
+    driver: tuple[int, int] | None = None
+    torch: tuple[int, int] | None = None
+
+
+def read_cuda() -> Cuda:
+    """Look for both, without loading torch."""
+    driver: tuple[int, int] | None = None
+    with contextlib.suppress(ImportError):
+        import pynvml  # type: ignore[import-untyped]
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())  # 13020 is 13.2
+            driver = (version // 1000, version % 1000 // 10)
+            pynvml.nvmlShutdown()
+    return Cuda(driver, _torch_cuda())
+
+
 def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
     """Look at this machine (some 50 ms, blocking). What `server_pid` and its children hold counts as ours."""
     gpus, driver, problem = _read_gpus(_family(server_pid))
@@ -125,7 +149,7 @@ def with_ram(hardware: Hardware, ram_gib: float | None) -> Hardware:
 
 def _read_gpus(ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str | None, str | None]:
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         return (), None, "nvidia-ml-py is not installed"
     try:
@@ -190,6 +214,16 @@ def _name(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         return str(psutil.Process(pid).name())
     return "?"  # of another container, or gone by now
+
+
+def _torch_cuda() -> tuple[int, int] | None:
+    """What torch's own file of versions says: an import would take seconds."""
+    found = importlib.util.find_spec("torch")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        with contextlib.suppress(OSError):
+            match = _TORCH_CUDA.search((Path(folder) / "version.py").read_text(encoding="utf-8"))
+            return (int(match[1]), int(match[2])) if match else None
+    return None
 
 
 def _ram_limit(total: int) -> int:

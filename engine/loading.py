@@ -8,6 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.errors import LoadError
+from engine.hardware import GIB
 from engine.voices.offered import Voices
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from engine.pictures import Pictures
     from engine.planned import Planned
     from engine.residency import Residency
+    from engine.types import Served
 
     Report = Callable[[str, float], None]
 
@@ -52,6 +55,7 @@ class Loader:
         # Read once: at a reload, what is taken is mostly taken by our own models
         self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
         self.under_way = self.begun = 0
+        self.served: dict[str, Served] = {}  # what each model was last loaded with
         self._pictures = pictures
         self._mark_files = mark_files
         self._vllm_metrics = vllm_metrics
@@ -98,6 +102,7 @@ class Loader:
             return await self._load_speech(spec, report)
         planned = self.planned
         folder, is_demo = planned.folder(spec)
+        self.served[spec.id] = planned.served(spec, folder, is_demo=is_demo)
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn():
             alone = _Alone(self)
@@ -128,11 +133,15 @@ class Loader:
         from prometheus_client import CollectorRegistry
 
         from engine.backends.vllm_chat import VllmChat
+        from engine.backends.vllm_sleep import Sleep
         from engine.backends.vllm_start import Launch
 
         starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
         metrics = CollectorRegistry() if self._vllm_metrics else None
-        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics)
+        self._check_cache(spec)
+        leaves = self.planned.leaves_by_sleep(spec)
+        sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
+        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
         return await VllmChat.load(launch)
 
     async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
@@ -150,10 +159,21 @@ class Loader:
         problem = self.voices.problem(spec.id)
         if problem is not None:
             raise problem
+        folder = self._weights_dir / spec.weights
+        self.served[spec.id] = self.planned.served(spec, folder, is_demo=self.voices.only_demos(spec.id))
         threads = self._cpu_threads(spec)
         return await SpeechModel.load(
             spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
         )
+
+    def _check_cache(self, spec: ChatModelSpec) -> None:
+        """Raise `LoadError` for a KV cache that this machine can never hold; vLLM's own error names no knob of ours."""
+        cache_gib, ram_gib = spec.engine.kv_cache_gib or 0.0, self._hardware.ram_bytes / GIB
+        if self._on_cpu() and cache_gib > ram_gib:
+            raise LoadError(
+                f"{spec.id}: `kv_cache_gib` is {cache_gib:g}, and this machine has {ram_gib:.1f} GiB of RAM in all. "
+                "Lower it in models.yaml; null takes 1."
+            )
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[Any]:
         """On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory."""

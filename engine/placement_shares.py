@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Of what is left on a device; the rest stays free for what sizes that were only stated get wrong.
 _TO_KV = 0.75
 # What a vLLM engine that sleeps keeps of each of its GPUs: CUDA's context, kernels and communication buffers.
-_ASLEEP_BYTES = int(0.75 * GIB)
+ASLEEP_BYTES = int(0.75 * GIB)
 
 
 def placed_models(layout: Layout) -> list[Placed]:
@@ -28,7 +28,7 @@ def placed_models(layout: Layout) -> list[Placed]:
     left = [max(0, layout.free(place)) for place in range(len(layout.devices))]
     for place in range(len(left)):
         here = [name for name in asleep if place in layout.spots[name].places]
-        left[place] = max(0, left[place] - _ASLEEP_BYTES * max(0, len(here) - 1))
+        left[place] = max(0, left[place] - ASLEEP_BYTES * max(0, len(here) - 1))
     return [_placed(layout, name, turning, asleep, left) for name in names]
 
 
@@ -47,7 +47,7 @@ def _use(device: Device, here: Sequence[tuple[Placed, int]]) -> DeviceUse:
     largest = max((size for _, size in turning), default=0)
     asleep = sum(one.swap_by == "sleep" for one, _ in turning)
     names = tuple(sorted(one.id for one, _ in here))
-    return DeviceUse(device, always + largest + _ASLEEP_BYTES * max(0, asleep - 1), names)
+    return DeviceUse(device, always + largest + ASLEEP_BYTES * max(0, asleep - 1), names)
 
 
 def _bytes_on(one: Placed, device: Device) -> int:
@@ -80,7 +80,7 @@ def _sleepers(layout: Layout, turning: set[str]) -> set[str]:
     names = sorted(name for name in chats if ram not in layout.spots[name].places)
     weights = sum(_all_weights(layout.spots[name]) for name in names)
     roomy = all(
-        layout.free(place) >= _ASLEEP_BYTES * (sum(place in layout.spots[name].places for name in names) - 1)
+        layout.free(place) >= ASLEEP_BYTES * (sum(place in layout.spots[name].places for name in names) - 1)
         for place in range(ram)
     )
     return set(names) if len(names) > 1 and roomy and weights <= layout.free(ram) else set()

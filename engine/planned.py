@@ -21,8 +21,10 @@ from engine.hub import is_complete
 from engine.own_weights import own_folders
 from engine.placement import plan
 from engine.placement_needs import demo_need
+from engine.placement_shares import ASLEEP_BYTES
 from engine.placement_types import Plan, Refusal
 from engine.residency import Residency, Room
+from engine.types import Served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -99,7 +101,7 @@ class Planned:
             return Residency({}, {})
         devices = {use.device.index: use.device for use in self.plan.devices}
         taken = {spec.id: self._bytes_on(spec, devices) for spec in config.models.values()}
-        budgets = {index: device.budget_bytes for index, device in devices.items()}
+        budgets = {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()}
         rooms: dict[str, Room] = {}
         for spec in config.models.values():
             placed = self.of(spec.id)
@@ -109,7 +111,16 @@ class Planned:
             else:
                 for index, size in taken[spec.id].items():
                     budgets[index] -= size
+        for room in rooms.values():  # where less is free than was planned with, it still has its turn
+            for index, size in room.bytes_on.items():
+                budgets[index] = max(budgets[index], size)
         return Residency(budgets, rooms)
+
+    def _asleep_bytes(self, index: int | None) -> int:
+        """Return what sleepers keep of a GPU while another one is awake."""
+        placed = self.plan.models if isinstance(self.plan, Plan) else ()
+        sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in placed)
+        return ASLEEP_BYTES * max(0, sleepers - 1)
 
     def _bytes_on(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> dict[int | None, int]:
         placed = self.of(spec.id)
@@ -122,6 +133,22 @@ class Planned:
         if placed.ram_bytes and placed.swap_by != "sleep":
             sizes[None] = sizes.get(None, 0) + placed.ram_bytes
         return sizes
+
+    def leaves_by_sleep(self, spec: ChatModelSpec) -> tuple[tuple[int, ...], int] | None:
+        """Return which GPUs a model leaves when it sleeps, and by how many bytes; None when it is ended instead."""
+        placed = self.of(spec.id)
+        if placed is None or placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
+            return None
+        return placed.gpus, placed.device_bytes - ASLEEP_BYTES
+
+    def served(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Served:
+        """Say what a model is loaded with that is loaded from `folder`."""
+        devices = {use.device.index: use.device for use in self.plan.devices} if isinstance(self.plan, Plan) else {}
+        planned_bytes = self._bytes_on(spec, devices)
+        if is_demo:
+            return Served("demo", spec.demo or "", planned_bytes)
+        own = folder == self._weights_dir / spec.weights
+        return Served("own" if own else "variant", folder.relative_to(self._weights_dir).as_posix(), planned_bytes)
 
     def chat_spec(self, spec: ChatModelSpec, *, is_demo: bool) -> ChatModelSpec:
         """Fill in what models.yaml leaves to the plan: context, split, and the memory in bytes."""

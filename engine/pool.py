@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from engine.backends import end
 from engine.errors import LoadError, UnknownModelError
+from engine.races import first_of
 from engine.residency import Residency
 from engine.sharing import Sharing
 from engine.slot import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from engine.backends import Backend
     from engine.config import ModelSpec
@@ -73,7 +76,7 @@ class Pool:
         """Stop loading and restarting, then end every model gracefully."""
         self._stopping = True
         await self._cancel_tasks()
-        await asyncio.gather(*(_end(backend) for backend in self._take_backends()))
+        await asyncio.gather(*(end(backend) for backend in self._take_backends()))
 
     async def terminate(self) -> None:
         """The same at once: whatever runs is lost."""
@@ -96,10 +99,7 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def using(self, model: str) -> AsyncIterator[None]:
-        """Hold a model for a request: one that takes turns is waited for, and does not leave meanwhile.
-
-        Nothing is known then of other models: `get` says.
-        """
+        """Hold a model for a request: one that takes turns is waited for, and stays meanwhile. Others: see `get`."""
         async with self._sharing.using(model, partial(self._is_loaded, model)):
             yield
 
@@ -117,12 +117,13 @@ class Pool:
                 await slot.settled.wait()
             else:
                 await asyncio.sleep(0)  # its task is about to notice
-        if slot is None or slot.status != "unloaded":
+        if slot is None or slot.status not in {"unloaded", "sleeping"}:
             self.get(model)
 
     def health(self) -> tuple[ModelHealth, ...]:
         """What every model is doing, in the order of models.yaml."""
-        return tuple(slot.health() for slot in self._slots.values() if slot.wanted is not None)
+        wanted = [slot for slot in self._slots.values() if slot.wanted is not None]
+        return tuple(replace(slot.health(), waiting=self._sharing.waiting(slot.spec.id)) for slot in wanted)
 
     async def wait_for_change(self) -> None:
         """Return when any model's state or phase has changed since the last call."""
@@ -171,7 +172,7 @@ class Pool:
     async def _keep_this_loaded(self, slot: Slot) -> None:
         """Load and restart it as it is configured, until that is changed or it fails for good."""
         while not (slot.stale.is_set() or self._stopping):
-            await _first_of(asyncio.sleep(slot.streak.pause_seconds), slot.stale.wait())
+            await first_of(asyncio.sleep(slot.streak.pause_seconds), slot.stale.wait())
             if slot.stale.is_set() or not await self._has_room(slot):
                 return
             slot.enter("loading", "waiting for its turn", 0.0)
@@ -192,33 +193,63 @@ class Pool:
         if not (self._sharing.has_room(name) or slot.status == "unloaded"):
             slot.enter("unloaded", "not loaded: it shares memory with others, and is loaded when it is asked for", 0.0)
             self._tell()
-        await _first_of(self._sharing.turn_to_load(name), slot.stale.wait())
+        await first_of(self._sharing.turn_to_load(name), slot.stale.wait())
         if slot.stale.is_set():
             self._sharing.left(name)
             return False
         return True
 
     async def _live(self, slot: Slot, backend: Backend) -> None:
-        """Wait for its end: by death, or because it is to be replaced."""
-        await _first_of(backend.died.wait(), slot.stale.wait(), self._sharing.turn_to_leave(slot.spec.id))
-        if not (backend.died.is_set() or slot.stale.is_set()):
-            await _first_of(backend.died.wait(), self._sharing.unused(slot.spec.id))
+        """See it through to its end: by death, because it is to be replaced, or because it makes room for another."""
+        while await self._stays(slot, backend) and await self._slept(slot, backend):
+            slot.become_ready(backend)
+            self._sharing.loaded(slot.spec.id)
+            self._tell()
+        slot.backend, slot.leaving = None, backend
         if backend.died.is_set():
             _log.error("%s: its engine is gone", slot.spec.id)
             slot.lose()
             self._tell_failure(slot)
-        elif not slot.stale.is_set():
-            _log.info("%s makes room for another model", slot.spec.id)
-            slot.backend, slot.leaving = None, backend
-            slot.enter("unloaded", "makes room for another model", 0.0)
-            self._tell()
-        else:
-            slot.backend, slot.leaving = None, backend
+        elif slot.stale.is_set():
             slot.enter("loading", "waiting for the last answers of its old configuration", 0.0)
             self._tell()
-            await _first_of(backend.idle(), backend.died.wait())
-        await _end(backend)
+            await first_of(backend.idle(), backend.died.wait())
+        elif slot.status != "unloaded":
+            slot.enter("unloaded", "made room for another model", 0.0)
+            self._tell()
+        await end(backend)
         slot.leaving = None
+
+    async def _stays(self, slot: Slot, backend: Backend) -> bool:
+        """Wait while it answers. True: it is to make room, and nobody uses it any more. False: it is at its end."""
+        ends = (backend.died.wait, slot.stale.wait)
+        await first_of(*(end() for end in ends), self._sharing.turn_to_leave(slot.spec.id))
+        if not (backend.died.is_set() or slot.stale.is_set()):
+            await first_of(*(end() for end in ends), self._sharing.unused(slot.spec.id))
+        return not (backend.died.is_set() or slot.stale.is_set())
+
+    async def _slept(self, slot: Slot, backend: Backend) -> bool:
+        """Have it make room and come back when its turn comes. False: it could not, or is to become something else."""
+        name = slot.spec.id
+        _log.info("%s makes room for another model", name)
+        slot.backend, slot.leaving = None, backend
+        slot.enter("sleeping", "makes room for another model", 0.0)
+        self._tell()
+        if not await backend.sleep():
+            return False
+        slot.enter_phase("asleep: its weights wait in RAM until it is asked for")
+        self._sharing.left(name)
+        self._tell()
+        await first_of(self._sharing.turn_to_load(name), backend.died.wait(), slot.stale.wait())
+        if backend.died.is_set() or slot.stale.is_set():
+            return False
+        try:
+            await backend.wake()
+        except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is loaded anew
+            _log.exception("%s did not wake up; it is loaded anew", name)
+            return False
+        slot.leaving = None
+        return True
 
     async def _try_load(self, slot: Slot) -> Backend | None:
         def report(phase: str, progress: float) -> None:
@@ -257,6 +288,7 @@ class Pool:
         for slot in slots:
             slot.backend = slot.leaving = None
             slot.enter("unloaded", "stopped", 0.0)
+        self._tell()
         return taken
 
     async def _cancel_tasks(self) -> None:
@@ -264,20 +296,3 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _end(backend: Backend) -> None:
-    """End it; one that cannot even end must not keep its successor from starting."""
-    try:
-        await backend.shutdown()
-    except Exception:  # noqa: BLE001  # whatever its libraries can think of
-        _log.exception("an engine did not end as it should")

@@ -78,6 +78,10 @@ class Sharing:
                 async with asyncio.timeout(decision.again_seconds):
                     await self._news.wait()
 
+    def waiting(self, name: str) -> int:
+        """Return how many requests wait until it is loaded."""
+        return self._seats[name].waiting if name in self._seats else 0
+
     def has_room(self, name: str) -> bool:
         """Whether it may load, or stay loaded, now."""
         seat = self._seats.get(name)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
     "loading": frozenset({"loading", "ready", "failed", "unloaded"}),
-    "ready": frozenset({"loading", "failed", "unloaded"}),
+    "ready": frozenset({"loading", "failed", "unloaded", "sleeping"}),
     "failed": frozenset({"loading", "unloaded"}),
     "unloaded": frozenset({"unloaded", "loading"}),
-    "sleeping": frozenset(),
+    "sleeping": frozenset({"ready", "loading", "failed", "unloaded"}),
 }
 _SEE_LOG = "The server's log says why."
 
@@ -77,10 +77,16 @@ class Slot:
         if status not in NEXT[self.status]:
             raise ValueError(f"{self.spec.id}: {status} cannot follow {self.status}")
         self.status, self.phase, self.progress, self.since = status, phase, progress, self.clock()
+        if status == "unloaded":
+            self.died = False  # what died is gone, and nothing restarts before somebody asks
         if status == "loading":
             self.settled.clear()
         else:
             self.settled.set()
+
+    def enter_phase(self, phase: str) -> None:
+        """Say what it does, in the same state."""
+        self.phase, self.since = phase, self.clock()
 
     def become_ready(self, backend: Backend) -> None:
         self.backend = backend

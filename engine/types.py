@@ -15,6 +15,8 @@ OnTurn: TypeAlias = "Callable[[], None]"
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
+# own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth.
+WeightsSource = Literal["own", "variant", "demo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +205,8 @@ class ModelHealth:
     """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
 
     `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
-    wrong with a failed model to anybody. `restarts` counts deaths since the start.
+    wrong with a failed model to anybody. `restarts` counts deaths since the start, `waiting` the requests that wait for
+    a model that takes turns to be loaded.
     """
 
     id: str
@@ -214,12 +217,31 @@ class ModelHealth:
     restarts: int
     error: str | None
     reason: str | None = None
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a model was loaded with.
+
+    `folder` is below the weights directory, or the demo's name. `planned_bytes` is what the plan has for it on each
+    GPU by its index, and in RAM by None; nothing where nothing is known of its size.
+    """
+
+    source: WeightsSource
+    folder: str
+    planned_bytes: Mapping[int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """How busy a loaded model is: sequences (or images, or texts to speak) that run, requests that wait for a turn."""
+    """How busy a loaded model is: sequences (or images, or texts to speak) that run, requests that wait for a turn.
+
+    `pids` are its processes, without those that they have started.
+    """
 
     id: str
     running: int
     waiting: int
+    pids: tuple[int, ...] = ()
+    served: Served | None = None

@@ -65,3 +65,11 @@ def networks(values: tuple[str, ...]) -> tuple[str, ...]:
                 "separated by commas. To believe everybody is not possible: anybody could then claim any address"
             )
     return values
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

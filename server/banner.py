@@ -54,7 +54,7 @@ class Banner:
             for health in engine.health():
                 self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase)
                 self._report(health)
-            settled = all(health.status in {"ready", "failed", "unloaded"} for health in engine.health())
+            settled = all(health.status in {"ready", "failed", "unloaded", "sleeping"} for health in engine.health())
             if settled and not announced:
                 announced = True
                 self.close()
@@ -94,7 +94,7 @@ class Banner:
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
-        usable = [model for model in models if model.status in {"ready", "unloaded"}]
+        usable = [model for model in models if model.status in {"ready", "unloaded", "sleeping"}]
         if not usable:
             self._say("No model could be loaded; the lines above say why.")
             return

@@ -12,7 +12,7 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server import cli_audit, cli_keys, cli_plan, cli_usage, cli_voices, cli_weights
+from server import cli_audit, cli_doctor, cli_keys, cli_plan, cli_status, cli_usage, cli_voices, cli_weights
 from server.cli_store import refuse
 from server.instance import InstanceError, ask_to_reload
 from server.reload_outcome import wait_for
@@ -32,7 +32,14 @@ app = typer.Typer(
 app.add_typer(cli_keys.app, name="keys")
 app.add_typer(cli_voices.app, name="voices")
 app.add_typer(cli_weights.app, name="weights")
-for command in (cli_plan.plan, cli_usage.usage, cli_audit.audit, cli_audit.backup):
+for command in (
+    cli_status.status,
+    cli_doctor.doctor,
+    cli_plan.plan,
+    cli_usage.usage,
+    cli_audit.audit,
+    cli_audit.backup,
+):
     app.command()(command)
 
 

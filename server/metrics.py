@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 
+from server.status_recent import LastMinute, Work
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -26,6 +28,7 @@ class Metrics:
 
     def __init__(self, models: Callable[[], Collection[str]]) -> None:
         self._models = models
+        self.last_minute = LastMinute()
         self.registry = own = CollectorRegistry()
         ProcessCollector(registry=own)
         Info("hearth_build", "Versions.", registry=own).info(_versions())
@@ -87,6 +90,7 @@ class Metrics:
         self._answers.labels(*labels, outcome).inc()
         if waited_seconds is not None:
             self._waits.labels(*labels).observe(waited_seconds)
+        self.last_minute.add(labels[0], Work(usage.completion_tokens, usage.images, usage.audio_seconds))
         for name, counter in self._amounts.items():
             if amount := getattr(usage, name):
                 counter.labels(*labels).inc(amount)

@@ -55,6 +55,7 @@ def standing(engine: Engine, drain: Drain) -> list[Metric]:
         for state in get_args(ModelStatus):
             states.add_metric([health.id, state], float(state == health.status))
         restarts.add_metric([health.id], health.restarts)
+    swaps = CounterMetricFamily("hearth_model_swaps", "Times a model made room for another.", value=engine.swaps)
     running = GaugeMetricFamily("hearth_queue_running", "Answers, images or texts at work.", labels=["model"])
     waiting = GaugeMetricFamily("hearth_queue_waiting", "Requests that wait for their turn.", labels=["model"])
     for load in engine.loads():
@@ -62,7 +63,7 @@ def standing(engine: Engine, drain: Drain) -> list[Metric]:
         waiting.add_metric([load.id], load.waiting)
     requests = GaugeMetricFamily("hearth_requests_running", "HTTP requests being answered.", value=drain.running)
     draining = GaugeMetricFamily("hearth_draining", "1 while the server is ending.", value=float(drain.draining))
-    return [states, restarts, running, waiting, requests, draining]
+    return [states, restarts, swaps, running, waiting, requests, draining]
 
 
 def machine(settings: Settings) -> list[Metric]:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import resource
 import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
 
+from server.addresses import is_loopback
 from server.app import create_app
 from server.banner import Banner
 from server.instance import only_one
 from server.protocol import HearthProtocol
 from server.reload import reload_config
 from server.settings import database_url
+from server.status import read_status
+from server.status_socket import StatusSocket
 from server.store import SCOPES, Database, KeyStore
 from server.systemd import Systemd
 from server.tls import TlsError, certificate_of
@@ -79,7 +82,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(settings: Settings, config: Config, listener: socket.socket, certificate: Certificate | None) -> int:
     first_key = await _first_key(settings, config)
     app = create_app(settings, config)
-    banner = Banner(*_base_urls(settings, listener.getsockname()[1]), first_key, remark=_in_clear(settings))
+    base_urls = _base_urls(settings, listener.getsockname()[1])
+    app.state.base_url = base_urls[0]
+    banner = Banner(*base_urls, first_key, remark=_in_clear(settings))
     server = _Server(app, banner, certificate)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,6 +116,7 @@ class _Server(uvicorn.Server):
         self._banner = banner
         self._certificate = certificate
         self._systemd = Systemd()
+        self._status: StatusSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hopeless = False
 
@@ -129,6 +135,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell the person at the terminal."""
         await super().startup(sockets)
+        self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
         for follow in (self._banner.follow, self._systemd.follow):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
         self._tasks.append(asyncio.create_task(self._end_when_hopeless()))
@@ -182,6 +189,8 @@ class _Server(uvicorn.Server):
         for task in self._tasks:
             task.cancel()
         self._banner.close()
+        if self._status is not None:
+            await self._status.close()
         await super().shutdown(sockets)
 
 
@@ -206,7 +215,7 @@ def _outside_address() -> str | None:
 
 def _in_clear(settings: Settings) -> str | None:
     """Say so when keys and conversations travel unencrypted."""
-    if settings.tls_cert is not None or settings.trusted_proxies or _is_loopback(settings.host):
+    if settings.tls_cert is not None or settings.trusted_proxies or is_loopback(settings.host):
         return None
     return (
         "Without HTTPS anybody on the network between can read keys and conversations: see --tls-cert, or a proxy, "
@@ -237,7 +246,7 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
         store = KeyStore(database)
         if await store.count_active():
             return None
-        if not _is_loopback(settings.host):
+        if not is_loopback(settings.host):
             raise StartError(
                 f"There is no API key yet, and {settings.host} can be reached from other machines. Pick one: "
                 "1. make a key first: .venv/bin/hearth keys create --name me --tier standard; "
@@ -246,10 +255,3 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
         widest = max(config.tiers.values(), key=lambda tier: len(tier.models))
         text, _ = await store.create("first key", widest.id, scopes=SCOPES)
         return text
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

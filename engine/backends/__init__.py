@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -17,14 +18,30 @@ if TYPE_CHECKING:
     from engine.voices.types import Voice
 
 
+_log = logging.getLogger("hearth.backends")
+
+
 class Backend(Protocol):
     """A loaded model. `died` is set once, the moment its process is gone; it never comes back to life."""
 
     died: asyncio.Event
     admission: Admission
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes, without those that they have started."""
+        ...
+
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
+        ...
+
+    async def sleep(self) -> bool:
+        """Free its memory and stay, to be woken. False where it cannot: then it is to be ended."""
+        ...
+
+    async def wake(self) -> None:
+        """Answer again after a sleep. Whatever is raised, it is to be ended."""
         ...
 
     async def shutdown(self) -> None:
@@ -73,3 +90,11 @@ class ChatBackend(Backend, Protocol):
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has. Raises `EngineError`s."""
         ...
+
+
+async def end(backend: Backend) -> None:
+    """End it; one that cannot even end must not keep its successor from starting."""
+    try:
+        await backend.shutdown()
+    except Exception:  # noqa: BLE001  # whatever its libraries can think of
+        _log.exception("an engine did not end as it should")

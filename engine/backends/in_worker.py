@@ -53,9 +53,21 @@ class InWorker:
         self.admission = Admission(room)
         self._watch = asyncio.create_task(self._watch_worker())
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes."""
+        return (self.worker.pid,)
+
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
         await self.admission.idle()
+
+    async def sleep(self) -> bool:
+        """Memory comes back by ending the process."""
+        return False
+
+    async def wake(self) -> None:
+        """It never sleeps."""
 
     async def shutdown(self) -> None:
         """End the worker; whatever still runs fails."""

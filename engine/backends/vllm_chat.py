@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.admission import Admission
 from engine.backends.vllm_launch import runs_on_cpu
+from engine.backends.vllm_sleep import fall_asleep, wake_up
 from engine.backends.vllm_start import build_serving, room_of, start_engine
 from engine.backends.vllm_watch import EngineWatch
 from engine.errors import LoadError, NotStartedError, engine_died
@@ -42,6 +43,7 @@ class VllmChat:
         self._spec = launch.spec
         self._starter = launch.starter
         self._pictures = launch.pictures
+        self._sleep = launch.sleep
         self.admission = Admission(room_of(engine, launch.spec))
         self.metrics = launch.metrics
         self.context_length: int = engine.model_config.max_model_len
@@ -130,9 +132,23 @@ class VllmChat:
                 tokens: int = await self._serving.count_prompt(self._translate(seen, stream=False))
                 return tokens
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes."""
+        return tuple(self._watch.pids())
+
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
         await self.admission.idle()
+
+    async def sleep(self) -> bool:
+        """Leave its GPUs, if it was started so that it can; see vllm_sleep.py."""
+        return self._sleep is not None and await fall_asleep(self._engine, self._sleep, self._spec.id)
+
+    async def wake(self) -> None:
+        """Take its GPUs again."""
+        if self._sleep is not None:
+            await wake_up(self._engine, self._sleep)
 
     async def shutdown(self) -> None:
         """End the engine process; whatever still runs fails. Takes up to 3 s."""

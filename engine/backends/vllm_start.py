@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from engine.backends.vllm_sleep import Sleep
     from engine.config import ChatModelSpec
     from engine.pictures import Pictures
 
@@ -38,6 +39,8 @@ class Launch:
     report: Callable[[str, float], None]
     metrics: CollectorRegistry | None = None
     """What vLLM's own metrics go into; None: it makes none."""
+    sleep: Sleep | None = None
+    """How it leaves its GPUs to another model; None: by its end."""
 
 
 def start_engine(launch: Launch) -> Any:
@@ -88,6 +91,7 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         },
         # Its two halves must see every picture in one order, and requests are let in by fairness here.
         "mm_processor_cache_gb": 0,
+        "enable_sleep_mode": launch.sleep is not None,
     }
     cache_gib = engine.kv_cache_gib
     if vllm_launch.runs_on_cpu():

@@ -27,7 +27,7 @@ class EngineWatch:
         self._processes: list[BaseProcess] = []
         self._sentinels: list[int] = []
         self._on_gone: Callable[[], None] | None = None
-        self._guard = Guard(patience, self._pids, self._on_hang)
+        self._guard = Guard(patience, self.pids, self._on_hang)
         self._guard.begin()
 
     def started(self, process: BaseProcess) -> None:
@@ -63,7 +63,8 @@ class EngineWatch:
             with contextlib.suppress(ValueError):  # already closed
                 process.kill()
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
+        """Return the processes there are of it, without their children."""
         return [process.pid for process in list(self._processes) if process.pid is not None]
 
     def _on_hang(self, how: str) -> None:

@@ -1,4 +1,4 @@
-"""`/v1/admin/audit` and `/v1/admin/reload`: who changed what, and models.yaml read again."""
+"""`/v1/admin/audit`, `/reload` and `/status`: who changed what, models.yaml read again, how all of it stands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from server.dependencies import TheActor, TheAudit, key_with
 from server.reload import take_over
 from server.schemas.admin import ChangedVoices, Entry, EntryList, Reloaded
+from server.schemas.status import Status
 from server.schemas.usage import AuditQuery
+from server.status import read_status
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key_with("admin"))])
 
@@ -19,6 +21,12 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key
 async def read_audit(query: Annotated[AuditQuery, Query()], audit: TheAudit) -> EntryList:
     """List changes of keys and configuration, the newest first."""
     return EntryList(data=[Entry.of(entry) for entry in await audit.read(query.limit, query.since)])
+
+
+@router.get("/status")
+async def status(request: Request) -> Status:
+    """Say how models, memory, queues and GPUs stand at this moment."""
+    return await read_status(request.app)
 
 
 @router.post("/reload")

@@ -37,7 +37,7 @@ async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
 
 
 def _overall(models: tuple[ModelHealth, ...]) -> Literal["ready", "loading", "failed"]:
-    if all(health.status in {"ready", "unloaded"} for health in models):
+    if all(health.status in {"ready", "unloaded", "sleeping"} for health in models):
         return "ready"
     return "failed" if any(health.status == "failed" for health in models) else "loading"
 

@@ -1,0 +1,189 @@
+"""`hearth status`: how the running server stands, as a table or as one JSON object. What it says is status.py's."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from server.cli_store import AsJson, DataDir, refuse, settings_for
+from server.cli_tables import fitted, print_rich
+from server.instance import running_pid
+from server.status_socket import StatusError, ask
+from server.weights_progress import size_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from server.schemas.status import GpuState, Memory, ModelState, Status
+
+_ANSWER_SECONDS = 10.0
+_WATCH_SECONDS = 2.0
+_NOT_RUNNING, _FAILED = 1, 2
+_COLUMNS = ("model", "state", "served with", "memory", "running", "waiting", "last minute", "restarts")
+_COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
+
+
+def status(
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every 2 s, until Ctrl-C.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the server stands: models, memory, queues, GPUs.
+
+    Exit code 0: all is well, or on its way. 1: no server runs here. 2: a model has failed, or nothing answers.
+    """
+    folder = settings_for(data_dir).data_dir
+    if watch and as_json:
+        refuse("--watch is for people; --json says it once.")
+    found = read(folder)
+    if as_json:
+        typer.echo(found.model_dump_json())
+    elif watch:
+        _watch(folder, found)
+        return
+    else:
+        print_rich(*shown(found))
+    if found.status == "failed":
+        raise typer.Exit(_FAILED)
+
+
+def read(data_dir: Path) -> Status:
+    """Ask the server of this directory, or end with the reason and the exit code."""
+    try:
+        found = ask(data_dir, _ANSWER_SECONDS)
+    except StatusError as error:
+        refuse(str(error), code=_FAILED)
+    return _nobody(data_dir) if found is None else found
+
+
+def _nobody(data_dir: Path) -> NoReturn:
+    if data_dir.is_dir() and not os.access(data_dir, os.R_OK | os.X_OK):
+        refuse(f"The data directory {data_dir} is not yours. Run this as the user that runs the server.", code=_FAILED)
+    pid = running_pid(data_dir)
+    if pid is not None:
+        refuse(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.", code=_FAILED)
+    refuse(
+        f"No Hearth runs on the data directory {data_dir}. Start one with scripts/serve, or name the directory of the "
+        "one that runs with --data-dir.",
+        code=_NOT_RUNNING,
+    )
+
+
+def _watch(data_dir: Path, found: Status) -> None:
+    console = Console()
+    with Live(_for_screen(found, console.width), console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(_WATCH_SECONDS)
+                live.update(_for_screen(read(data_dir), console.width), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _for_screen(found: Status, width: int) -> Group:
+    return Group(*(fitted(one, width) if isinstance(one, Table) else one for one in shown(found)))
+
+
+def shown(found: Status) -> list[RenderableType]:
+    """Return what a person sees, from top to bottom."""
+    lines: list[RenderableType] = [_headline(found)]
+    table = Table(*_COLUMNS, box=box.SIMPLE)
+    for model in found.models:
+        table.add_row(*_row(model))
+    lines.append(table)
+    lines += [Text(f"{model.id}: {model.reason}") for model in found.models if model.reason]
+    lines += [Text(_gpu_line(gpu)) for gpu in found.gpus]
+    lines.append(Text(_machine_line(found)))
+    return lines
+
+
+def _headline(found: Status) -> Text:
+    line = Text("Hearth is ").append(found.status, _COLORS.get(found.status, ""))
+    at = f" at {found.base_url}" if found.base_url else ""
+    return line.append(f"{at}, version {found.version}, process {found.pid}, up for {duration(found.uptime_seconds)}")
+
+
+def _row(model: ModelState) -> tuple[Text, ...]:
+    state = Text(model.status, _COLORS.get(model.status, ""))
+    if model.status not in {"ready", "failed"}:
+        state.append(f": {model.phase}" + (f", {model.progress:.0%}" if 0 < model.progress < 1 else ""), "default")
+    cells = (served_with(model), memory_text(model.memory), str(model.running), str(model.waiting), work_text(model))
+    return (Text(model.id), state, *(Text(cell) for cell in cells), Text(str(model.restarts)))
+
+
+def served_with(model: ModelState) -> str:
+    """Say in words what a model was loaded with."""
+    served = model.served_with
+    if served is None:
+        return "-"
+    where = f" on GPU {', '.join(map(str, model.gpus))}" if model.gpus else ""
+    names = {"demo": "the demo", "own": f"your folder {served.folder}", "variant": served.folder}
+    return names[served.source] + where
+
+
+def memory_text(memory: Memory) -> str:
+    """Say what a model takes, and what was planned for it."""
+    parts = []
+    for name, taken, planned in (
+        ("GPU", memory.gpu_bytes, memory.planned_gpu_bytes),
+        ("RAM", memory.ram_bytes, memory.planned_ram_bytes),
+    ):
+        plan = "" if planned is None else f"{size_text(planned)} planned"
+        if taken is not None:
+            parts.append(f"{size_text(taken)} {name}" + (f" ({plan})" if plan else ""))
+        elif plan:
+            parts.append(f"{plan} {name}")
+    return ", ".join(parts) or "-"
+
+
+def work_text(model: ModelState) -> str:
+    """Say what a model got done lately."""
+    work = model.last_minute
+    parts = [f"{work.tokens_per_second:g} tokens/s"] if work.tokens_per_second else []
+    parts += [f"{work.images} images"] if work.images else []
+    parts += [f"{work.audio_seconds:g} s of speech"] if work.audio_seconds else []
+    return ", ".join(parts) or "-"
+
+
+def _gpu_line(gpu: GpuState) -> str:
+    line = f"GPU {gpu.index}, {gpu.name}: {size_text(gpu.used_bytes)} of {size_text(gpu.total_bytes)} taken"
+    strangers = [one for one in gpu.holders if one.model is None]
+    if not gpu.others_bytes or not strangers:
+        return line
+    named = ", ".join(
+        f"{one.name} (process {one.pid}{'' if one.used_bytes is None else ', ' + size_text(one.used_bytes)})"
+        for one in strangers
+    )
+    return f"{line}; {size_text(gpu.others_bytes)} by others: {named}"
+
+
+def _machine_line(found: Status) -> str:
+    parts = [
+        f"RAM: {size_text(found.ram_available_bytes)} of {size_text(found.ram_total_bytes)} available",
+        f"{found.requests_running} requests being answered",
+    ]
+    parts += [f"{found.swaps} swaps since the start"] if found.swaps else []
+    parts += [f"no GPU: {found.no_gpus}"] if found.no_gpus and not found.gpus else []
+    return "; ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Write like 3 d 4 h, with the two largest units."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])

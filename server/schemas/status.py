@@ -1,0 +1,124 @@
+"""How the server stands, as `hearth status --json` and `GET /v1/admin/status` show it. Sizes are bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Part(BaseModel):
+    # What a server of another release adds is not for us
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class ServedWith(_Part):
+    """What a model was loaded with."""
+
+    source: Literal["own", "variant", "demo"]
+    """own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth."""
+    folder: str
+    """Below the weights directory; of a demo, its name."""
+
+
+class Memory(_Part):
+    """What a model takes. null: not known, or nothing."""
+
+    planned_gpu_bytes: int | None
+    """On all of its GPUs together."""
+    planned_ram_bytes: int | None
+    gpu_bytes: int | None
+    """What its processes hold on GPUs, by the driver."""
+    ram_bytes: int | None
+    """What its processes have for themselves (USS): what would be free without them."""
+
+
+class LastMinuteWork(_Part):
+    """Of answers that ended in the last minute, or since the start if that is shorter."""
+
+    seconds: float
+    tokens_per_second: float
+    images: int
+    audio_seconds: float
+
+
+class ModelState(_Part):
+    """One model."""
+
+    id: str
+    status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
+    phase: str
+    progress: float
+    for_seconds: float
+    """How long it has been in this state."""
+    reason: str | None
+    """Why it is not ready; for the operator, it may name files."""
+    restarts: int
+    """Deaths of its process since the start."""
+    served_with: ServedWith | None
+    """null: it is not loaded."""
+    gpus: list[int]
+    memory: Memory
+    pids: list[int]
+    running: int
+    """Sequences, images or texts at work."""
+    waiting: int
+    """Requests that wait for their turn, or for the model to be loaded."""
+    last_minute: LastMinuteWork
+
+
+class GpuHolder(_Part):
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+    """null: the driver does not say, as in some containers."""
+    model: str | None
+    """Whose it is, if it is one of ours."""
+
+
+class GpuState(_Part):
+    """One GPU."""
+
+    index: int
+    name: str
+    total_bytes: int
+    used_bytes: int
+    others_bytes: int
+    """Of it, what is not Hearth's."""
+    holders: list[GpuHolder]
+
+
+class Paths(_Part):
+    """What the server was started with, so that a command can tell whether it looks at the same."""
+
+    data_dir: str
+    weights_dir: str
+    models: str
+    tls_cert: str | None
+
+
+class Status(_Part):
+    """How the server stands at one moment."""
+
+    object: Literal["status"] = "status"
+    status: Literal["ready", "loading", "failed", "draining"]
+    """failed: at least one model has failed; the others may answer."""
+    version: str
+    pid: int
+    base_url: str | None
+    """For clients on this machine."""
+    started_at: str
+    uptime_seconds: float
+    requests_running: int
+    """HTTP requests that are being answered."""
+    swaps: int
+    """How often a model has made room for another since the start."""
+    ram_total_bytes: int
+    ram_available_bytes: int
+    models: list[ModelState]
+    gpus: list[GpuState]
+    no_gpus: str | None
+    """Why GPUs could not be asked for."""
+    paths: Paths

@@ -1,0 +1,181 @@
+"""What `hearth status` is made of: the last minute, the words, and the socket that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from server.cli import app
+from server.cli_status import duration, memory_text, served_with, shown, work_text
+from server.instance import only_one
+from server.schemas.status import Status
+from server.status_recent import LastMinute, Work
+from server.status_socket import FILE, StatusError, StatusSocket, ask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 2**30
+MODEL: dict[str, Any] = {
+    "id": "service-plus",
+    "status": "ready",
+    "phase": "ready",
+    "progress": 1.0,
+    "for_seconds": 5.0,
+    "reason": None,
+    "restarts": 0,
+    "served_with": {"source": "variant", "folder": "large-fp8"},
+    "gpus": [0, 1],
+    "memory": {"planned_gpu_bytes": 40 * GIB, "planned_ram_bytes": None, "gpu_bytes": 38 * GIB, "ram_bytes": 3 * GIB},
+    "pids": [7],
+    "running": 2,
+    "waiting": 1,
+    "last_minute": {"seconds": 60.0, "tokens_per_second": 12.5, "images": 0, "audio_seconds": 0.0},
+}
+WHOLE: dict[str, Any] = {
+    "status": "failed",
+    "version": "1",
+    "pid": 5,
+    "base_url": "http://127.0.0.1:8000/v1",
+    "started_at": "2026-11-21T12:00:00Z",
+    "uptime_seconds": 90000.0,
+    "requests_running": 3,
+    "swaps": 4,
+    "ram_total_bytes": 64 * GIB,
+    "ram_available_bytes": 50 * GIB,
+    "models": [
+        MODEL,
+        MODEL
+        | {"id": "service-pro", "status": "failed", "reason": "It did not start.", "served_with": None, "restarts": 5},
+    ],
+    "gpus": [
+        {
+            "index": 0,
+            "name": "H100",
+            "total_bytes": 80 * GIB,
+            "used_bytes": 30 * GIB,
+            "others_bytes": 10 * GIB,
+            "holders": [
+                {"pid": 7, "name": "vllm", "used_bytes": 20 * GIB, "model": "service-plus"},
+                {"pid": 9, "name": "game", "used_bytes": 10 * GIB, "model": None},
+            ],
+        }
+    ],
+    "no_gpus": None,
+    "paths": {"data_dir": "/d", "weights_dir": "/w", "models": "/m", "tls_cert": None},
+}
+STATUS = Status.model_validate(WHOLE)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.5
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_ended_in_the_last_minute_counts_and_nothing_older():
+    clock = Clock()
+    recent = LastMinute(clock)
+    recent.add("a", Work(tokens=10))
+    recent.add("a", Work(tokens=5, images=1))
+    clock.now += 59
+    recent.add("a", Work(audio_seconds=2.5))
+    assert recent.of("a") == Work(15, 1, 2.5)
+    clock.now += 2
+    assert recent.of("a") == Work(0, 0, 2.5)
+    assert recent.of("b") == Work()
+
+
+def test_a_server_that_has_just_started_tells_of_the_time_since_then():
+    clock = Clock()
+    recent = LastMinute(clock)
+    assert recent.seconds == 1
+    clock.now += 20
+    assert recent.seconds == 20
+    clock.now += 600
+    assert recent.seconds == 60
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.4, "0 s"), (61, "1 min 1 s"), (7200, "2 h"), (90061, "1 d 1 h"), (86400 * 9, "9 d")]
+)
+def test_a_span_is_told_with_its_two_largest_units(seconds: float, told: str):
+    assert duration(seconds) == told
+
+
+def test_a_model_is_told_in_words():
+    model = STATUS.models[0]
+    assert served_with(model) == "large-fp8 on GPU 0, 1"
+    assert memory_text(model.memory) == "38.0 GiB GPU (40.0 GiB planned), 3.0 GiB RAM"
+    assert work_text(model) == "12.5 tokens/s"
+    assert served_with(STATUS.models[1]) == "-"
+
+
+def test_the_table_says_who_failed_and_who_else_holds_the_gpu():
+    console = Console(width=200)
+    with console.capture() as caught:
+        for one in shown(STATUS):
+            console.print(one)
+    text = caught.get()
+    assert "Hearth is failed at http://127.0.0.1:8000/v1, version 1, process 5, up for 1 d 1 h" in text
+    assert "service-pro: It did not start." in text
+    assert "30.0 GiB of 80.0 GiB taken; 10.0 GiB by others: game (process 9, 10.0 GiB)" in text
+    assert "3 requests being answered; 4 swaps since the start" in text
+
+
+async def test_the_socket_answers_its_owner_alone_however_long_the_path_is(tmp_path: Path):
+    folder = tmp_path / ("x" * 200)
+    folder.mkdir()
+
+    async def read() -> Status:
+        return STATUS
+
+    opened = await StatusSocket.open(folder, read)
+    try:
+        assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
+        assert [await asyncio.to_thread(ask, folder, 10) for _ in range(2)] == [STATUS, STATUS]
+    finally:
+        await opened.close()
+    assert not (folder / FILE).exists()
+    assert ask(folder, 10) is None
+
+
+async def test_what_a_killed_server_left_is_in_nobodys_way(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / FILE))
+    assert ask(tmp_path, 10) is None
+
+    async def read() -> Status:
+        return STATUS
+
+    opened = await StatusSocket.open(tmp_path, read)
+    try:
+        assert await asyncio.to_thread(ask, tmp_path, 10) == STATUS
+    finally:
+        await opened.close()
+
+
+def test_a_server_that_does_not_move_is_told_from_none(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / FILE))
+        silent.listen()
+        with pytest.raises(StatusError, match="has not answered for 0 s"):
+            ask(tmp_path, 0.1)
+
+
+def test_without_a_server_the_exit_code_is_1_and_while_one_starts_2(tmp_path: Path):
+    none = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path)])
+    assert none.exit_code == 1
+    assert "Start one with scripts/serve" in none.stderr
+    with only_one(tmp_path):
+        starting = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path)])
+    assert starting.exit_code == 2
+    assert "is just starting or ending" in starting.stderr
