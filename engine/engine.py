@@ -99,6 +99,7 @@ class Engine:
             self._chat_spec(request.model)
             await self._pool.revived(request.model)  # before it waits: it is told at once if there is no such model
             async with self._background[request.model].take(request, request.n), self._pool.using(request.model):
+                await self._pool.revived(request.model)
                 with contextlib.suppress(NotStartedError):  # an engine that dies costs what was running on it
                     return await self._admit(request).complete(request)
 
