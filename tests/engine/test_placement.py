@@ -221,16 +221,15 @@ def test_no_device_is_ever_exceeded_and_no_model_dropped(models, machine):
         assert one.state in {"resident", "swapped", "demo", "unplanned"}
         assert one.why
         assert (one.variant is None) == (one.state in {"demo", "unplanned"})
-        if one.state == "swapped":
-            assert one.swap_by is not None
-    turns = [one for one in found.models if one.state == "swapped"]
+        assert one.swap_by is not None if one.state == "swapped" else one.swap_by is None or one.state == "demo"
+    turns = [one for one in found.models if one.swap_by is not None]
     for one in turns:
         assert any(set(one.gpus) & set(other.gpus) or not one.gpus for other in turns if other is not one)
     for device in found.devices[:-1]:
         # Counted anew, from what each model is told it may take
         here = [one for one in found.models if device.device.index in one.gpus]
-        resident = sum(one.device_bytes for one in here if one.state != "swapped")
-        turn = max((one.device_bytes for one in here if one.state == "swapped"), default=0)
+        resident = sum(one.device_bytes for one in here if one.swap_by is None)
+        turn = max((one.device_bytes for one in here if one.swap_by is not None), default=0)
         assert resident + turn <= device.device.budget_bytes
 
 

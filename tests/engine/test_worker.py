@@ -29,9 +29,7 @@ async def test_jobs_run_side_by_side_and_each_gets_its_own_events_in_order() -> 
 @on_both_loops
 async def test_the_child_has_its_own_environment_priority_and_process_group_and_reports_while_it_loads() -> None:
     said: list[tuple[str, float]] = []
-    async with worker(
-        report=lambda *what: said.append(what), environment={"WORD": "zwieback"}, priority="lower"
-    ) as running:
+    async with worker(report=lambda *what: said.append(what), environment={"WORD": "zwieback"}, nice=3) as running:
         info = json.loads(running.info)
         ready = os.getpriority(os.PRIO_PROCESS, running.pid)
     ours = os.getpriority(os.PRIO_PROCESS, 0)

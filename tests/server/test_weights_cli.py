@@ -65,7 +65,8 @@ class Shelf:
         }
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        command = [BIN / "hearth", "weights", *arguments]
+        # Where the tests run in the background, a shell has told them to ignore Ctrl-C, and so would their children
+        command = ["env", "--default-signal=INT", BIN / "hearth", "weights", *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
