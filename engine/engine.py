@@ -170,13 +170,18 @@ class Engine:
         async with self._pool.using(request.model):
             return await self._admit(request).count_tokens(request)
 
-    async def reload(self, config: Config) -> None:
-        """Serve from now on what `config` says, and the voices that there are now. Answers go on to their end."""
+    async def reload(self, config: Config) -> set[str]:
+        """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
+
+        Returns the models that are loaded anew because their weights have come, or gone.
+        """
         voices = await self._loader.read_voices(config)
         self._config = config
         self._loader.use(config, voices)
         self._size_background()
-        self._pool.update(config.models.values(), self._loader.residency())
+        outdated = self._loader.outdated()
+        self._pool.update(config.models.values(), self._loader.residency(), outdated)
+        return outdated
 
     def _size_background(self) -> None:
         for spec in self._config.models.values():

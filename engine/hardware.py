@@ -26,6 +26,8 @@ GIB = 1 << 30
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 _MOST_GPUS = 64
+# As it was at the start: while a model loads, it names that model's GPUs (engine/planned.py).
+_ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 _IMAGINED_RAM_GIB = 64
@@ -188,7 +190,7 @@ def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:
 
 def _visible(uuids: Sequence[str]) -> Iterator[int]:
     """Which of them CUDA_VISIBLE_DEVICES leaves; like CUDA, it ends at the first entry that means nothing."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    allowed = _ALLOWED_GPUS
     if allowed is None:
         yield from range(len(uuids))
         return

@@ -82,6 +82,20 @@ class Loader:
         """Return who takes turns on this machine, and on how much memory."""
         return self.planned.residency(self._config)
 
+    def outdated(self) -> set[str]:
+        """Return the models that were loaded from another folder than they would be now: weights have come, or gone."""
+        found = set()
+        for name, served in self.served.items():
+            spec = self._config.models.get(name)
+            if spec is None:
+                continue
+            with contextlib.suppress(LoadError):
+                folder, is_demo = self.planned.folder(spec)
+                now = self.planned.served(spec, folder, is_demo=is_demo)
+                if (now.source, now.folder) != (served.source, served.folder):
+                    found.add(name)
+        return found
+
     def prepare(self) -> None:
         """Set up what all engines share."""
         from engine.backends import vllm_launch

@@ -21,7 +21,7 @@ from engine.sharing import Sharing
 from engine.slot import Slot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
     from engine.backends import Backend
     from engine.config import ModelSpec
@@ -40,8 +40,7 @@ class Pool:
         """`residency` is who takes turns, where not all models fit together; None: all of them stay loaded."""
         self._slots = {spec.id: Slot(spec) for spec in specs}
         self._load = load
-        clock = asyncio.get_running_loop().time
-        self._sharing = Sharing(residency or Residency({}, {}), clock)
+        self._sharing = Sharing(residency or Residency({}, {}), asyncio.get_running_loop().time)
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -54,17 +53,21 @@ class Pool:
         for slot in self._slots.values():
             self._look_after(slot)
 
-    def update(self, specs: Iterable[ModelSpec], residency: Residency | None = None) -> None:
-        """Make the models those of `specs`, from now on and without cutting an answer short.
+    def update(
+        self, specs: Iterable[ModelSpec], residency: Residency | None = None, outdated: Collection[str] = ()
+    ) -> None:
+        """Make the models those of `specs`, without cutting an answer short. New ones are loaded.
 
-        New ones are loaded. Models that are gone, or for which another engine is needed, take no more requests, end
-        with their last answer, and are loaded again as they are now. Everything else changes in place.
+        Models that are gone, `outdated`, or in need of another engine take no more requests, end with their last
+        answer, and are loaded again as they are now. All else changes in place.
         """
         wanted = {spec.id: spec for spec in specs}
         loaded = [name for name, slot in self._slots.items() if slot.status in {"loading", "ready"}]
         self._sharing.update(residency or Residency({}, {}), loaded)
         for slot in self._slots.values():
             slot.want(wanted.get(slot.spec.id))
+            if slot.spec.id in outdated:
+                slot.stale.set()
         for spec in wanted.values():
             self._slots.setdefault(spec.id, Slot(spec))
         self._slots = {name: self._slots[name] for name in [*wanted, *(self._slots.keys() - wanted.keys())]}
@@ -196,8 +199,7 @@ class Pool:
         await first_of(self._sharing.turn_to_load(name), slot.stale.wait())
         if slot.stale.is_set():
             self._sharing.left(name)
-            return False
-        return True
+        return not slot.stale.is_set()
 
     async def _live(self, slot: Slot, backend: Backend) -> None:
         """See it through to its end: by death, because it is to be replaced, or because it makes room for another."""

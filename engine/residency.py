@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 # One exchange on a device in this time: two users who want different models must not make it do nothing but load.
 SWAP_EVERY_SECONDS = 10.0
@@ -77,13 +77,13 @@ class Residency:
         ordered = sorted(self._models.values(), key=lambda model: not model.room.pinned)
         return Decision(load=tuple(model.name for model in ordered if self._admit(model)))
 
-    def follow(self, old: Residency, loaded: Iterable[str], now: float) -> None:
+    def follow(self, old: Residency, loaded: Collection[str], now: float) -> None:
         """Go on where another one was left: with other models or memory, and these models loaded or being so."""
         self.swaps, self._swapped_at = old.swaps, old._swapped_at
-        for name in loaded:
-            if name in old._models and name in self._models:
-                self._models[name] = replace(old._models[name], room=self._models[name].room)
-            elif name in self._models:
+        for name, model in self._models.items():
+            if name in old._models:  # wherever it is: one that wakes up or is being ended has memory, too
+                self._models[name] = replace(old._models[name], room=model.room)
+            elif name in loaded:
                 self.is_in(name, now)
 
     def asked(self, name: str, now: float) -> None:

@@ -40,21 +40,23 @@ class Sharing:
         self._clock = clock
         self._news = asyncio.Event()
         self._moved = asyncio.Event()
-        self._seats: dict[str, _Seat] = {}
+        self._every: dict[str, _Seat] = {}  # kept when a reload changes who shares: tasks and requests hold them
         self._residency = residency
-        self._seats = {name: _Seat() for name in residency.rooms}
+        self._seats = {name: self._seat(name) for name in residency.rooms}
         self._carry_out(residency.fill())
 
     def update(self, residency: Residency, loaded: Collection[str]) -> None:
         """From now on these take turns. `loaded` are the models that are loaded or being so."""
         residency.follow(self._residency, loaded, self._clock())
         for name in self._seats.keys() - residency.rooms.keys():
-            self._seats.pop(name).may_load.set()  # it has all the room that it needs
-        for name in residency.rooms:
-            if name not in self._seats:
-                self._seats[name] = _Seat()
-                if name in loaded:
-                    self._seats[name].may_load.set()
+            self._seats[name].may_load.set()  # it has all the room that it needs
+            self._seats[name].must_leave.clear()
+        for name in residency.rooms.keys() - self._seats.keys():
+            seat = self._seat(name)
+            (seat.may_load.set if name in loaded else seat.may_load.clear)()
+            for _ in range(seat.users):
+                residency.began(name)
+        self._seats = {name: self._seat(name) for name in residency.rooms}
         self._residency = residency
         self.woken()
         self._tell()
@@ -100,13 +102,12 @@ class Sharing:
 
     async def turn_to_leave(self, name: str) -> None:
         """Return when it is to make room; from then on new requests wait until it is back."""
-        seat = self._seats.get(name) or _Seat()  # one that does not share never has to
-        await seat.must_leave.wait()
+        await self._seat(name).must_leave.wait()  # one that does not share never has to
 
     async def unused(self, name: str) -> None:
         """Return when no request uses it."""
-        seat = self._seats.get(name)
-        if seat is not None and seat.users:
+        seat = self._seat(name)
+        if seat.users:
             seat.unused.clear()
             await seat.unused.wait()
 
@@ -125,11 +126,8 @@ class Sharing:
         `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
         `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
         """
-        seat = self._seats.get(name)
-        if seat is None:
-            yield
-            return
-        if not self._stays(name) or not usable():
+        seat = self._seat(name)
+        if name in self._seats and not (self._stays(name) and usable()):
             await self._wait(name, seat, usable)
         seat.users += 1
         if name in self._seats:
@@ -185,3 +183,6 @@ class Sharing:
 
     def _tell(self) -> None:
         self._news.set()
+
+    def _seat(self, name: str) -> _Seat:
+        return self._every.setdefault(name, _Seat())

@@ -119,7 +119,8 @@ def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> di
     outcome: dict[str, Any] = {"weights": [], "errors": []}
     with contextlib.ExitStack() as open_pulls:
         pulls: list[Pull] = []
-        for wanted in all_wanted:
+        # Two models may share a variant, and a name may be given twice
+        for wanted in {wanted.folder: wanted for wanted in all_wanted}.values():
             try:
                 with FileProgress(wanted.folder, 0, quiet=True) as looking:
                     found = open_pulls.enter_context(prepared(weights_dir, wanted, looking.report))

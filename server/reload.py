@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine import ConfigError, load_config
@@ -66,7 +66,8 @@ async def take_over(app: FastAPI, by: Actor | None) -> Taken:
         engine: Engine = app.state.engine
         before = _voices(app.state.config, engine)
         models = _difference(_named(app.state.config), _named(config))
-        await engine.reload(config)
+        outdated = await engine.reload(config)
+        models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
         app.state.access.use(config)
         app.state.meter.limiter.use(config)
         app.state.config = config

@@ -26,8 +26,14 @@ class Certificate:
 
     def renew(self) -> None:
         """Read the files again. Raises `TlsError`; the old certificate then stays."""
-        self._load()  # into a context of nobody's, so that a bad pair is found before it is used
-        self.context.load_cert_chain(self._cert, self._key, password=self._ask_nobody)
+        fresh = self._load()
+
+        def take_it(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = fresh
+
+        # Asked for every connection, with a name or without. A context that is given a second pair keeps the first one,
+        # too, where their keys are of different kinds.
+        self.context.sni_callback = take_it
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

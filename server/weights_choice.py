@@ -37,6 +37,7 @@ def users(config: Config, folder: str) -> list[str]:
         if folder == spec.weights
         or folder.startswith(f"{spec.weights}/")
         or folder in {variant.id for variant in spec.variants}
+        or any(name.startswith(f"{folder}/") for name in (spec.weights, *(variant.id for variant in spec.variants)))
     ]
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 4  # one connection rarely fills a line
 _SPARE_BYTES = 64 * 2**20
+_LARGEST_DESCRIPTION_BYTES = 64 * 2**20  # they are fetched before it is known whether there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,8 @@ def _prepare(partial: Partial, wanted: Wanted, source: HubRepository, listing: L
     looked_at = selection.descriptions(by_path)
     partial.begin(listing)
     for path in looked_at:
+        if by_path[path].size_bytes > _LARGEST_DESCRIPTION_BYTES:
+            raise WeightsError(f"{wanted.repository} lists {path} with {by_path[path].size_bytes} bytes: that is none.")
         partial.fetch(by_path[path], source, lambda _path, _done, _size: None)
     selection.check_descriptions(partial.model, looked_at)
     files = tuple(by_path[path] for path in selection.chosen(by_path, partial.model))

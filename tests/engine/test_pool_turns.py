@@ -175,6 +175,43 @@ def test_after_a_reload_that_takes_room_away_they_begin_to_take_turns() -> None:
     on_skipping_loop(test())
 
 
+def test_after_a_reload_a_model_that_was_alone_makes_room_when_its_last_answer_has_ended() -> None:
+    async def test() -> None:
+        place = Place(sleeps=False)
+        place.pool.update(SPECS[:1], Residency({}, {}))
+        await place.rest()
+        using = asyncio.create_task(place.use(PLUS, 300))
+        await place.rest()
+        place.pool.update(SPECS, Residency({None: 10}, {PLUS: Room({None: 10}), PRO: Room({None: 10})}))
+        await place.use(PRO)
+        assert using.done()
+        assert place.made[PLUS][0].told == ["sleep", "shutdown"]
+        await place.rest()
+        await place.use(PLUS)
+        assert place.states() == ["ready", "unloaded"]
+        await using
+        await place.pool.stop()
+
+    on_skipping_loop(test())
+
+
+def test_a_model_whose_weights_have_come_is_loaded_anew_after_its_last_answer() -> None:
+    async def test() -> None:
+        place = Place(sleeps=False)
+        place.pool.update(SPECS, Residency({}, {}))
+        await place.rest()
+        using = asyncio.create_task(place.use(PLUS, 5))
+        await asyncio.sleep(1)
+        place.pool.update(SPECS, Residency({}, {}), {PLUS})
+        await place.rest()
+        await using
+        assert [len(place.made[name]) for name in (PLUS, PRO)] == [2, 1]
+        assert place.states() == ["ready", "ready"]
+        await place.pool.stop()
+
+    on_skipping_loop(test())
+
+
 def test_who_waits_when_the_pool_ends_is_told_so() -> None:
     async def test() -> None:
         place = Place(sleeps=False)
