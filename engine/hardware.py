@@ -99,7 +99,7 @@ def read_cuda() -> Cuda:
     """Look for both, without loading torch."""
     driver: tuple[int, int] | None = None
     with contextlib.suppress(ImportError):
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
 
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
