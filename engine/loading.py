@@ -87,7 +87,7 @@ class Loader:
         found = set()
         for name, served in self.served.items():
             spec = self._config.models.get(name)
-            if spec is None:
+            if spec is None or isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
                 continue
             with contextlib.suppress(LoadError):
                 folder, is_demo = self.planned.folder(spec)
