@@ -20,6 +20,8 @@ from engine.fair_queue import Urgency
 from engine.images.types import FinishedImage, ImageEvent, ImageFormat, ImageProgress, ImageRequest, PartialImage
 from engine.pictures import ImageLimits
 from engine.types import (
+    ANSWERS,
+    AWAITS_TURN,
     ChatChoice,
     ChatDelta,
     ChatRequest,
@@ -40,6 +42,8 @@ from engine.voices.requests import AudioFormat, SpeechChunk, SpeechRequest
 from engine.voices.types import Voice
 
 __all__ = [
+    "ANSWERS",
+    "AWAITS_TURN",
     "AudioFormat",
     "ChatChoice",
     "ChatDelta",

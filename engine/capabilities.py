@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import RequestError, UnsupportedCapabilityError
 from engine.pictures import image_path, image_places
 
 if TYPE_CHECKING:
-    from engine.config import ChatModelSpec
+    from engine.config import ModelSpec
     from engine.types import ChatRequest, TextRequest
+
+_Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
+_LACKS: dict[type, tuple[str, str]] = {
+    ChatModelSpec: ("does not chat", "chat"),
+    ImageModelSpec: ("makes no images", "image_generation"),
+    SpeechModelSpec: ("does not speak", "speech"),
+}
+
+
+def of_kind(spec: ModelSpec | None, kind: type[_Spec]) -> _Spec:
+    """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
+    if not isinstance(spec, kind):
+        lacks, capability = _LACKS[kind]
+        raise UnsupportedCapabilityError(
+            f"This model {lacks}. Pick a model with the capability `{capability}`.", param="model"
+        )
+    return spec
 
 
 def check_request(spec: ChatModelSpec, request: ChatRequest) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from engine.background import BackgroundSlots
-from engine.capabilities import check_request, check_text
+from engine.capabilities import check_request, check_text, of_kind
 from engine.chat_fold import fold
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.errors import EngineError, NotStartedError, UnsupportedCapabilityError
+from engine.errors import EngineError, NotStartedError
 from engine.fair_queue import Urgency
 from engine.images.profile import SIZES
 from engine.loading import Loader
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from engine.types import ChatRequest, ChatResult, ChatStep, ModelHealth, TextRequest
     from engine.voices.requests import SpeechChunk, SpeechRequest
     from engine.voices.types import Voice
+
+_Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 
 
 class Engine:
@@ -96,7 +98,7 @@ class Engine:
             async with self._turn(request, request.n):
                 return await self._admit(request).complete(request)
         while True:
-            self._chat_spec(request.model)
+            self._spec(request.model, ChatModelSpec)
             await self._pool.revived(request.model)  # before it waits: it is told at once if there is no such model
             async with self._background[request.model].take(request, request.n), self._pool.using(request.model):
                 await self._pool.revived(request.model)
@@ -135,7 +137,7 @@ class Engine:
 
         Await the first event before answering: everything that can be refused is refused until then.
         """
-        self._check_makes_images(request.model)
+        self._spec(request.model, ImageModelSpec)
         async with (
             self._pool.using(request.model),
             contextlib.aclosing(cast("ImageBackend", self._pool.get(request.model)).images(request)) as events,
@@ -156,7 +158,7 @@ class Engine:
 
         Await the first piece before answering: everything that can be refused is refused until then.
         """
-        self._check_speaks(request.model)
+        self._spec(request.model, SpeechModelSpec)
         async with self._pool.using(request.model):
             backend = cast("SpeechBackend", self._pool.get(request.model))
             voice = self._loader.voices.find(request.model, request.voice)
@@ -166,7 +168,7 @@ class Engine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
-        self._chat_spec(request.model)
+        self._spec(request.model, ChatModelSpec)
         async with self._pool.using(request.model):
             return await self._admit(request).count_tokens(request)
 
@@ -235,7 +237,7 @@ class Engine:
     @contextlib.asynccontextmanager
     async def _turn(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
         """Hold background work back, or wait as background work. Refuses at once what no model can answer."""
-        self._chat_spec(request.model)
+        self._spec(request.model, ChatModelSpec)
         async with self._pool.using(request.model):
             self._chat_backend(request.model)
             slots = self._background[request.model]
@@ -252,31 +254,14 @@ class Engine:
         return backend
 
     def _chat_backend(self, model: str) -> tuple[ChatBackend, ChatModelSpec]:
-        spec = self._chat_spec(model)
+        spec = self._spec(model, ChatModelSpec)
         return cast("ChatBackend", self._pool.get(model)), spec
 
-    def _chat_spec(self, model: str) -> ChatModelSpec:
+    def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         spec = self._config.models.get(model)
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
-        if not isinstance(spec, ChatModelSpec):
-            raise UnsupportedCapabilityError(
-                "This model does not chat. Pick a model with the capability `chat`.",
-                param="model",
-            )
-        return spec
-
-    def _check_makes_images(self, model: str) -> None:
-        if not isinstance(self._config.models.get(model), ImageModelSpec | None):
-            raise UnsupportedCapabilityError(
-                "This model makes no images. Pick a model with the capability `image_generation`.", param="model"
-            )
-
-    def _check_speaks(self, model: str) -> None:
-        if not isinstance(self._config.models.get(model), SpeechModelSpec | None):
-            raise UnsupportedCapabilityError(
-                "This model does not speak. Pick a model with the capability `speech`.", param="model"
-            )
+        return of_kind(spec, kind)
 
     def _info(self, health: ModelHealth) -> ModelInfo:
         spec = self._config.models[health.id]

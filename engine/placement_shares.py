@@ -20,6 +20,11 @@ _TO_KV = 0.75
 ASLEEP_BYTES = int(0.75 * GIB)
 
 
+def asleep_bytes(sleepers: int) -> int:
+    """Return what sleepers keep of a GPU that they share, while one of them is awake."""
+    return ASLEEP_BYTES * max(0, sleepers - 1)
+
+
 def placed_models(layout: Layout) -> list[Placed]:
     """Return every model of the layout with its share; who shares with nobody after all is resident."""
     names = sorted(layout.spots)
@@ -28,7 +33,7 @@ def placed_models(layout: Layout) -> list[Placed]:
     left = [max(0, layout.free(place)) for place in range(len(layout.devices))]
     for place in range(len(left)):
         here = [name for name in asleep if place in layout.spots[name].places]
-        left[place] = max(0, left[place] - ASLEEP_BYTES * max(0, len(here) - 1))
+        left[place] = max(0, left[place] - asleep_bytes(len(here)))
     return [_placed(layout, name, turning, asleep, left) for name in names]
 
 
@@ -47,7 +52,7 @@ def _use(device: Device, here: Sequence[tuple[Placed, int]]) -> DeviceUse:
     largest = max((size for _, size in turning), default=0)
     asleep = sum(one.swap_by == "sleep" for one, _ in turning)
     names = tuple(sorted(one.id for one, _ in here))
-    return DeviceUse(device, always + largest + ASLEEP_BYTES * max(0, asleep - 1), names)
+    return DeviceUse(device, always + largest + asleep_bytes(asleep), names)
 
 
 def _bytes_on(one: Placed, device: Device) -> int:
@@ -80,7 +85,7 @@ def _sleepers(layout: Layout, turning: set[str]) -> set[str]:
     names = sorted(name for name in chats if ram not in layout.spots[name].places)
     weights = sum(_all_weights(layout.spots[name]) for name in names)
     roomy = all(
-        layout.free(place) >= ASLEEP_BYTES * (sum(place in layout.spots[name].places for name in names) - 1)
+        layout.free(place) >= asleep_bytes(sum(place in layout.spots[name].places for name in names))
         for place in range(ram)
     )
     return set(names) if len(names) > 1 and roomy and weights <= layout.free(ram) else set()

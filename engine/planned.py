@@ -21,7 +21,7 @@ from engine.hub import is_complete
 from engine.own_weights import own_folders
 from engine.placement import plan
 from engine.placement_needs import demo_need
-from engine.placement_shares import ASLEEP_BYTES
+from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
 from engine.placement_types import Plan, Refusal
 from engine.residency import Residency, Room
 from engine.types import Served
@@ -120,7 +120,7 @@ class Planned:
         """Return what sleepers keep of a GPU while another one is awake."""
         placed = self.plan.models if isinstance(self.plan, Plan) else ()
         sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in placed)
-        return ASLEEP_BYTES * max(0, sleepers - 1)
+        return asleep_bytes(sleepers)
 
     def _bytes_on(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> dict[int | None, int]:
         placed = self.of(spec.id)

@@ -19,6 +19,7 @@ from engine.races import first_of
 from engine.residency import Residency
 from engine.sharing import Sharing
 from engine.slot import Slot
+from engine.types import AWAITS_TURN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -93,9 +94,7 @@ class Pool:
 
         Raises `UnknownModelError`, or an `UnavailableError` that says what is going on and for how long.
         """
-        slot = self._slots.get(model)
-        if slot is None or slot.wanted is None:
-            raise UnknownModelError("There is no such model here. GET /v1/models lists the ones that you may use.")
+        slot = self._slot(model)
         if slot.backend is None or slot.backend.died.is_set():
             raise slot.unavailable()
         return slot.backend
@@ -103,24 +102,27 @@ class Pool:
     @contextlib.asynccontextmanager
     async def using(self, model: str) -> AsyncIterator[None]:
         """Hold a model for a request: one that takes turns is waited for, and stays meanwhile. Others: see `get`."""
+        self._slot(model)
         async with self._sharing.using(model, partial(self._is_loaded, model)):
             yield
 
     def _is_loaded(self, model: str) -> bool:
-        slot = self._slots.get(model)
-        if slot is None or slot.wanted is None or slot.status == "failed" or slot.died or self._stopping:
+        slot = self._slot(model)
+        if slot.status == "failed" or slot.died or self._stopping:
             self.get(model)
-        return slot is not None and slot.backend is not None and not slot.backend.died.is_set()
+        return slot.backend is not None and not slot.backend.died.is_set()
+
+    def _slot(self, model: str) -> Slot:
+        slot = self._slots.get(model)
+        if slot is None or slot.wanted is None:
+            raise UnknownModelError("There is no such model here. GET /v1/models lists the ones that you may use.")
+        return slot
 
     async def revived(self, model: str) -> None:
         """Wait for a model that is restarted after a death. Raises like `get`, but not for one that awaits its turn."""
-        slot = self._slots.get(model)
-        while slot is not None and slot.wanted is not None and slot.reviving():
-            if slot.status == "loading":
-                await slot.settled.wait()
-            else:
-                await asyncio.sleep(0)  # its task is about to notice
-        if slot is None or slot.status not in {"unloaded", "sleeping"}:
+        slot = self._slot(model)
+        await slot.revived()
+        if slot.status not in AWAITS_TURN:
             self.get(model)
 
     def health(self) -> tuple[ModelHealth, ...]:
@@ -174,7 +176,7 @@ class Pool:
 
     async def _keep_this_loaded(self, slot: Slot) -> None:
         """Load and restart it as it is configured, until that is changed or it fails for good."""
-        while not (slot.stale.is_set() or self._stopping):
+        while not (slot.stale.is_set() or slot.given_up or self._stopping):
             await first_of(asyncio.sleep(slot.streak.pause_seconds), slot.stale.wait())
             if slot.stale.is_set() or not await self._has_room(slot):
                 return
@@ -187,8 +189,6 @@ class Pool:
             if slot.stale.is_set() or slot.status != "loading" or not self._sharing.has_room(slot.spec.id):
                 self._sharing.left(slot.spec.id)  # else it starts again, in the room that it has
             self._tell()
-            if backend is None and slot.given_up:
-                return
 
     async def _has_room(self, slot: Slot) -> bool:
         """Wait for the turn of a model that shares memory. False: it is to become something else first."""
@@ -224,10 +224,9 @@ class Pool:
 
     async def _stays(self, slot: Slot, backend: Backend) -> bool:
         """Wait while it answers. True: it is to make room, and nobody uses it any more. False: it is at its end."""
-        ends = (backend.died.wait, slot.stale.wait)
-        await first_of(*(end() for end in ends), self._sharing.turn_to_leave(slot.spec.id))
+        await first_of(backend.died.wait(), slot.stale.wait(), self._sharing.turn_to_leave(slot.spec.id))
         if not (backend.died.is_set() or slot.stale.is_set()):
-            await first_of(*(end() for end in ends), self._sharing.unused(slot.spec.id))
+            await first_of(backend.died.wait(), slot.stale.wait(), self._sharing.unused(slot.spec.id))
         return not (backend.died.is_set() or slot.stale.is_set())
 
     async def _slept(self, slot: Slot, backend: Backend) -> bool:

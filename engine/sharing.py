@@ -61,10 +61,6 @@ class Sharing:
         self.woken()
         self._tell()
 
-    def shares(self, name: str) -> bool:
-        """Whether it takes turns with others."""
-        return name in self._seats
-
     @property
     def swaps(self) -> int:
         """How often one has made room for another."""
@@ -185,4 +181,8 @@ class Sharing:
         self._news.set()
 
     def _seat(self, name: str) -> _Seat:
-        return self._every.setdefault(name, _Seat())
+        """Return the seat of a model that there is: it is kept for ever."""
+        seat = self._every.get(name)
+        if seat is None:
+            seat = self._every[name] = _Seat()
+        return seat

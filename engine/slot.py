@@ -144,6 +144,14 @@ class Slot:
         gone = self.backend is not None and self.backend.died.is_set()
         return gone or (self.died and self.status == "loading")
 
+    async def revived(self) -> None:
+        """Return when it is not being restarted after a death (any more)."""
+        while self.wanted is not None and self.reviving():
+            if self.status == "loading":
+                await self.settled.wait()
+            else:
+                await asyncio.sleep(0)  # its task is about to notice
+
     def unavailable(self) -> UnavailableError:
         """Say why it is not handed out, and for how long."""
         if self.status == "failed":

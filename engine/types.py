@@ -15,6 +15,9 @@ OnTurn: TypeAlias = "Callable[[], None]"
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
+# It is loaded, or woken up, when it is asked for.
+AWAITS_TURN: frozenset[ModelStatus] = frozenset({"unloaded", "sleeping"})
+ANSWERS: frozenset[ModelStatus] = AWAITS_TURN | {"ready"}
 # own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth.
 WeightsSource = Literal["own", "variant", "demo"]
 

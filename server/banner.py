@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from engine import ANSWERS
+
 if TYPE_CHECKING:
     from engine import Engine, ModelHealth, ModelInfo
 
@@ -54,7 +56,7 @@ class Banner:
             for health in engine.health():
                 self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase)
                 self._report(health)
-            settled = all(health.status in {"ready", "failed", "unloaded", "sleeping"} for health in engine.health())
+            settled = all(health.status in ANSWERS | {"failed"} for health in engine.health())
             if settled and not announced:
                 announced = True
                 self.close()
@@ -94,7 +96,7 @@ class Banner:
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
-        usable = [model for model in models if model.status in {"ready", "unloaded", "sleeping"}]
+        usable = [model for model in models if model.status in ANSWERS]
         if not usable:
             self._say("No model could be loaded; the lines above say why.")
             return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
+from engine import AWAITS_TURN
 from server.cli_doctor_calls import Call, WrongAnswerError, common, of_model
 from server.cli_doctor_findings import Finding
 from server.settings import database_url
@@ -126,7 +127,7 @@ def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterato
             yield _skipped(state.id, "the widest tier does not have it")
         elif state.status == "failed":
             yield Finding("self-test", "problem", f"{state.id} has failed: {state.reason}", "hearth reload tries again")
-        elif state.status == "ready" or (unloaded and state.status in {"unloaded", "sleeping"}):
+        elif state.status == "ready" or (unloaded and state.status in AWAITS_TURN):
             for call in of_model(model, _voices(client, model)):
                 yield _tried(client, call)
         elif state.status == "loading":

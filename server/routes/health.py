@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from engine import ANSWERS
 from server.dependencies import TheDrain, TheEngine
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
 
 
 def _overall(models: tuple[ModelHealth, ...]) -> Literal["ready", "loading", "failed"]:
-    if all(health.status in {"ready", "unloaded", "sleeping"} for health in models):
+    if all(health.status in ANSWERS for health in models):
         return "ready"
     return "failed" if any(health.status == "failed" for health in models) else "loading"
 
