@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from serving import BIN, ROOT, Server
+from serving import BIN, ROOT, VOICES_ONLY, Server
 
 from server.settings import Settings
 
@@ -24,17 +24,6 @@ if TYPE_CHECKING:
 
 DOCKER = ROOT / "docker"
 IMAGES = ["cpu", "cuda"]
-VOICES_ONLY = """\
-models:
-  service-voice:
-    task: speech
-    tier: standard
-    capabilities: [speech]
-    weights: voices
-    demo: voices
-tiers:
-  standard: {models: [standard]}
-"""
 
 
 def program(name: str, how: str) -> str:

@@ -2,69 +2,19 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import shutil
 import socket
-import ssl
 import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from serving import ROOT, poll_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tls_pair import Pair
+
 PROXIES = {"nginx": "nginx-light", "haproxy": "haproxy", "caddy": "caddy"}
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A certificate for this machine that is its own authority, and its key; both in `both`."""
-
-    cert: Path
-    key: Path
-    both: Path
-    serial: int
-
-    def client_context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self.cert))
-
-
-def make_pair(folder: Path, *, password: bytes | None = None) -> Pair:
-    """Write a new certificate and key into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hearth.test")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    cert_pem = certificate.public_bytes(serialization.Encoding.PEM)
-    key_pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden)
-    pair = Pair(folder / "cert.pem", folder / "key.pem", folder / "both.pem", certificate.serial_number)
-    pair.cert.write_bytes(cert_pem)
-    pair.key.write_bytes(key_pem)
-    pair.both.write_bytes(cert_pem + key_pem)
-    return pair
 
 
 def missing_reason(proxy: str) -> str | None:

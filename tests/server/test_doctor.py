@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from proxy_parts import make_pair
+from tls_pair import make_pair
 from typer.testing import CliRunner
 from weight_parts import NAME, REPOSITORY, model_files
 

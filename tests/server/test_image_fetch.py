@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import ipaddress
 import ssl
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from tls_pair import make_pair
 
 from engine import RequestError
 from server.image_fetch import ImageFetcher, is_public
@@ -166,26 +163,7 @@ async def serving(folder: Path, response: bytes) -> AsyncIterator[tuple[ImageFet
 
 def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """TLS for a server called localhost, and for a client that trusts it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = folder / "localhost.pem"
-    pem.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
+    pair = make_pair(folder)
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    theirs.load_cert_chain(pem)
-    ours = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
-    return theirs, ours
+    theirs.load_cert_chain(pair.both)
+    return theirs, pair.client_context()

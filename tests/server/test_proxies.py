@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
-from proxy_parts import PROXIES, Pair, Proxy, make_pair, missing_reason
+from proxy_parts import PROXIES, Proxy, missing_reason
 from serving import Server, async_poll_until, poll_until
+from tls_pair import Pair, make_pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 from chat_parts import assert_error
-from proxy_parts import make_pair
 from serving import BIN, ROOT, Server, poll_until
+from tls_pair import make_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

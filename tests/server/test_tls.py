@@ -12,9 +12,9 @@ import httpx2
 import pytest
 from chat_parts import assert_error
 from cryptography import x509
-from proxy_parts import Pair, make_pair
-from serving import BIN, ROOT, Server, poll_until, raw_request
+from serving import BIN, ROOT, VOICES_ONLY, Server, poll_until, raw_request
 from speech_parts import HELLO_EMMA, SPEECH
+from tls_pair import Pair, make_pair
 
 from server.settings import load_settings
 from server.tls import TlsError, certificate_of
@@ -22,18 +22,6 @@ from server.tls import TlsError, certificate_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-VOICES_ONLY = """\
-models:
-  service-voice:
-    task: speech
-    tier: standard
-    capabilities: [speech]
-    weights: voices
-    demo: voices
-tiers:
-  standard: {models: [standard]}
-"""
 
 
 class Safe(Server):

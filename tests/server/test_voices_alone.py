@@ -13,7 +13,7 @@ import psutil
 import pytest
 from chat_parts import assert_error
 from leaving_parts import line_of
-from serving import Server, async_poll_until
+from serving import VOICES_ONLY, Server, async_poll_until
 from speech_parts import (
     HELLO_EMMA,
     LONGEST,
@@ -38,18 +38,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-YAML = """\
-models:
-  service-voice:
-    task: speech
-    tier: standard
-    capabilities: [speech]
-    weights: voices
-    demo: voices
-tiers:
-  standard: {models: [standard]}
-  nothing: {models: [nothing]}
-"""
+YAML = f"{VOICES_ONLY}  nothing: {{models: [nothing]}}\n"
 
 
 @pytest.fixture(scope="module")
