@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import httpx2
 import openai
 import pytest
-from serving import CANARY, Server
+from serving import CANARY, Server, contents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -68,7 +68,6 @@ def _assert_nothing_leaked(server: Server, admin_key: Key) -> None:
     assert [line.split(maxsplit=1)[0] for line in shown] == ["API", "curl"], shown
     secrets = [CANARY, *(key.secret for key in server.made_keys)]
     assert not any(secret in server.log() for secret in secrets)
-    for file in (path for path in server.data_dir.rglob("*") if path.is_file()):
-        content = file.read_bytes()
+    for file, content in contents(server.data_dir).items():
         leaked = [secret for secret in [*secrets, admin_key.secret] if secret.encode() in content]
         assert leaked == [], f"{file.name} holds a key's secret or a prompt"

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -234,6 +235,24 @@ async def async_poll_until(true: Callable[[], bool], seconds: float, *, describe
     while not true():
         assert time.monotonic() < deadline, f"not within {seconds:.1f} s:\n{describe()}"
         await asyncio.sleep(0.02)
+
+
+def total_bytes(files: Iterable[Path]) -> int:
+    """Size of the files together. One that goes between its listing and this look counts nothing."""
+    total = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder in which a server is at work: what goes while this reads is left out."""
+    found = {}
+    for file in filter(Path.is_file, folder.rglob("*")):  # a socket lies there, too
+        with suppress(FileNotFoundError):
+            found[file] = file.read_bytes()
+    return found
 
 
 def open_socket(server: Server, *, timeout_seconds: float = 30) -> socket.socket:

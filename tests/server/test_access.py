@@ -18,7 +18,7 @@ from access_parts import (
     routes_that_name_a_model,
 )
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import Key, poll_until
+from serving import Key, contents, poll_until
 
 from server.middleware import OPEN_PATHS, needs_key
 from server.store import SCOPES
@@ -235,7 +235,7 @@ def test_a_key_for_one_model_may_use_no_other(anonymous: httpx2.Client, chat_onl
 
 def test_no_secret_is_written_down(server: Server, standard_key: Key, models_only_key: Key, chat_only_key: Key):
     """The database and the access log hold public ids only, and the server printed nothing of these keys."""
-    files = [path.read_bytes() for path in server.data_dir.rglob("*") if path.is_file()]
+    files = contents(server.data_dir).values()
     for key in (standard_key, models_only_key, chat_only_key):
         assert key.secret not in server.log()
         assert not any(key.secret.encode() in content for content in files)

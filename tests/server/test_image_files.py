@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from image_parts import fill_up
-from serving import async_poll_until
+from serving import async_poll_until, total_bytes
 
 from server.errors import ApiError
 from server.image_files import ImageFiles, StoredImage
@@ -153,7 +153,7 @@ async def test_a_write_that_makes_them_too_large_makes_room(path: Path):
     async with ImageFiles(folder_at(path, max_bytes=most)) as files:
         for _ in range(4):
             newest = await save_one_by_one(files, path, 6)
-            await async_poll_until(lambda: sum(file.stat().st_size for file in path.iterdir()) <= most, 30)
+            await async_poll_until(lambda: total_bytes(path.iterdir()) <= most, 30)
             assert await files.read(newest[-1]) == IMAGE
     assert len(names_in(path)) >= 8
 

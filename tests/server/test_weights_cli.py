@@ -8,12 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from hub_server import COMMIT, Fault, HubServer
-from serving import BIN, ROOT
+from serving import BIN, ROOT, poll_until, total_bytes
 from weight_parts import NAME, REPOSITORY, SHARD, model_files, safetensors
 
 from engine.hub import is_complete
@@ -78,12 +77,10 @@ class Shelf:
 
     def written(self, name: str) -> int:
         """Bytes of a file that is on its way."""
-        return sum(path.stat().st_size for path in (self.weights / ".partial").rglob(name) if path.is_file())
+        return total_bytes((self.weights / ".partial").rglob(name))
 
     def wait_until_written(self, name: str, size: int) -> None:
-        deadline = time.monotonic() + 60
-        while self.written(name) < size:
-            assert time.monotonic() < deadline, self.written(name)
+        poll_until(lambda: self.written(name) >= size, 60, describe=lambda: f"{self.written(name)} bytes")
 
     def json(self, *arguments: str | Path) -> dict[str, list[dict[str, object]]]:
         return json.loads(self.run(*arguments, "--json")[0])
