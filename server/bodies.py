@@ -42,8 +42,8 @@ class StrictRoute(APIRoute):
 
         async def strict_handler(request: Request) -> Response:
             if takes_body:
-                for check in scopes:
-                    check(request)
+                for scope in scopes:
+                    scope.check(request)
                 await _read_into(request)
             return await handler(request)
 

@@ -1,4 +1,7 @@
-"""What routes ask for: the engine, the settings, and a key that may do what the route does."""
+"""What routes ask for: the engine, the settings, and a key that may do what the route does.
+
+All of it is `async`, though nothing waits: FastAPI runs each plain function on a thread, at the price of a token.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,22 @@ from server.settings import Settings
 from server.store import Actor, ApiKey, AuditLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 
-def engine_of(request: Request) -> Engine:
+async def engine_of(request: Request) -> Engine:
     """Return the app's engine."""
     engine: Engine = request.app.state.engine
     return engine
 
 
-def settings_of(request: Request) -> Settings:
+async def settings_of(request: Request) -> Settings:
     """Return the app's settings."""
     settings: Settings = request.app.state.settings
     return settings
 
 
-def drain_of(request: Request) -> Drain:
+async def drain_of(request: Request) -> Drain:
     """Return the app's drain."""
     drain: Drain = request.app.state.drain
     return drain
@@ -50,26 +53,26 @@ def key_if_sent(scope: str) -> KeyIfSent:
     return KeyIfSent(scope)
 
 
-def any_key(request: Request) -> ApiKey:
+async def any_key(request: Request) -> ApiKey:
     """Return the request's key, whatever it may do."""
     key: ApiKey = request.state.key
     return key
 
 
-def key_admin_of(request: Request) -> KeyAdmin:
+async def key_admin_of(request: Request) -> KeyAdmin:
     """Return what administrators may do to keys."""
     admin: KeyAdmin = request.app.state.key_admin
     return admin
 
 
-def audit_of(request: Request) -> AuditLog:
+async def audit_of(request: Request) -> AuditLog:
     """Return the log of changes."""
     return AuditLog(request.app.state.database)
 
 
-def actor_of(request: Request) -> Actor:
+async def actor_of(request: Request) -> Actor:
     """Return who asks, for the log of changes."""
-    return Actor(any_key(request).public_id, request.client.host if request.client else "unknown")
+    return Actor(request.state.key.public_id, request.client.host if request.client else "unknown")
 
 
 class Access:
@@ -111,41 +114,41 @@ class Access:
         )
 
 
-def access_of(request: Request) -> Access:
+async def access_of(request: Request) -> Access:
     """Return the app's access rules."""
     access: Access = request.app.state.access
     return access
 
 
-def metered(kind: str) -> Callable[[Request], MeteredEngine]:
+def metered(kind: str) -> Callable[[Request], Awaitable[MeteredEngine]]:
     """Make a dependency that gives the engine as this request's key may use it; `kind` names it in the usage book."""
 
-    def engine(request: Request) -> MeteredEngine:
-        state, meter = request.state, request.app.state.meter
-        return MeteredEngine(engine_of(request), meter, state.key, state.record, kind=kind)
+    async def engine(request: Request) -> MeteredEngine:
+        state, app = request.state, request.app.state
+        return MeteredEngine(app.engine, app.meter, state.key, state.record, kind=kind)
 
     return engine
 
 
-def meter_of(request: Request) -> Meter:
+async def meter_of(request: Request) -> Meter:
     """Return what this process keeps of all keys."""
     meter: Meter = request.app.state.meter
     return meter
 
 
-def image_files_of(request: Request) -> ImageFiles:
+async def image_files_of(request: Request) -> ImageFiles:
     """Return where generated images are stored."""
     files: ImageFiles = request.app.state.image_files
     return files
 
 
-def image_links_of(request: Request) -> ImageLinks:
+async def image_links_of(request: Request) -> ImageLinks:
     """Return what makes and checks links to them."""
     links: ImageLinks = request.app.state.image_links
     return links
 
 
-def metrics_of(request: Request) -> Metrics:
+async def metrics_of(request: Request) -> Metrics:
     """Return what is counted for Prometheus."""
     metrics: Metrics = request.app.state.metrics
     return metrics

@@ -15,8 +15,12 @@ class KeyWith:
 
     scope: str
 
-    def __call__(self, request: Request) -> ApiKey:
+    async def __call__(self, request: Request) -> ApiKey:
         """Raise `ApiError` 403."""
+        return self.check(request)
+
+    def check(self, request: Request) -> ApiKey:
+        """Return the key without a wait. Raises `ApiError` 403."""
         found: ApiKey = request.state.key
         if self.scope not in found.scopes:
             raise ApiError(
@@ -34,6 +38,6 @@ class KeyIfSent:
 
     scope: str
 
-    def __call__(self, request: Request) -> ApiKey | None:
+    async def __call__(self, request: Request) -> ApiKey | None:
         """Raise `ApiError` 403."""
-        return None if request.state.key is None else KeyWith(self.scope)(request)
+        return None if request.state.key is None else KeyWith(self.scope).check(request)

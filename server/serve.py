@@ -18,6 +18,7 @@ import uvicorn
 from server.addresses import is_loopback
 from server.app import create_app
 from server.banner import Banner
+from server.heap import freeze_when_settled
 from server.instance import only_one
 from server.protocol import HearthProtocol
 from server.reload import reload_config
@@ -136,7 +137,7 @@ class _Server(uvicorn.Server):
         """Listen, then tell the person at the terminal."""
         await super().startup(sockets)
         self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
-        for follow in (self._banner.follow, self._systemd.follow):
+        for follow in (self._banner.follow, self._systemd.follow, freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
         self._tasks.append(asyncio.create_task(self._end_when_hopeless()))
         self._systemd.listening()

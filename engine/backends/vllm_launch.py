@@ -16,6 +16,7 @@ import queue
 import shutil
 import tempfile
 import threading
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from engine.backends.vllm_plugin import tie_to_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.process import BaseProcess
 
 _T = TypeVar("_T")
@@ -109,6 +110,38 @@ def start_engines_our_way() -> None:
 
     context = process_context()
     launcher.get_mp_context = lambda: context
+
+
+@contextmanager
+def changing_environment() -> Iterator[None]:
+    """Hold while an engine starts: vLLM changes `os.environ` then, and reads it.
+
+    At all other times it finds each of its settings computed already. Left alone it looks them up in `os.environ` many
+    times per request and token, for about a fifteenth of all that the process does.
+    """
+    import vllm.envs
+
+    with _starts.lock:
+        _starts.count += 1
+        vllm.envs.disable_envs_cache()
+    try:
+        yield
+    finally:
+        with _starts.lock:
+            _starts.count -= 1
+            if not _starts.count:
+                vllm.envs.enable_envs_cache()
+
+
+class _Starts:
+    """Engines that are starting at this moment, on any thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+
+
+_starts = _Starts()
 
 
 def process_context() -> ForkServerContext | SpawnContext:

@@ -52,19 +52,20 @@ def start_engine(launch: Launch) -> Any:
 
     from engine.backends.vllm_metrics import stat_logger_into
 
-    with vllm_launch.CONFIG_LOCK:
-        launch.report("reading the model's configuration", 0.4)
-        arguments = AsyncEngineArgs(**_engine_arguments(launch))
-        config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        vllm_launch.start_engines_our_way()
-    launch.report("starting the engine process", 0.5)
-    return AsyncLLM.from_vllm_config(
-        vllm_config=config,
-        usage_context=UsageContext.OPENAI_API_SERVER,
-        enable_log_requests=False,
-        disable_log_stats=launch.metrics is None,
-        stat_loggers=None if launch.metrics is None else [stat_logger_into(launch.metrics)],
-    )
+    with vllm_launch.changing_environment():
+        with vllm_launch.CONFIG_LOCK:
+            launch.report("reading the model's configuration", 0.4)
+            arguments = AsyncEngineArgs(**_engine_arguments(launch))
+            config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            vllm_launch.start_engines_our_way()
+        launch.report("starting the engine process", 0.5)
+        return AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=False,
+            disable_log_stats=launch.metrics is None,
+            stat_loggers=None if launch.metrics is None else [stat_logger_into(launch.metrics)],
+        )
 
 
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
