@@ -154,12 +154,12 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
         ]
         try:
             async for output in result_generator:
-                deltas = tuple(
-                    delta
+                deltas = [
+                    self._delta(request, output, piece, choices[piece.index], tokenizer)
                     for piece in output.outputs
-                    if (delta := self._delta(request, output, piece, choices[piece.index], tokenizer)) is not None
-                )
-                yield ChatStep(deltas, self._usage(output, choices))
+                    if not choices[piece.index].finished
+                ]
+                yield ChatStep(tuple(deltas), self._usage(output, choices))
         finally:
             await result_generator.aclose()
 
@@ -200,11 +200,11 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
         answers.sort(key=lambda answer: answer.index)
         return ChatResult(tuple(answers), self._usage(final, choices))
 
-    def _delta(self, request: Any, output: Any, piece: Any, choice: _Choice, tokenizer: Any) -> ChatDelta | None:
-        if choice.finished:
-            return None
+    def _delta(self, request: Any, output: Any, piece: Any, choice: _Choice, tokenizer: Any) -> ChatDelta:
         choice.completion_tokens += len(piece.token_ids)
-        delta = ChatDelta(piece.index, logprobs=self._logprobs(request, piece, tokenizer))
+        delta = ChatDelta(piece.index)
+        if request.logprobs:
+            delta.logprobs = self._logprobs(request, piece, tokenizer)
         if choice.parsed is None:
             delta.content = piece.text
         else:
@@ -249,7 +249,7 @@ class TypedChat(OpenAIServingChat):  # type: ignore[misc]
         reasoning = self._include_reasoning_tokens_details
         return Usage(
             prompt_tokens=len(output.prompt_token_ids or ()),
-            completion_tokens=sum(choice.completion_tokens for choice in choices),
+            completion_tokens=sum([choice.completion_tokens for choice in choices]),
             cached_tokens=output.num_cached_tokens,
             reasoning_tokens=sum(choice.reasoning_tokens for choice in choices) if reasoning else None,
         )
