@@ -94,7 +94,7 @@ def to_chat_request(
 
     The request id is ours: a client's never reaches the engine. Raises `ApiError`.
     """
-    access.model(key, body.model)
+    access.check(key, body.model)
     if len(body.messages) > settings.max_messages:
         sentence = f"`messages` must have at most {settings.max_messages} items."
         raise ApiError(400, "invalid_value", sentence, param="messages")

@@ -24,6 +24,7 @@ from server.limits import Limiter
 from server.live_keys import LiveKeys
 from server.metering import Meter
 from server.metrics import Metrics
+from server.metrics_page import KeptPage
 from server.middleware import Authentication, Gate, RequestContext
 from server.openapi import describe
 from server.routes import (
@@ -84,6 +85,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.base_url = None  # known to whoever listens
     app.state.terminate = False
     app.state.metrics = Metrics(lambda: app.state.config.models)
+    app.state.metrics_page = KeptPage()
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
     for module in (

@@ -10,6 +10,7 @@ import stat
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from server.addresses import is_loopback
 from server.cli_doctor_findings import Finding
@@ -30,6 +31,8 @@ _BASE64 = 4 / 3
 _SOON_SECONDS = 21 * 86400
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _NOT_YET = 9
+_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
+_PEM_END = "-----END CERTIFICATE-----"
 
 
 def files(case: Case) -> Iterator[Finding]:
@@ -201,20 +204,43 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
     verdict: bool = ends_at - now > _SOON_SECONDS
     message = f"the certificate {given.tls_cert} is valid until {until}"
     yield Finding("tls", "ok", message) if verdict else Finding("tls", "warning", message, renew)
+    yield from _name(given, given.tls_cert, pair.context)
 
 
-def _end_of(cert: Path, server_context: ssl.SSLContext) -> float:
+def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterator[Finding]:
+    """Compare with the name that clients are told. Behind a proxy that one is the proxy's to prove."""
+    public = urlsplit(given.public_base_url or "")
+    if public.scheme != "https" or given.trusted_proxies:
+        return
+    try:
+        _end_of(cert, server_context, public.hostname)
+    except ssl.SSLCertVerificationError as error:
+        yield Finding(
+            "tls",
+            "problem",
+            f"the certificate {cert} is not for the host of HEARTH_PUBLIC_BASE_URL: {error.verify_message}",
+            "get one that names it, or correct HEARTH_PUBLIC_BASE_URL: clients refuse the server otherwise",
+        )
+
+
+def first_certificate(file: Path) -> str:
+    """Return the server's own certificate of a chain in PEM, which has to come first. Raises OSError."""
+    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(_PEM_END)
+    return own[max(own.find(_PEM_BEGIN), 0) :] + end
+
+
+def _end_of(cert: Path, server_context: ssl.SSLContext, name: str | None = None) -> float:
     """Return when the certificate ends, by shaking hands with ourselves in memory, where it alone is trusted.
 
-    Raises ssl.SSLCertVerificationError for one that is not valid now.
+    Raises ssl.SSLCertVerificationError for one that is not valid now, or not for `name`.
     """
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client_context.check_hostname = False
+    client_context.check_hostname = name is not None
     client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client_context.load_verify_locations(cert)
+    client_context.load_verify_locations(cadata=first_certificate(cert))
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    client = client_context.wrap_bio(to_client, to_server)
+    client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
     for _ in range(3):  # hello, the server's certificate, the end
         for side in (client, server):
             with contextlib.suppress(ssl.SSLWantReadError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +14,7 @@ import httpx2
 
 from engine import AWAITS_TURN
 from server.cli_doctor_calls import Call, WrongAnswerError, common, of_model
+from server.cli_doctor_files import first_certificate
 from server.cli_doctor_findings import Finding
 from server.settings import database_url
 from server.store import Database, KeyLimits, KeyStore, StoreError
@@ -62,33 +64,63 @@ def selftest(case: Case, *, unloaded: bool) -> Iterator[Finding]:
         with _key(case) as key, _client(running, key) as client:
             yield from _calls(client, running, unloaded=unloaded)
     except StoreError as error:
-        yield Finding("self-test", "problem", f"no key can be made for it: {error.message}")
+        yield Finding("self-test", "problem", f"its key cannot be made or deleted: {error.message}")
+    except httpx2.HTTPError as error:
+        yield _cut_short(error, running.paths.tls_cert)
     except OSError as error:
         yield Finding("self-test", "problem", f"the server's certificate {running.paths.tls_cert}: {error.strerror}")
 
 
+def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
+    """Say what it means that nobody, or somebody else, answers at the address of the server that was just there."""
+    if _certificate_refused(error):
+        return Finding(
+            "self-test",
+            "problem",
+            f"the server does not show the certificate that {tls_cert} begins with ({_reason_of(error)})",
+            "hearth reload has the server read it again; if that does not help, something else listens at its address",
+        )
+    return Finding(
+        "self-test",
+        "problem",
+        f"the server has ended or does not answer any more ({error or type(error).__name__}); the rest was not tried",
+        "its log says why (journalctl -u hearth); hearth status tells whether it is back, then run this again",
+    )
+
+
+def _certificate_refused(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _reason_of(error: BaseException) -> str:
+    """OpenSSL's words, without the place in its source."""
+    return re.sub(r"^\[SSL: \w+\] | \(\w+\.c:\d+\)$", "", str(error))
+
+
 @contextmanager
 def _key(case: Case) -> Iterator[str]:
-    """Make a key that may use models and read metrics, and change nothing; revoke it in the end, whatever happens."""
+    """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
     tier = max(case.config.tiers.values(), key=lambda one: len(one.models)).id
     text, public_id = asyncio.run(_made(case.settings, tier))
     try:
         yield text
     finally:
-        asyncio.run(_revoked(case.settings, public_id))
+        asyncio.run(_deleted(case.settings, public_id))
 
 
 async def _made(settings: Settings, tier: str) -> tuple[str, str]:
     async with await Database.open(database_url(settings)) as database:
         text, key = await KeyStore(database).create(
-            _KEY_NAME, tier, DEFAULT_SCOPES, expires_at=utc_now() + _KEY_LIVES, limits=_LIMITS
+            _KEY_NAME, tier, (*DEFAULT_SCOPES, "metrics"), expires_at=utc_now() + _KEY_LIVES, limits=_LIMITS
         )
         return text, key.public_id
 
 
-async def _revoked(settings: Settings, public_id: str) -> None:
+async def _deleted(settings: Settings, public_id: str) -> None:
     async with await Database.open(database_url(settings)) as database:
-        await KeyStore(database).revoke(public_id)
+        await KeyStore(database).delete(public_id)
 
 
 def _client(running: Status, key: str) -> httpx2.Client:
@@ -102,13 +134,18 @@ def _client(running: Status, key: str) -> httpx2.Client:
 
 
 def _trust(tls_cert: str | None) -> ssl.SSLContext | bool:
-    """Believe the certificate that the server was started with and no other, whatever name it is for."""
+    """Believe the very certificate that the server was told to show, the first in its file, and no other.
+
+    Those after it belong to authorities: trusted, they would vouch for every certificate that they have ever signed.
+    The name is not compared, since we call by an address of this machine what is made for a name that clients use
+    (`tls` looks at that); nobody but the owner of its key can show this certificate, which says more than a name.
+    """
     if tls_cert is None:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(Path(tls_cert))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself to be believed
+    context.load_verify_locations(cadata=first_certificate(Path(tls_cert)))
     return context
 
 
@@ -120,7 +157,7 @@ def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterato
         yield found
         if call.path == "/v1/models" and found.verdict == "problem":
             return  # the key is not known there, and nothing else would come of it
-    listed = {one["id"]: one for one in client.get("/v1/models").json()["data"]}
+    listed = {one["id"]: one for one in _asked(client, "/v1/models").get("data", [])}
     for state in running.models:
         model = listed.get(state.id)
         if model is None:
@@ -143,8 +180,15 @@ def _skipped(model: str, why: str, remedy: str | None = None) -> Finding:
 def _voices(client: httpx2.Client, model: dict[str, Any]) -> list[str]:
     if "speech" not in model["capabilities"]:
         return []
-    listed = client.get("/v1/audio/voices", params={"model": model["id"]}).json().get("voices", [])
+    listed = _asked(client, "/v1/audio/voices", model=model["id"]).get("voices", [])
     return [one["id"] for one in listed if one["available"]]
+
+
+def _asked(client: httpx2.Client, path: str, **query: str) -> dict[str, Any]:
+    """Return what a list holds that has answered before; nothing if it does not any more, as a server that ends."""
+    response = client.get(path, params=query)
+    told: dict[str, Any] = response.json() if response.is_success else {}
+    return told
 
 
 def _tried(client: httpx2.Client, call: Call) -> Finding:
@@ -152,6 +196,8 @@ def _tried(client: httpx2.Client, call: Call) -> Finding:
         came, seconds = call.make(client)
     except WrongAnswerError as error:
         return Finding("self-test", "problem", f"{call.name}: {error}")
+    except httpx2.ConnectError:
+        raise  # nobody is there: the calls to come would say no more than this one
     except httpx2.TimeoutException:
         return Finding("self-test", "problem", f"{call.name}: no answer within {_LONGEST_SECONDS:.0f} s")
     except httpx2.HTTPError as error:

@@ -72,7 +72,7 @@ def create(  # noqa: PLR0913 - one argument per option
     name: Annotated[str, typer.Option(help="Whose key it is, or what for: 1 to 64 characters.")],
     tier: Annotated[str, typer.Option(help="A tier of models.yaml; it decides models and limits.")],
     scope: Annotated[
-        list[str] | None, typer.Option(help=f"What it may do: {', '.join(SCOPES)}. Default: all but admin.")
+        list[str] | None, typer.Option(help=f"What it may do: {', '.join(SCOPES)}. Default: all but metrics and admin.")
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="Only these models. Default: all of the tier.")] = None,
     expires: Annotated[
@@ -132,7 +132,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         return
     table = Table("id", "name", "tier", "scopes", "models", "limits", "state", "last used", box=box.SIMPLE)
     for key in keys:
-        scopes = "all but admin" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(scopes_of(key))
+        scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(scopes_of(key))
         models = "all" if key.models is None else ", ".join(key.models)
         limits = short(key, tiers)
         cells = (key.public_id, key.name, key.tier, scopes, models, limits, state(key), day(key.last_used_at))

@@ -17,6 +17,7 @@ from server.image_links import ImageLinks
 from server.key_admin import KeyAdmin
 from server.metering import Meter, MeteredEngine
 from server.metrics import Metrics
+from server.metrics_page import KeptPage
 from server.scopes import KeyIfSent, KeyWith
 from server.settings import Settings
 from server.store import Actor, ApiKey, AuditLog
@@ -106,12 +107,24 @@ class Access:
         for info in self.models(key):
             if info.id == model:
                 return info
-        raise ApiError(
-            404,
-            "model_not_found",
-            "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
-            param="model",
-        )
+        raise _no_such_model()
+
+    def check(self, key: ApiKey, model: str) -> None:
+        """Raise like `model`, for whoever needs no more than to know that the key may use it."""
+        spec, tier = self._config.models.get(model), self._config.tiers.get(key.tier)
+        if spec is None or tier is None or spec.tier not in tier.models:
+            raise _no_such_model()
+        if key.models is not None and model not in key.models:
+            raise _no_such_model()
+
+
+def _no_such_model() -> ApiError:
+    return ApiError(
+        404,
+        "model_not_found",
+        "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
+        param="model",
+    )
 
 
 async def access_of(request: Request) -> Access:
@@ -154,10 +167,17 @@ async def metrics_of(request: Request) -> Metrics:
     return metrics
 
 
+async def metrics_page_of(request: Request) -> KeptPage:
+    """Return the page of these counts."""
+    kept: KeptPage = request.app.state.metrics_page
+    return kept
+
+
 TheEngine = Annotated[Engine, Depends(engine_of)]
 TheActor = Annotated[Actor, Depends(actor_of)]
 TheAudit = Annotated[AuditLog, Depends(audit_of)]
 TheKeyAdmin = Annotated[KeyAdmin, Depends(key_admin_of)]
+TheMetricsPage = Annotated[KeptPage, Depends(metrics_page_of)]
 TheMetrics = Annotated[Metrics, Depends(metrics_of)]
 TheMeter = Annotated[Meter, Depends(meter_of)]
 ChatEngine = Annotated[MeteredEngine, Depends(metered("chat"))]

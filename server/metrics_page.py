@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from itertools import chain
 from typing import TYPE_CHECKING, get_args
@@ -14,7 +15,7 @@ from engine.hardware import read_hardware
 from engine.types import ModelStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from engine import Engine
     from server.drain import Drain
@@ -23,6 +24,33 @@ if TYPE_CHECKING:
 
 # OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+KEPT_SECONDS = 1.0
+
+
+class KeptPage:
+    """The page as it was last made, for a second: to make it takes the CPU time of some 25 requests (12 ms).
+
+    Whoever asks meanwhile, also while it is being made, gets the same. Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._making: asyncio.Task[bytes] | None = None
+        self._made_at = 0.0
+
+    async def read(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+        """Return the page, from `make` if there is none that is young enough. Raises what `make` does."""
+        if self._making is None or (self._making.done() and self._is_old(self._making)):
+            self._making = asyncio.create_task(self._made(make))
+        return await asyncio.shield(self._making)  # one client that leaves takes it from nobody else
+
+    def _is_old(self, made: asyncio.Task[bytes]) -> bool:
+        failed = made.cancelled() or made.exception() is not None
+        return failed or asyncio.get_running_loop().time() - self._made_at >= KEPT_SECONDS
+
+    async def _made(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+        text = await make()
+        self._made_at = asyncio.get_running_loop().time()
+        return text
 
 
 def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with what it leaves open: limits on heads, a client's leaving, and our error shape."""
+"""uvicorn's HTTP protocol with what it leaves open: limits on heads, clients that leave or read nothing, our errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import ApiError
 from server.response_headers import SECURITY_HEADERS
+from server.write_watch import WriteWatch
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,15 +38,19 @@ class HearthProtocol(HttpToolsProtocol):
         self._field_bytes = 0  # the same once parsed: a head that comes in one piece is not seen on the wire
         self._head_timer: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []  # uvicorn remembers the newest request only
+        self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
         """Give the first head its time."""
         super().connection_made(transport)
+        app: Any = self.config.app
+        self._writes = WriteWatch(transport, self.loop, app.state.settings.write_stall_seconds)
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of this connection that its client left, also those behind the newest."""
         self._stop_timer()
+        self._writes.end()
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -93,6 +98,30 @@ class HearthProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0
+
+    def pause_writing(self) -> None:
+        """Buffers are full, and whoever writes on waits: give the client its time."""
+        super().pause_writing()
+        self._writes.begin()
+
+    def resume_writing(self) -> None:
+        """Let them write on."""
+        self._writes.end()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Give the client its time for what is left of an answer, which was written in one piece and waits for it."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._writes.begin()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close, but not before the client has taken the last answer: TLS would drop what is left after 30 s."""
+        if self.transport.is_closing() or not self._writes.pending():
+            super().timeout_keep_alive_handler()
+            return
+        self._writes.begin()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
         """Answer what the parser gave up on, then close."""

@@ -53,7 +53,7 @@ class NewKeyBody(Body):
     tier: str
     """A tier of models.yaml."""
     scopes: list[str] = list(DEFAULT_SCOPES)
-    """What it may do. All but `admin` if left out."""
+    """What it may do. All but `metrics` and `admin` if left out."""
     models: list[str] | None = None
     """Only these models. null: all of the tier."""
     expires_at: Moment | None = None
@@ -191,3 +191,5 @@ class Reloaded(BaseModel):
     voices: ChangedVoices
     warnings: list[str]
     """Why voices are hidden or cannot speak, whether that is new or not."""
+    later: list[str]
+    """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""

@@ -68,7 +68,7 @@ def to_image_request(body: ImageGenerationBody, key: ApiKey, access: Access) -> 
 
     The request id is ours. Raises `ApiError`.
     """
-    access.model(key, body.model)
+    access.check(key, body.model)
     return ImageRequest(
         request_id=secrets.token_hex(12),
         model=body.model,

@@ -48,7 +48,7 @@ def to_speech_request(body: SpeechBody, key: ApiKey, access: Access) -> SpeechRe
 
     The request id is ours. Raises `ApiError`.
     """
-    access.model(key, body.model)
+    access.check(key, body.model)
     return SpeechRequest(
         request_id=secrets.token_hex(12),
         model=body.model,

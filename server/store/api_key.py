@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
 
 SCOPES = ("chat", "batch", "images", "audio", "models", "metrics", "admin")
-DEFAULT_SCOPES = tuple(scope for scope in SCOPES if scope != "admin")
+OPERATOR_SCOPES = frozenset({"metrics", "admin"})  # they show or change what concerns everybody
+DEFAULT_SCOPES = tuple(scope for scope in SCOPES if scope not in OPERATOR_SCOPES)
 NAME_LENGTH = 64
 NOTES_LENGTH = 1000
 LARGEST_LIMIT = 2**31 - 1

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sqlalchemy import bindparam, func, or_, select, update
+from sqlalchemy import bindparam, delete, func, or_, select, update
 
 from server.store.api_key import (
     COLUMNS,
@@ -172,6 +172,17 @@ class KeyStore:
             await set_fields(connection, public_id, revoked_at=now)
             await write_entry(connection, now, by, "key.revoke", public_id, {"name": key.name})
         return replace(key, revoked_at=now)
+
+    async def delete(self, public_id: str, *, by: Actor | None = None) -> None:
+        """End a key and forget its row: for one that a program made for itself. Raises KeyNotFoundError.
+
+        What people were given is revoked instead and stays in the list. The audit entries stay, and what it has used.
+        """
+        now = self.clock()
+        async with self._database.writing() as connection:
+            key = await found(connection, public_id, lock=True)
+            await connection.execute(delete(api_key).where(api_key.c.public_id == public_id))
+            await write_entry(connection, now, by, "key.delete", public_id, {"name": key.name})
 
     async def list(self, include_revoked: bool = True) -> list[ApiKey]:  # noqa: FBT001, FBT002 - reads well by name
         """All keys, oldest first."""

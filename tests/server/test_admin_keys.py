@@ -9,6 +9,8 @@ import pytest
 from chat_parts import HELLO, MODEL, assert_error
 from serving import Key, async_poll_until
 
+from server.store.api_key import DEFAULT_SCOPES
+
 if TYPE_CHECKING:
     import httpx2
     from serving import Server
@@ -40,7 +42,7 @@ async def test_a_created_key_works_and_is_shown_once(server: Server, http: httpx
     value = await made(server, http, notes="for Ann", limits={"requests_per_minute": 3}, models=[MODEL])
     assert value["key"].startswith(f"hk_{value['public_id']}_")
     assert value["limits"] == NO_LIMITS | {"requests_per_minute": 3}
-    assert (value["models"], value["notes"], value["scopes"][-1]) == ([MODEL], "for Ann", "metrics")
+    assert (value["models"], value["notes"], value["scopes"]) == ([MODEL], "for Ann", [*DEFAULT_SCOPES])
     assert await status(http, value) == 200
     shown = await http.get(f"{KEYS}/{value['public_id']}")
     listed = await http.get(KEYS)

@@ -15,7 +15,7 @@ from server.cli_tables import fitted
 
 ROWS = [
     ("kxVgkoEgeara", "the laptop in the kitchen", "2026-11-21", "chat, batch, images, audio"),
-    ("0123456789Ab", "[red] door", "never", "all but admin"),
+    ("0123456789Ab", "[red] door", "never", "all but one"),
 ]
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, PROMPTS, assert_error, body, raw_stream
 from prometheus_client.parser import text_string_to_metric_families as parse
-from serving import CANARY, ROOT
+from serving import CANARY, ROOT, async_poll_until
 
 from server.access_log import RequestRecord
 from server.metrics import Metrics
+from server.metrics_page import KEPT_SECONDS, KeptPage
 from server.store import Usage
 
 if TYPE_CHECKING:
@@ -39,6 +42,17 @@ class Page:
 
 
 async def read(http: httpx2.AsyncClient) -> Page:
+    """A page that was made from here on: the first page does not count its own reading, but the next one does."""
+    pages = [await read_kept(http)]
+    before = pages[0].value("hearth_requests_total", route="/metrics")
+    deadline = time.monotonic() + 10
+    while pages[-1].value("hearth_requests_total", route="/metrics") == before:
+        assert time.monotonic() < deadline, "no other page within 10 s"
+        pages.append(await read_kept(http))
+    return pages[-1]
+
+
+async def read_kept(http: httpx2.AsyncClient) -> Page:
     answer = await http.get("/metrics")
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -67,6 +81,45 @@ async def test_an_answer_is_counted_by_us_and_by_vllm(http: httpx2.AsyncClient):
     assert more("vllm:prompt_tokens_total", model_name=MODEL) == usage["prompt_tokens"]
     assert more("vllm:time_to_first_token_seconds_count", model_name=MODEL) == 1
     assert more("vllm:generation_tokens_total", model_name="service-pro") == 0
+
+
+async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_second():
+    kept, made, go = KeptPage(), [], asyncio.Event()
+
+    async def make() -> bytes:
+        made.append(asyncio.get_running_loop().time())
+        await go.wait()
+        return b"%d" % len(made)
+
+    together = [asyncio.create_task(kept.read(make)) for _ in range(5)]
+    await async_poll_until(lambda: bool(made), 5)
+    together.pop().cancel()
+    go.set()
+    assert await asyncio.gather(*together) == [b"1"] * 4
+    while await kept.read(make) == b"1":  # noqa: ASYNC110 - until the clock says so
+        await asyncio.sleep(0)
+    assert made[1] - made[0] >= KEPT_SECONDS
+
+
+async def test_a_page_that_could_not_be_made_is_made_anew():
+    kept = KeptPage()
+
+    async def fail() -> bytes:
+        raise OSError
+
+    async def make() -> bytes:
+        return b"page"
+
+    with pytest.raises(OSError):  # noqa: PT011  # ours has no text
+        await kept.read(fail)
+    assert await kept.read(make) == b"page"
+
+
+@pytest.mark.engine
+async def test_one_page_is_given_to_all_who_ask_within_a_second(http: httpx2.AsyncClient):
+    await read(http)
+    pages = await asyncio.gather(*(read_kept(http) for _ in range(20)))
+    assert len({page.text for page in pages}) <= 2, "a second may end among them"
 
 
 @pytest.mark.engine
