@@ -16,6 +16,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from engine.backends.vllm_calls import CallStream, mend
 from engine.backends.vllm_errors import check_context, translated_template_errors
+from engine.backends.vllm_rendering import render_short_ones_here
 from engine.errors import GenerationError, RequestError
 from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, Usage
 
@@ -44,6 +45,7 @@ def build_chat(
         model_config=engine.model_config, renderer=engine.renderer, **_known(OnlineRenderer, parsing)
     )
     renderer.warmup()
+    render_short_ones_here(engine.renderer)
     models = OpenAIServingModels(
         engine_client=engine,
         base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
