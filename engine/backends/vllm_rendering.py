@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # Of text; some 2,000 tokens, half a millisecond's work.
 _SHORT_CHARACTERS = 8192
 _FEW_MESSAGES = 32
-# Processor time. A template may be slow at will: after one such conversation so many go to the thread.
-_SLOW_SECONDS = 0.02
+# A template may be slow at will, and this machine busy: after one such conversation so many go to the thread.
+_SLOW_SECONDS = 0.05
 _AVOIDED = 1000
 
 
@@ -55,11 +55,11 @@ class _Here:
         if self._avoided or not self._quick(*arguments, **named):
             self._avoided = max(0, self._avoided - 1)
             return await self._elsewhere(*arguments, **named)
-        began = time.thread_time()
+        began = time.perf_counter()
         try:
             return self._run(*arguments, **named)
         finally:
-            if time.thread_time() - began > _SLOW_SECONDS:
+            if time.perf_counter() - began > _SLOW_SECONDS:
                 self._avoided = _AVOIDED
 
 
