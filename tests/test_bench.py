@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from benchmarks.chat import _numbers
+from benchmarks.chat import chosen, numbers
 from benchmarks.chat_job import ChatJob, Measurement, chat_figures
 from benchmarks.compare import Case, compare
 from benchmarks.conditions import count_parameters
@@ -126,7 +126,12 @@ def test_parameters_are_counted_from_the_files_headers(tmp_path: Path):
 
 def test_numbers_are_shown_with_three_figures_and_lists_of_streams_are_checked():
     assert [shown(value) for value in (0.1234, 12.34, 123.4, 1234.5, None)] == ["0.12", "12.3", "123", "1234", "-"]
-    assert _numbers("1,8, 32") == (1, 8, 32)
+    assert numbers("1,8, 32", int, "--streams") == (1, 8, 32)
+    assert numbers("0.5,20", float, "--rate") == (0.5, 20.0)
+    assert numbers("none", float, "--rate") == ()
     for wrong in ("", "0", "1,x"):
         with pytest.raises(Exception, match="no list of numbers"):
-            _numbers(wrong)
+            numbers(wrong, int, "--streams")
+    assert chosen("serve,bare", ("bare", "serve", "rust"), "--against") == ("bare", "serve")
+    with pytest.raises(Exception, match="no list of bare, serve, rust"):
+        chosen("served", ("bare", "serve", "rust"), "--against")

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.compare import Row, paired
+from benchmarks.compare import paired, row_of
 from benchmarks.errors import BenchError
-from benchmarks.figures import medians, ratios
 from benchmarks.images import _numbers
 from benchmarks.images_aims import chat_verdicts, joining_verdicts, short_verdicts
 from benchmarks.images_chat_job import BESIDE, IDLE
@@ -33,12 +32,6 @@ ARRIVALS = poisson(200.0, 12, hd_part=1 / 3, owners=3, seed=1)
 
 def measurement(**known: object) -> ImagesMeasurement:
     return ImagesMeasurement("cpu", "steps", **known)
-
-
-def row_of(runs: dict[str, list[Figures]]) -> Row:
-    middle = {name: medians(of_target) for name, of_target in runs.items()}
-    first, second = list(middle)[:2]
-    return Row("case", runs, middle, ratios(middle[first], middle[second]))
 
 
 def test_arrivals_are_decided_by_the_seed_alone_and_come_at_the_rate_asked_for():
@@ -164,7 +157,7 @@ def test_joining_pays_where_it_is_as_fast_and_costs_no_more_than_one_by_one():
     one = run_of(images_per_second=1.0, latency_p95_ms=1000.0, worker_cpu_seconds_per_image=1.0)
     better = run_of(images_per_second=1.4, latency_p95_ms=500.0, worker_cpu_seconds_per_image=1.04)
     worse = run_of(images_per_second=0.9, latency_p95_ms=1100.0, worker_cpu_seconds_per_image=1.2)
-    row = row_of({STEPS: [worse], ONE_BY_ONE: [one], REQUESTS: [better]})
+    row = row_of("case", {STEPS: [worse], ONE_BY_ONE: [one], REQUESTS: [better]})
     judged = joining_verdicts(row, overloaded=True)
     assert [verdict.met for verdict in judged] == [True, True, True, False, False, False]
     assert judged[3].sentence().startswith(f"MISSED: images/s, {STEPS}, of that one by one (case), is 0.9")
@@ -176,7 +169,7 @@ def test_short_images_should_wait_less_where_steps_are_joined():
     def ran(p95: float, long: float) -> Figures:
         return run_of(standard_p95_ms=p95, long_beside_per_second=long)
 
-    row = row_of({STEPS: [ran(500, 1.0)], ONE_BY_ONE: [ran(400, 1.0)], REQUESTS: [ran(1000, 2.0)]})
+    row = row_of("case", {STEPS: [ran(500, 1.0)], ONE_BY_ONE: [ran(400, 1.0)], REQUESTS: [ran(1000, 2.0)]})
     judged = short_verdicts(row)
     assert [(verdict.value, verdict.met) for verdict in judged] == [(0.5, True), (1.25, False), (0.5, None)]
 
@@ -185,13 +178,13 @@ def test_chat_may_take_half_as_long_again_beside_images_by_the_ratios_within_eac
     def ran(p99: float, images: float = 1.0) -> Figures:
         return {"inter_token_latency_p99_ms": p99, "tokens_per_second": 100.0, "images_per_second": images}
 
-    row = row_of({BESIDE: [ran(15), ran(28), ran(14)], IDLE: [ran(10), ran(20), ran(10)]})
+    row = row_of("case", {BESIDE: [ran(15), ran(28), ran(14)], IDLE: [ran(10), ran(20), ran(10)]})
     assert [(verdict.value, verdict.met) for verdict in chat_verdicts(row)] == [(1.4, True), (1.0, None)]
-    row = row_of({BESIDE: [ran(15.1)], IDLE: [ran(10)]})
+    row = row_of("case", {BESIDE: [ran(15.1)], IDLE: [ran(10)]})
     assert chat_verdicts(row)[0].met is False
     assert paired(row, IDLE, BESIDE).ratio["inter_token_latency_p99_ms"] == pytest.approx(10 / 15.1)
     # Without images made, chat had nothing beside it.
-    row = row_of({BESIDE: [ran(10), ran(10, images=0.0)], IDLE: [ran(10), ran(10)]})
+    row = row_of("case", {BESIDE: [ran(10), ran(10, images=0.0)], IDLE: [ran(10), ran(10)]})
     assert [verdict.met for verdict in chat_verdicts(row)] == [None, None]
 
 

@@ -8,9 +8,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks.compare import Row
+from benchmarks.compare import Row, row_of
 from benchmarks.errors import BenchError
-from benchmarks.figures import ratios
 from benchmarks.keys_aims import Found, difference, verdicts
 from benchmarks.keys_auth import CACHE, NO_STEP, OPEN, STEP, WITH_KEY, call_figures, get, step_in_process
 from benchmarks.keys_limits import LIMITED, UNLIMITED, Pace, cpu_figures, limiter_in_process, paced
@@ -157,7 +156,7 @@ def test_a_request_carries_its_key():
 
 def row(case: str, ours: str, theirs: str, *pairs: tuple[Figures, Figures]) -> Row:
     runs = {ours: [one for one, _ in pairs], theirs: [other for _, other in pairs]}
-    return Row(case, runs, {name: of_one[0] for name, of_one in runs.items()}, ratios(*pairs[0]))
+    return row_of(case, runs)
 
 
 def found(added_ms: float, percent: float, middle: float) -> Found:

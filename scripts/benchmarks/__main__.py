@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import batch, chat, fair, images, keys, speech
+from benchmarks import batch, chat, fair, guidellm, images, keys, many, revisions, soak, speech, start
 
 app = typer.Typer(
     name="bench",
@@ -20,6 +20,12 @@ app.command()(fair.fair)
 app.command()(images.images)
 app.command()(keys.keys)
 app.command()(speech.speech)
+app.command()(start.start)
+app.command()(start.killed)
+app.command("compare")(revisions.compare_revisions)
+app.command()(guidellm.guidellm)
+app.command()(many.many)
+app.command()(soak.soak)
 
 if __name__ == "__main__":
     app()

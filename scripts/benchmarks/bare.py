@@ -17,6 +17,7 @@ import uvloop
 from benchmarks.chat_job import ChatJob, Measurement
 from benchmarks.children import serve_jobs
 from benchmarks.errors import BenchError
+from benchmarks.open_loop import at_moments
 from engine import ChatRequest, Engine, load_config
 
 if TYPE_CHECKING:
@@ -50,10 +51,14 @@ class BareEngine:
 
     async def measure(self, job: ChatJob) -> Measurement:
         """Do one run."""
-        prepared = iter([await self._prepare(job, index) for index in range(job.requests)])
+        prepared = [await self._prepare(job, index) for index in range(job.requests)]
         seen = Measurement()
         cpu, start = time.process_time(), time.perf_counter()
-        await asyncio.gather(*(self._stream(prepared, seen) for _ in range(job.streams)))
+        if job.rate:
+            await at_moments(job.moments(), lambda index, moment: self._ask(*prepared[index], seen, moment))
+        else:
+            left = iter(prepared)
+            await asyncio.gather(*(self._stream(left, seen) for _ in range(job.streams)))
         seen.wall_seconds, seen.cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
         return seen
 
@@ -71,24 +76,33 @@ class BareEngine:
             stream=job.streamed,
         )
         serving = self._backend._serving  # noqa: SLF001
-        _, (engine_input,) = await serving.render_chat_request(request)
+        vllms: Any = type(serving).__base__  # ours would wait for its turn in a queue that it is not in
+        _, (engine_input,) = await vllms.render_chat_request(serving, request)
         return engine_input, request.to_sampling_params(job.max_tokens, serving.default_sampling_params), request_id
 
     async def _stream(self, prepared: Iterator[tuple[Any, Any, str]], seen: Measurement) -> None:
-        generate = self._backend._engine.generate  # noqa: SLF001
         for engine_input, sampling, request_id in prepared:
-            text_times: list[float] = []
-            tokens = 0
-            started = now = time.perf_counter()
-            async for output in generate(engine_input, sampling, request_id):
-                now = time.perf_counter()
-                (piece,) = output.outputs
-                tokens += len(piece.token_ids)
-                if piece.text:
-                    text_times.append(now)
-            # A plain answer comes whole, as over HTTP.
-            whole = sampling.output_kind.name == "FINAL_ONLY"
-            seen.add(started, [] if whole else text_times, now, tokens)
+            await self._ask(engine_input, sampling, request_id, seen)
+
+    async def _ask(
+        self, engine_input: Any, sampling: Any, request_id: str, seen: Measurement, moment: float | None = None
+    ) -> None:
+        generate = self._backend._engine.generate  # noqa: SLF001
+        text_times: list[float] = []
+        tokens = 0
+        started = now = time.perf_counter()
+        async for output in generate(engine_input, sampling, request_id):
+            now = time.perf_counter()
+            (piece,) = output.outputs
+            tokens += len(piece.token_ids)
+            if piece.text:
+                text_times.append(now)
+        if moment is not None:
+            seen.late_seconds.append(started - moment)
+            started = moment
+        # A plain answer comes whole, as over HTTP.
+        whole = sampling.output_kind.name == "FINAL_ONLY"
+        seen.add(started, [] if whole else text_times, now, tokens)
 
 
 async def _serve(models: Path, weights_dir: Path) -> None:

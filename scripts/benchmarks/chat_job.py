@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import random
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,9 @@ _TEXT = "Write a few sentences about the weather, the garden and the people who 
 class ChatJob(msgspec.Struct, frozen=True):
     """Send `requests` requests over `streams` streams, each sending its next one when the last is answered.
 
-    `label` sets the prompts apart from those of every other run: nothing but the start of the template is cached.
+    With a `rate` (requests/s) they are sent at the moments of a Poisson process instead, which `seed` decides,
+    whether earlier ones are answered or not. `label` sets the prompts apart from those of every other run: nothing
+    but the start of the template is cached.
     """
 
     model: str
@@ -28,6 +31,13 @@ class ChatJob(msgspec.Struct, frozen=True):
     streamed: bool
     max_tokens: int
     label: str
+    rate: float = 0.0
+    seed: int = 0
+
+    def moments(self) -> list[float]:
+        """Return when each request is to be sent, in seconds from the start; with a `rate` only."""
+        chance = random.Random(self.seed)  # noqa: S311  # repeatable on purpose
+        return list(accumulate(chance.expovariate(self.rate) for _ in range(self.requests)))
 
     def messages(self, index: int) -> list[dict[str, Any]]:
         """Return the conversation of request number `index`."""
@@ -47,9 +57,14 @@ class Measurement(msgspec.Struct):
     latency_seconds: list[float] = []
     time_to_first_token_seconds: list[float] = []
     inter_token_latency_seconds: list[float] = []
+    late_seconds: list[float] = []
 
     def add(self, started: float, text_times: list[float], finished: float, completion_tokens: int) -> None:
-        """Add one answer; `text_times` are the moments at which text came, empty if it came whole."""
+        """Add one answer; `text_times` are the moments at which text came, empty if it came whole.
+
+        `started` is when it was asked for, or with a rate when it should have been: a sender that is kept waiting
+        must not make the server look better.
+        """
         self.latency_seconds.append(finished - started)
         self.completion_tokens += completion_tokens
         self.text_events += len(text_times)
@@ -70,18 +85,26 @@ def chat_figures(seen: Measurement, footprint: Footprint, *, load_cpu_seconds: f
         "requests_per_second": requests / seen.wall_seconds,
         "tokens_per_second": tokens / seen.wall_seconds,
         "time_to_first_token_p50_ms": milliseconds(percentile(first, 50)),
+        "time_to_first_token_p95_ms": milliseconds(percentile(first, 95)),
         "time_to_first_token_p99_ms": milliseconds(percentile(first, 99)),
         "inter_token_latency_p50_ms": milliseconds(percentile(between, 50)),
+        "inter_token_latency_p95_ms": milliseconds(percentile(between, 95)),
         "inter_token_latency_p99_ms": milliseconds(percentile(between, 99)),
         "latency_p50_ms": milliseconds(percentile(whole, 50)),
+        "latency_p95_ms": milliseconds(percentile(whole, 95)),
         "latency_p99_ms": milliseconds(percentile(whole, 99)),
+        "sent_late_p95_ms": milliseconds(percentile(seen.late_seconds, 95)),
         "tokens_per_event": tokens / seen.text_events if seen.text_events else None,
         "api_cpu_ms_per_request": footprint.api_cpu_seconds * 1000 / requests,
         "api_cpu_ms_per_1000_tokens": footprint.api_cpu_seconds * 1e6 / tokens,
         "engine_cpu_ms_per_request": footprint.engine_cpu_seconds * 1000 / requests,
+        "engine_cpu_ms_per_1000_tokens": footprint.engine_cpu_seconds * 1e6 / tokens,
         "load_cpu_ms_per_request": None if load_cpu_seconds is None else load_cpu_seconds * 1000 / requests,
+        "load_cpu_ms_per_1000_tokens": None if load_cpu_seconds is None else load_cpu_seconds * 1e6 / tokens,
         "api_peak_rss_mib": footprint.api_peak_rss_bytes / 2**20,
         "engine_peak_rss_mib": footprint.engine_peak_rss_bytes / 2**20,
+        "api_pss_mib": footprint.api_pss_bytes / 2**20,
+        "engine_pss_mib": footprint.engine_pss_bytes / 2**20,
         "requests": requests,
         "wall_seconds": seen.wall_seconds,
     }

@@ -110,6 +110,9 @@ class Child:
                 "Stop what else keeps this machine busy, or give it less with --streams and --max-tokens."
             ) from None
         if not line:
+            with contextlib.suppress(TimeoutError):  # its last words come after its last line
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self.process.wait()
             raise BenchError(f"The {self.name} ended by itself.{tail(self._log)}")
         outcome = msgspec.json.decode(line, type=Outcome)
         if outcome.problem is not None:

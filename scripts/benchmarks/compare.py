@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from benchmarks.figures import Figures, medians, ratios
+from benchmarks.figures import Figures, medians, paired_ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,12 +33,20 @@ class Case(msgspec.Struct, Generic[J], frozen=True):
 
 
 class Row(msgspec.Struct):
-    """What came of a case: the runs of each target, their medians, and the first target's ratio to the second."""
+    """What came of a case: the runs of each target, their medians, and the first target's ratios to others, by name.
+
+    A ratio is the median of the ratios within each repeat, not the ratio of the medians.
+    """
 
     case: str
     runs: dict[str, list[Figures]]
     medians: dict[str, Figures]
-    ratio: Figures
+    ratios: dict[str, Figures]
+
+    @property
+    def ratio(self) -> Figures:
+        """The first of the ratios."""
+        return next(iter(self.ratios.values()))
 
 
 async def compare(targets: Sequence[Target[J]], cases: Sequence[Case[J]], *, repeats: int, headline: str) -> list[Row]:
@@ -57,25 +65,25 @@ async def compare(targets: Sequence[Target[J]], cases: Sequence[Case[J]], *, rep
                 f"{target.name} {_shown(runs[case.name][target.name][-1][headline])}" for target in targets
             )
             say(f"  repeat {repeat + 1} of {repeats}, {case.name}: {latest} {headline.replace('_', ' ')}")
-    return [_row(name, of_case, [target.name for target in targets]) for name, of_case in runs.items()]
+    return [row_of(name, of_case) for name, of_case in runs.items()]
 
 
 def paired(row: Row, ours: str, theirs: str) -> Row:
     """Return two of the targets as a row of their own, with their ratio."""
-    middle = {name: row.medians[name] for name in (ours, theirs)}
-    runs = {name: row.runs[name] for name in middle}
-    return Row(row.case, runs, middle, ratios(middle[ours], middle[theirs]))
+    return row_of(row.case, {name: row.runs[name] for name in (ours, theirs)})
+
+
+def row_of(case: str, runs: dict[str, list[Figures]], ours: str | None = None, *others: str) -> Row:
+    """Put the runs of a case into a row: medians of all, and ratios of `ours` to `others` (the first to the rest)."""
+    first, *rest = (ours, *others) if ours is not None else runs
+    middle = {name: medians(runs[name]) for name in dict.fromkeys((first, *rest, *runs))}
+    return Row(case, runs, middle, {name: paired_ratios(runs[first], runs[name]) for name in rest})
 
 
 def say(line: str) -> None:
     """Tell the person at the terminal; stdout is for the report."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
-
-
-def _row(case: str, runs: dict[str, list[Figures]], targets: list[str]) -> Row:
-    middle = {target: medians(runs[target]) for target in targets}
-    return Row(case, runs, middle, ratios(middle[targets[0]], middle[targets[1]]))
 
 
 def _shown(value: float | None) -> str:

@@ -32,9 +32,17 @@ def ratios(ours: Figures, theirs: Figures) -> Figures:
     return {name: _divide(value, theirs.get(name)) for name, value in ours.items()}
 
 
+def paired_ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures:
+    """Return, figure by figure, the median of the ratios taken within each repeat.
+
+    A machine that slows down slows both runs of a repeat, and leaves their ratio alone.
+    """
+    return medians([ratios(mine, other) for mine, other in zip(ours, theirs, strict=True)])
+
+
 def median_ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
     """Return the median of the ratios taken within each repeat, between neighbours; None if there is none."""
-    return medians([ratios({"x": mine}, {"x": other}) for mine, other in zip(ours, theirs, strict=True)])["x"]
+    return paired_ratios([{"x": mine} for mine in ours], [{"x": other} for other in theirs])["x"]
 
 
 def milliseconds(seconds: float | None) -> float | None:

@@ -7,7 +7,7 @@ import http.client
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,17 +44,8 @@ class HearthServer:
     @classmethod
     async def start(cls, place: Workplace, *, within_seconds: float, command: Sequence[str] = _SERVE) -> HearthServer:
         """Make a key, start the server with `command`, wait until its models are ready. Raises `BenchError`."""
-        key = await create_key(place, "bench")
-        log = place.log("server")
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=place.environment,
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
-            )
+        key, log = await create_key(place, "bench"), place.log("server")
+        process = await _serve(place, command)
         try:
             async with asyncio.timeout(within_seconds):
                 host, port = await _ready_at(process, log)
@@ -66,9 +57,31 @@ class HearthServer:
             raise
         return cls(process, key, host, port)
 
+    @classmethod
+    async def launch(cls, place: Workplace, key: str, *, port: int) -> HearthServer:
+        """Start it on a free port and return at once: it does not listen yet."""
+        return cls(await _serve(place, (_HEARTH, "serve", "--port", str(port))), key, "127.0.0.1", port)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._process.returncode is not None
+
     async def stop(self) -> None:
         """End it."""
         await end(self._process)
+
+
+async def _serve(place: Workplace, command: Sequence[str]) -> asyncio.subprocess.Process:
+    with place.log("server").open("wb") as output:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=place.environment,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
+        )
 
 
 async def create_key(place: Workplace, name: str) -> str:
@@ -92,7 +105,7 @@ async def _ready_at(process: asyncio.subprocess.Process, log: Path) -> tuple[str
     while process.returncode is None:
         address = address or _address(log)
         if address is not None:
-            status = await asyncio.to_thread(_health, *address)
+            status = (await asyncio.to_thread(_ready, *address)).get("status", "starting")
             if status == "ready":
                 return address
             if status == "failed":
@@ -106,12 +119,17 @@ def _address(log: Path) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def _health(host: str, port: int) -> str:
+def states(host: str, port: int) -> dict[str, str]:
+    """Return the state of each model by `/health/ready`, nothing while nobody answers. Blocks."""
+    return {name: model["status"] for name, model in _ready(host, port).get("models", {}).items()}
+
+
+def _ready(host: str, port: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request("GET", "/health/ready")
-        return str(msgspec.json.decode(connection.getresponse().read())["status"])
+        return dict(msgspec.json.decode(connection.getresponse().read()))
     except OSError:
-        return "starting"
+        return {}
     finally:
         connection.close()

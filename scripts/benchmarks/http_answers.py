@@ -39,6 +39,7 @@ class Answer:
     text_times: list[float] = field(default_factory=list)
     body: bytes = b""  # all of a plain answer; of a stream, the last event that is neither text nor [DONE]
     done: bool = False
+    retry_after: bytes | None = None  # the header of that name
 
     def completion_tokens(self) -> int:
         """Return how many tokens it has by the server's own count.
@@ -113,6 +114,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
             self._answer.streamed = value.startswith(b"text/event-stream")
+        elif name.lower() == b"retry-after":
+            self._answer.retry_after = value
 
     def on_headers_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from functools import partial
 
 import uvloop
 
 from benchmarks.batch_job import InteractiveJob, InteractiveMeasurement
 from benchmarks.children import serve_jobs
-from benchmarks.http_answers import Answer, AnswerError, Connection
+from benchmarks.http_answers import Answer, AnswerError
 from benchmarks.load import KEY_VARIABLE, encoded
+from benchmarks.open_loop import Pool, at_moments
 
 _FIRST_CONNECTIONS = 8
 
@@ -22,36 +22,21 @@ async def measure(job: InteractiveJob, *, host: str, port: int, key: str) -> Int
     """Do one run. Raises `BenchError` when a single answer is no success: such a run says nothing."""
     fields = [job.fields(index) for index in range(len(job.moments()))]
     requests = [encoded("/v1/chat/completions", body, host=host, key=key) for body in fields]
-    idle = [await Connection.open(host, port) for _ in range(_FIRST_CONNECTIONS)]
+    pool = await Pool.open(host, port, _FIRST_CONNECTIONS)
     seen = InteractiveMeasurement()
-    start = time.perf_counter()
 
-    async def one(moment: float, request: bytes) -> None:
-        await asyncio.sleep(start + moment - time.perf_counter())
-        while idle and not idle[-1].usable:  # the server closes what rests for long
-            idle.pop()
-        connection = idle.pop() if idle else await Connection.open(host, port)
-        try:
-            answer = await connection.ask(request)
+    async def one(number: int, moment: float) -> None:
+        async with pool.connection() as connection:
+            answer = await connection.ask(requests[number])
             _check(answer)
-        except BaseException:
-            connection.close()
-            raise
         seen.time_to_first_token_seconds.append(answer.text_times[0] - answer.started)
         seen.latency_seconds.append(answer.finished - answer.started)
-        seen.late_seconds.append(answer.started - start - moment)
-        if connection.usable:
-            idle.append(connection)
+        seen.late_seconds.append(answer.started - moment)
 
     try:
-        async with asyncio.TaskGroup() as all_of_them:
-            for moment, request in zip(job.moments(), requests, strict=True):
-                all_of_them.create_task(one(moment, request))
-    except* AnswerError as failed:
-        raise failed.exceptions[0] from None
+        await at_moments(job.moments(), one)
     finally:
-        for connection in idle:
-            connection.close()
+        pool.close()
     return seen
 
 

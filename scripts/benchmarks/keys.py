@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.command import deliver, ending_cleanly
-from benchmarks.compare import Row, say
+from benchmarks.compare import Row, row_of, say
 from benchmarks.conditions import conditions
-from benchmarks.figures import medians, ratios
 from benchmarks.hearth import HearthServer
 from benchmarks.keys_aims import Found, verdicts
 from benchmarks.keys_auth import (
@@ -150,8 +149,7 @@ async def _measured(plan: Plan, place: Workplace, server: HearthServer, made: Ma
 def _row(case: str, runs: list[dict[str, Figures]], ours: str, theirs: str) -> Row:
     """Put the repeats of a case into a row; the two named targets make its ratio."""
     by_target = {name: [run[name] for run in runs] for name in runs[0]}
-    middle = {name: medians(figures) for name, figures in by_target.items()}
-    return Row(case, by_target, middle, ratios(middle[ours], middle[theirs]))
+    return row_of(case, by_target, ours, theirs)
 
 
 def _seconds(plan: Plan, urls: dict[str, str]) -> float:

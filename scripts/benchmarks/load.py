@@ -1,4 +1,4 @@
-"""The load generator: a process of its own that sends chat requests over HTTP, in a closed loop, and times answers."""
+"""The load generator: a process of its own that sends chat requests over HTTP, in a closed or an open loop."""
 
 from __future__ import annotations
 
@@ -7,35 +7,58 @@ import os
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import uvloop
 
 from benchmarks.chat_job import ChatJob, Measurement
 from benchmarks.children import serve_jobs
-from benchmarks.http_answers import Connection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from benchmarks.open_loop import Pool, at_moments
 
 KEY_VARIABLE = "BENCH_API_KEY"
+_FIRST_CONNECTIONS = 32
 
 
 async def measure(job: ChatJob, *, host: str, port: int, key: str) -> Measurement:
     """Do one run. Raises `BenchError` when a single answer is no success: such a run says nothing."""
-    requests = iter([encode(job, index, host=host, key=key) for index in range(job.requests)])
-    connections = [await Connection.open(host, port) for _ in range(job.streams)]
+    requests = [encode(job, index, host=host, key=key) for index in range(job.requests)]
+    pool = await Pool.open(host, port, job.streams or _FIRST_CONNECTIONS)
     seen = Measurement()
     cpu, start = time.process_time(), time.perf_counter()
-    streams = [asyncio.create_task(_stream(connection, requests, seen, host, port)) for connection in connections]
+    try:
+        await (_open_loop(job, requests, pool, seen) if job.rate else _closed_loop(job, requests, pool, seen))
+    finally:
+        pool.close()
+    seen.wall_seconds, seen.cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return seen
+
+
+async def _closed_loop(job: ChatJob, requests: list[bytes], pool: Pool, seen: Measurement) -> None:
+    left = iter(requests)
+
+    async def stream() -> None:
+        for request in left:
+            async with pool.connection() as connection:
+                answer = await connection.ask(request)
+                seen.add(answer.started, answer.text_times, answer.finished, answer.completion_tokens())
+
+    streams = [asyncio.create_task(stream()) for _ in range(job.streams)]
     try:
         await asyncio.gather(*streams)
     finally:
-        for stream in streams:
-            stream.cancel()
-    seen.wall_seconds, seen.cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-    return seen
+        for one in streams:
+            one.cancel()
+
+
+async def _open_loop(job: ChatJob, requests: list[bytes], pool: Pool, seen: Measurement) -> None:
+    async def send(number: int, moment: float) -> None:
+        async with pool.connection() as connection:
+            answer = await connection.ask(requests[number])
+            seen.late_seconds.append(answer.started - moment)
+            seen.add(moment, answer.text_times, answer.finished, answer.completion_tokens())
+
+    await at_moments(job.moments(), send)
 
 
 def encode(job: ChatJob, index: int, *, host: str, key: str) -> bytes:
@@ -61,17 +84,6 @@ def encoded(path: str, fields: dict[str, Any], *, host: str, key: str) -> bytes:
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
-
-
-async def _stream(connection: Connection, requests: Iterator[bytes], seen: Measurement, host: str, port: int) -> None:
-    try:
-        for request in requests:
-            if not connection.usable:
-                connection = await Connection.open(host, port)
-            answer = await connection.ask(request)
-            seen.add(answer.started, answer.text_times, answer.finished, answer.completion_tokens())
-    finally:
-        connection.close()
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def document(
     rows: Sequence[Row],
     verdicts: Sequence[Verdict] = (),
 ) -> bytes:
-    """Return the whole report as JSON: conditions, settings, and per case medians, ratio and every single run."""
+    """Return the whole report as JSON: conditions, settings, and per case medians, ratios and every single run."""
     whole = {"benchmark": benchmark, "conditions": conditions, "settings": settings, "rows": rows}
     if verdicts:
         whole["verdicts"] = verdicts
@@ -46,8 +46,10 @@ def print_table(title: str, rows: Sequence[Row], columns: dict[str, str]) -> Non
     for row in rows:
         for number, (target, figures) in enumerate(row.medians.items()):
             table.add_row(row.case if number == 0 else "", target, *_cells(figures, columns))
-        cells = _cells(row.ratio, columns, decimals=2)
-        table.add_row("", " / ".join(row.medians), *cells, end_section=console.is_terminal)
+        for other, ratio in row.ratios.items():
+            last = console.is_terminal and other == [*row.ratios][-1]
+            cells = _cells(ratio, columns, decimals=2)
+            table.add_row("", f"{next(iter(row.medians))} / {other}", *cells, end_section=last)
     with console.capture() as capture:
         console.print(table)
     lines = [line for line in capture.get().splitlines() if line.strip()]

@@ -77,6 +77,14 @@ def open_workplace(
         )
 
 
+def served_names(models: Path) -> list[str]:
+    """Return the names of all models of a models.yaml. Raises `BenchError`."""
+    try:
+        return [*load_config(models).models]
+    except ConfigError as error:
+        raise BenchError(str(error)) from error
+
+
 def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
     """Leave out the settings of the server that may run here, and give every process one OpenMP thread."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
