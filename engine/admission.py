@@ -11,6 +11,7 @@ import math
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from engine.errors import OverloadedError
@@ -41,6 +42,14 @@ class Room:
     kept_for_newcomers: int = 0
     kv_tokens: int | None = None
     fair: bool = True
+
+
+class _Standing(IntEnum):
+    """For whom places are kept: for each from all below."""
+
+    NEWCOMER = 0
+    REGULAR = 1
+    BATCH = 2
 
 
 @dataclass(slots=True)
@@ -234,8 +243,8 @@ class Admission:
     def _admit(self) -> None:
         """Let in whoever fits, in turn.
 
-        One for whom there is no room holds up those behind it, so that large requests are not passed for ever. Only
-        those for whom places are kept go past it, and past whoever may not have these.
+        One who does not fit holds up those behind it, so that large requests are not passed for ever: only those go
+        past it for whom more places are kept.
         """
         while self._queue:
             claim = self._next()
@@ -248,20 +257,31 @@ class Admission:
                 turn.set_result(None)
 
     def _next(self) -> Claim | None:
-        held_up = False
+        held_up = _Standing.BATCH + 1
         for claim in self._queue.in_turn(self._clock()):
-            if self._fits(claim) and (not held_up or self._is_newcomer(claim)):
+            standing = self._standing(claim)
+            if standing >= held_up:
+                continue
+            if self._fits(claim):
                 return claim
-            held_up = held_up or self._lacks_room(claim)
+            held_up = max(standing, _Standing.REGULAR)  # no newcomer is held up by another
         return None
 
     def _fits(self, claim: Claim) -> bool:
         if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
             return True
-        kept = 0 if self._is_newcomer(claim) else self._room.kept_for_newcomers
-        if claim.urgency_at(self._clock()) != Urgency.INTERACTIVE:
+        standing, kept = self._standing(claim), 0
+        if standing >= _Standing.REGULAR:
+            kept = self._room.kept_for_newcomers
+        if standing == _Standing.BATCH:
             kept = max(kept, self._room.kept_for_interactive)
         return not self._lacks_room(claim) and claim.sequences <= self._room.sequences - self._sequences - kept
+
+    def _standing(self, claim: Claim) -> _Standing:
+        if self._is_newcomer(claim):
+            return _Standing.NEWCOMER
+        interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
+        return _Standing.REGULAR if interactive else _Standing.BATCH
 
     def _lacks_room(self, claim: Claim) -> bool:
         """Whether there is no room even in the kept places.

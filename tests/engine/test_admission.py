@@ -189,6 +189,21 @@ async def test_a_large_request_is_not_passed_for_ever_by_small_ones():
     await house.close()
 
 
+@pytest.mark.parametrize(("urgency", "most"), [(Urgency.INTERACTIVE, 7), (Urgency.BATCH, 6)])
+async def test_one_that_needs_all_but_the_kept_places_is_not_passed_for_ever(urgency: Urgency, most: int):
+    house = House(Room(sequences=8, waiting=100, kept_for_interactive=2, kept_for_newcomers=1))
+    await house.ask("large", urgency=urgency)  # runs on, so that it is no newcomer
+    for _ in range(40):
+        await house.ask("small", urgency=urgency)
+    large = await house.ask("large", sequences=most - 2, urgency=urgency)
+    small = iter([name for name in house.ends if name.startswith("small")])
+    for _ in range(2 * most):
+        await house.finish(next(small))
+    assert large in house.served
+    assert house.door.running in {most - 1, most}
+    await house.close()
+
+
 async def test_more_sequences_than_there_is_room_for_run_alone():
     house = House(Room(sequences=2, waiting=10))
     one = await house.ask("a")
