@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from engine.background import BackgroundSlots
 from engine.capabilities import check_request, check_text, of_kind
 from engine.chat_fold import fold
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
 from engine.fair_queue import Urgency
 from engine.images.profile import SIZES
@@ -20,7 +20,7 @@ from engine.pool import Pool
 from engine.types import ModelInfo, ModelLoad
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
@@ -70,9 +70,9 @@ class Engine:
             ram_gib=ram_gib,
             vllm_metrics=vllm_metrics,
         )
-        self._pool = Pool(config.models.values(), self._loader.load, self._loader.residency())
-        self._background: dict[str, BackgroundSlots] = {}
-        self._size_background()
+        self._pool = Pool(config.models.values(), self._loader.load, self._loader.residency(), self._loader.holdings)
+        self._entrance = Entrance(self._pool)
+        self._entrance.size(config.models.values())
 
     async def start(self) -> None:
         """Begin to load all models."""
@@ -94,24 +94,23 @@ class Engine:
 
         What is not interactive waits for its model, if that is being restarted, and for its turn.
         """
-        if request.urgency == Urgency.INTERACTIVE:
-            async with self._turn(request, request.n):
-                return await self._admit(request).complete(request)
         while True:
             self._spec(request.model, ChatModelSpec)
-            await self._pool.revived(request.model)  # before it waits: it is told at once if there is no such model
-            async with self._background[request.model].take(request, request.n), self._pool.using(request.model):
-                await self._pool.revived(request.model)
-                with contextlib.suppress(NotStartedError):  # an engine that dies costs what was running on it
+            async with self._entrance.enter(request, request.n):
+                try:
                     return await self._admit(request).complete(request)
+                except NotStartedError:  # an engine that dies costs what was running on it
+                    if request.urgency == Urgency.INTERACTIVE:
+                        raise
 
     async def chat_stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
         """Yield the answer, one `ChatStep` per engine step. Closing the generator aborts the generation.
 
         Await the first step before answering: everything that can be refused is refused until then.
         """
+        self._spec(request.model, ChatModelSpec)
         async with (
-            self._turn(request, request.n),
+            self._entrance.enter(request, request.n),
             contextlib.aclosing(self._admit(request).stream(request)) as steps,
         ):
             async for step in steps:
@@ -125,7 +124,8 @@ class Engine:
     async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
         """Go on with plain texts, like `chat_stream`. A background request waits for its turn first."""
         sequences = len(request.prompts) * request.n
-        async with self._turn(request, sequences):
+        self._spec(request.model, ChatModelSpec)
+        async with self._entrance.enter(request, sequences):
             backend, spec = self._chat_backend(request.model)
             check_text(spec, request)
             async with contextlib.aclosing(backend.text_stream(request)) as steps:
@@ -175,26 +175,21 @@ class Engine:
     async def reload(self, config: Config) -> set[str]:
         """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
 
-        Returns the models that are loaded anew because their weights have come, or gone.
+        Returns the models that are loaded anew though nothing is said of them that is new: because their weights have
+        come, or gone, or because they hold memory that is planned for others now.
         """
         voices = await self._loader.read_voices(config)
         self._config = config
         self._loader.use(config, voices)
-        self._size_background()
+        self._entrance.size(config.models.values())
         outdated = self._loader.outdated()
         self._pool.update(config.models.values(), self._loader.residency(), outdated)
         return outdated
 
-    def _size_background(self) -> None:
-        for spec in self._config.models.values():
-            if not isinstance(spec, ChatModelSpec):
-                continue
-            size = spec.engine.max_num_seqs - spec.engine.places_for_people
-            beside = max(1, size // 32)
-            if spec.id in self._background:
-                self._background[spec.id].resize(size, beside=beside)
-            else:
-                self._background[spec.id] = BackgroundSlots(size, beside=beside)
+    def later(self) -> tuple[str, ...]:
+        """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
+        later = self._loader.holdings.later()
+        return tuple(name for name in self._config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
         """All models, in the order of models.yaml."""
@@ -206,8 +201,16 @@ class Engine:
 
     def loads(self) -> tuple[ModelLoad, ...]:
         """How busy each model is that is loaded, and with what, in the order of models.yaml."""
+        later = self._loader.holdings.later()
         return tuple(
-            ModelLoad(name, one.admission.running, one.admission.waiting, one.pids, self._loader.served.get(name))
+            ModelLoad(
+                name,
+                one.admission.running,
+                one.admission.waiting,
+                one.pids,
+                self._loader.served.get(name),
+                later.get(name),
+            )
             for name, one in self._loaded()
         )
 
@@ -233,20 +236,6 @@ class Engine:
     async def hopeless(self) -> None:
         """Return when every model has failed for good: nothing can be served until somebody changes something."""
         await self._pool.hopeless()
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
-        """Hold background work back, or wait as background work. Refuses at once what no model can answer."""
-        self._spec(request.model, ChatModelSpec)
-        async with self._pool.using(request.model):
-            self._chat_backend(request.model)
-            slots = self._background[request.model]
-            if request.urgency == Urgency.INTERACTIVE:
-                with slots.interactive():
-                    yield
-            else:
-                async with slots.take(request, sequences):
-                    yield
 
     def _admit(self, request: ChatRequest) -> ChatBackend:
         backend, spec = self._chat_backend(request.model)

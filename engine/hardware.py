@@ -68,6 +68,11 @@ class Gpu:
             return min(used, sum(holder.used_bytes or 0 for holder in self.holders if not holder.ours))
         return max(0, used - sum(holder.used_bytes or 0 for holder in ours))
 
+    @property
+    def ours_bytes(self) -> int:
+        """What Hearth has taken."""
+        return self.total_bytes - self.free_bytes - self.foreign_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -85,6 +90,8 @@ class Hardware:
     imagined: bool = False
     ram_for_models_bytes: int | None = None
     """What models may take of RAM. None: what is available, less a margin."""
+    ram_ours_bytes: int = 0
+    """What Hearth has taken of RAM, and would be available without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +118,16 @@ def read_cuda() -> Cuda:
 
 def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
     """Look at this machine (some 50 ms, blocking). What `server_pid` and its children hold counts as ours."""
-    gpus, driver, problem = _read_gpus(_family(server_pid))
+    family = _family(server_pid)
+    gpus, driver, problem = _read_gpus(family)
     memory = psutil.virtual_memory()
+    total = _ram_limit(memory.total)
+    available = min(memory.available, total)
     return Hardware(
         gpus=gpus,
-        ram_bytes=_ram_limit(memory.total),
-        ram_available_bytes=min(memory.available, _ram_limit(memory.total)),
+        ram_bytes=total,
+        ram_available_bytes=available,
+        ram_ours_bytes=min(sum(map(_held_ram, family)), total - available),
         cpu_cores=len(os.sched_getaffinity(0)),
         cpu_features=_cpu_features(),
         disk_free_bytes=_disk_free(weights_dir),
@@ -210,6 +221,19 @@ def _family(pid: int | None) -> frozenset[int]:
     with contextlib.suppress(psutil.Error):
         return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
+
+
+def _held_ram(pid: int) -> int:
+    """Return what would be free without a process, of what it shares its part; 0 where it is not ours to know.
+
+    Files that are mapped count as available already.
+    """
+    held = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                held += int(line.split()[1]) * 1024
+    return held
 
 
 def _name(pid: int) -> str:

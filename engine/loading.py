@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import LoadError
 from engine.hardware import GIB
+from engine.holdings import Holdings
+from engine.slot import needs_another_engine
 from engine.voices.offered import Voices
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Loader:
         # Read once: at a reload, what is taken is mostly taken by our own models
         self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
         self.under_way = self.begun = 0
+        self.holdings = Holdings()
+        self._loaded_by: dict[str, tuple[ModelSpec, Planned]] = {}  # by which plan each model was last loaded
         self.served: dict[str, Served] = {}  # what each model was last loaded with
         self._pictures = pictures
         self._mark_files = mark_files
@@ -73,6 +77,7 @@ class Loader:
 
         self._config = config
         self.planned = Planned(config, self._weights_dir, self._data_dir, self._hardware)
+        self.holdings.plan(self.planned.shares(config))
         self.voices = voices
         self.voices.log_warnings()
         # Asked of the disk once, and again when a model loads: the list of models is part of every request.
@@ -80,10 +85,24 @@ class Loader:
 
     def residency(self) -> Residency:
         """Return who takes turns on this machine, and on how much memory."""
-        return self.planned.residency(self._config)
+        return self.planned.residency(self._config, self.holdings)
 
     def outdated(self) -> set[str]:
-        """Return the models that were loaded from another folder than they would be now: weights have come, or gone."""
+        """Return the models that have to be loaded anew, though what models.yaml says of them has not changed.
+
+        Weights have come, or gone; or they hold memory that is now planned for others, who cannot be loaded without.
+        """
+        found = self._of_other_folders()
+        self.holdings.forget(found)
+        for name, (spec, _) in self._loaded_by.items():
+            now = self._config.models.get(name)
+            if now is None or needs_another_engine(spec, now):
+                self.holdings.forget([name])
+        late = self.holdings.too_much()
+        self.holdings.forget(late)
+        return found | late
+
+    def _of_other_folders(self) -> set[str]:
         found = set()
         for name, served in self.served.items():
             spec = self._config.models.get(name)
@@ -114,9 +133,9 @@ class Loader:
         """Load a model. Raises `LoadError` when it can never be loaded as it is configured."""
         if isinstance(spec, SpeechModelSpec):
             return await self._load_speech(spec, report)
-        planned = self.planned
+        planned = self._plan_for(spec)
         folder, is_demo = planned.folder(spec)
-        self.served[spec.id] = planned.served(spec, folder, is_demo=is_demo)
+        self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo))
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn():
             alone = _Alone(self)
@@ -131,6 +150,17 @@ class Loader:
                     raise
             return backend
 
+    def _plan_for(self, spec: ModelSpec) -> Planned:
+        """Return the plan that it is loaded by: of an earlier one, where others still hold what this one gives it."""
+        if spec.id in self._loaded_by and not self.holdings.takes_what_is_planned(spec.id):
+            return self._loaded_by[spec.id][1]
+        return self.planned
+
+    def _serve(self, spec: ModelSpec, planned: Planned, served: Served) -> None:
+        self.served[spec.id] = served
+        self._loaded_by[spec.id] = spec, planned
+        self.holdings.took(spec.id, served.planned_bytes)
+
     async def _load_real(
         self,
         planned: Planned,
@@ -140,10 +170,18 @@ class Loader:
         report: Report,
     ) -> Backend:
         if isinstance(spec, ChatModelSpec):
-            return await self._load_chat(planned.chat_spec(spec, is_demo=is_demo), folder, is_demo, report)
+            leaves = planned.leaves_by_sleep(spec)
+            return await self._load_chat(planned.chat_spec(spec, is_demo=is_demo), folder, is_demo, leaves, report)
         return await self._load_images(planned.image_spec(spec, is_demo=is_demo), folder, is_demo, report)
 
-    async def _load_chat(self, spec: ChatModelSpec, folder: Path, is_demo: bool, report: Report) -> VllmChat:  # noqa: FBT001
+    async def _load_chat(
+        self,
+        spec: ChatModelSpec,
+        folder: Path,
+        is_demo: bool,  # noqa: FBT001
+        leaves: tuple[tuple[int, ...], int] | None,
+        report: Report,
+    ) -> VllmChat:
         from prometheus_client import CollectorRegistry
 
         from engine.backends.vllm_chat import VllmChat
@@ -153,7 +191,6 @@ class Loader:
         starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
         metrics = CollectorRegistry() if self._vllm_metrics else None
         self._check_cache(spec)
-        leaves = self.planned.leaves_by_sleep(spec)
         sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
         launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
         return await VllmChat.load(launch)
@@ -174,7 +211,8 @@ class Loader:
         if problem is not None:
             raise problem
         folder = self._weights_dir / spec.weights
-        self.served[spec.id] = self.planned.served(spec, folder, is_demo=self.voices.only_demos(spec.id))
+        served = self.planned.served(spec, folder, is_demo=self.voices.only_demos(spec.id))
+        self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
         return await SpeechModel.load(
             spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report

@@ -38,14 +38,15 @@ def devices_of(hardware: Hardware) -> tuple[Device, ...]:
             gpu.foreign_bytes,
             max(_GPU_MARGIN_LEAST, int(_GPU_MARGIN * gpu.total_bytes)),
             gpu.compute_capability,
+            gpu.ours_bytes,
         )
         for gpu in hardware.gpus
     ]
     if hardware.ram_for_models_bytes is not None:
         return (*gpus, Device(None, "RAM", hardware.ram_for_models_bytes, 0, 0))
-    taken = hardware.ram_bytes - hardware.ram_available_bytes
+    taken = hardware.ram_bytes - hardware.ram_available_bytes - hardware.ram_ours_bytes
     margin = max(_RAM_MARGIN_LEAST, int(_RAM_MARGIN * hardware.ram_bytes))
-    return (*gpus, Device(None, "RAM", hardware.ram_bytes, taken, margin))
+    return (*gpus, Device(None, "RAM", hardware.ram_bytes, taken, margin, ours_bytes=hardware.ram_ours_bytes))
 
 
 def needs_of(

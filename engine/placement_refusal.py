@@ -78,6 +78,8 @@ def _there(device: Device) -> str:
     parts = [f"{gib(device.margin_bytes)} stay free"]
     if device.foreign_bytes:
         parts.insert(0, f"{gib(device.foreign_bytes)} are taken by others")
+    if device.ours_bytes:
+        parts.append(f"{gib(device.ours_bytes)} that the running server has count as free")
     return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
 
 

@@ -106,7 +106,9 @@ def use_line(use: DeviceUse) -> str:
     device = use.device
     name = "RAM" if device.index is None else f"GPU {device.index}"
     line = f"{name}: {gib(use.used_bytes)} of {gib(device.budget_bytes)} planned, {gib(device.margin_bytes)} stay free"
-    return f"{line}, {gib(device.foreign_bytes)} taken by others" if device.foreign_bytes else line
+    others = f", {gib(device.foreign_bytes)} taken by others" if device.foreign_bytes else ""
+    ours = f"; {gib(device.ours_bytes)} that the running server has count as free" if device.ours_bytes else ""
+    return line + others + ours
 
 
 def where(one: Placed) -> str:
@@ -139,6 +141,7 @@ def as_data(found: Plan | Refusal) -> dict[str, Any]:
                 "total_bytes": use.device.total_bytes,
                 "budget_bytes": use.device.budget_bytes,
                 "taken_by_others_bytes": use.device.foreign_bytes,
+                "taken_by_us_bytes": use.device.ours_bytes,
                 "planned_bytes": use.used_bytes,
                 "models": list(use.models),
             }

@@ -25,6 +25,8 @@ class Device:
     foreign_bytes: int
     margin_bytes: int
     compute_capability: tuple[int, int] | None = None
+    ours_bytes: int = 0
+    """Taken by the server that runs, and planned with as if it were free."""
 
     @property
     def budget_bytes(self) -> int:

@@ -17,6 +17,7 @@ from engine import demo
 from engine.errors import LoadError
 from engine.footprints import Footprints
 from engine.hardware import GIB, read_hardware, with_ram
+from engine.holdings import Shares
 from engine.hub import is_complete
 from engine.own_weights import own_folders
 from engine.placement import plan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec
     from engine.hardware import Hardware
+    from engine.holdings import Holdings
     from engine.placement_types import Device, Placed
 
 _log = logging.getLogger("hearth.plan")
@@ -92,24 +94,36 @@ class Planned:
         planned = None if placed is None or placed.variant is None else self._weights_dir / placed.variant.id
         return planned if planned is not None and is_complete(planned) else None
 
-    def residency(self, config: Config) -> Residency:
-        """Return who takes turns, and on how much memory. Models that are not in it stay loaded.
+    def shares(self, config: Config) -> Shares:
+        """Return what each model takes, and of how much; nothing where the plan was refused.
 
         It goes by what answers now: a demo takes what a demo takes, whatever is planned in its place.
         """
         if not isinstance(self.plan, Plan):
-            return Residency({}, {})
+            return Shares()
         devices = {use.device.index: use.device for use in self.plan.devices}
-        taken = {spec.id: self._bytes_on(spec, devices) for spec in config.models.values()}
-        budgets = {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()}
+        return Shares(
+            {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()},
+            {spec.id: self._bytes_on(spec, devices) for spec in config.models.values()},
+            frozenset(placed.id for placed in self.plan.models if placed.swap_by is not None),
+        )
+
+    def residency(self, config: Config, holdings: Holdings | None = None) -> Residency:
+        """Return who takes turns, and on how much memory. Models that are not in it stay loaded.
+
+        One that holds more than is planned, by `holdings`, counts with that.
+        """
+        shares = self.shares(config)
+        taken = shares.needs if holdings is None else {name: holdings.most(name) for name in shares.needs}
+        budgets = dict(shares.budgets)
         rooms: dict[str, Room] = {}
         for spec in config.models.values():
             placed = self.of(spec.id)
             moves = (placed is not None and placed.swap_by is not None) or spec.unload_after_seconds is not None
-            if moves and taken[spec.id]:
+            if moves and taken.get(spec.id):
                 rooms[spec.id] = Room(taken[spec.id], spec.keep_loaded, spec.unload_after_seconds)
             else:
-                for index, size in taken[spec.id].items():
+                for index, size in taken.get(spec.id, {}).items():
                     budgets[index] -= size
         for room in rooms.values():  # where less is free than was planned with, it still has its turn
             for index, size in room.bytes_on.items():

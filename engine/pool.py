@@ -19,13 +19,13 @@ from engine.races import first_of
 from engine.residency import Residency
 from engine.sharing import Sharing
 from engine.slot import Slot
-from engine.types import AWAITS_TURN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
     from engine.backends import Backend
     from engine.config import ModelSpec
+    from engine.holdings import Holdings
     from engine.types import ModelHealth
 
     Report = Callable[[str, float], None]
@@ -37,11 +37,17 @@ _log = logging.getLogger("hearth.pool")
 class Pool:
     """One slot per model, each looked after by one task. All methods belong to the event loop."""
 
-    def __init__(self, specs: Iterable[ModelSpec], load: Load, residency: Residency | None = None) -> None:
-        """`residency` is who takes turns, where not all models fit together; None: all of them stay loaded."""
+    def __init__(
+        self,
+        specs: Iterable[ModelSpec],
+        load: Load,
+        residency: Residency | None = None,
+        holdings: Holdings | None = None,
+    ) -> None:
+        """`residency` is who takes turns; None: all of them stay loaded. `holdings` is what they have meanwhile."""
         self._slots = {spec.id: Slot(spec) for spec in specs}
         self._load = load
-        self._sharing = Sharing(residency or Residency({}, {}), asyncio.get_running_loop().time)
+        self._sharing = Sharing(residency or Residency({}, {}), asyncio.get_running_loop().time, holdings)
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -69,6 +75,7 @@ class Pool:
             slot.want(wanted.get(slot.spec.id))
             if slot.spec.id in outdated:
                 slot.stale.set()
+        self._sharing.going(name for name, slot in self._slots.items() if slot.stale.is_set())
         for spec in wanted.values():
             self._slots.setdefault(spec.id, Slot(spec))
         self._slots = {name: self._slots[name] for name in [*wanted, *(self._slots.keys() - wanted.keys())]}
@@ -119,11 +126,10 @@ class Pool:
         return slot
 
     async def revived(self, model: str) -> None:
-        """Wait for a model that is restarted after a death. Raises like `get`, but not for one that awaits its turn."""
-        slot = self._slot(model)
-        await slot.revived()
-        if slot.status not in AWAITS_TURN:
-            self.get(model)
+        """Wait for a model that is restarted after a death. Raises like `get`; if it takes turns, when it failed."""
+        await self._slot(model).revived()
+        look = self._is_loaded if self._sharing.shares(model) else self.get
+        look(model)
 
     def health(self) -> tuple[ModelHealth, ...]:
         """What every model is doing, in the order of models.yaml."""
@@ -162,10 +168,6 @@ class Pool:
         elif task is None or slot.stale.is_set():
             self._tasks[slot.spec.id] = asyncio.create_task(self._keep_loaded(slot), name=f"pool-{slot.spec.id}")
 
-    def _forget(self, slot: Slot) -> None:
-        del self._slots[slot.spec.id]
-        self._tasks.pop(slot.spec.id, None)
-
     async def _keep_loaded(self, slot: Slot) -> None:
         while slot.renew():
             await self._keep_this_loaded(slot)
@@ -173,6 +175,10 @@ class Pool:
                 return
         slot.settled.set()  # whoever waits for it is told that it is gone
         self._forget(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        del self._slots[slot.spec.id]
+        self._tasks.pop(slot.spec.id, None)
 
     async def _keep_this_loaded(self, slot: Slot) -> None:
         """Load and restart it as it is configured, until that is changed or it fails for good."""
@@ -211,7 +217,7 @@ class Pool:
         if backend.died.is_set():
             _log.error("%s: its engine is gone", slot.spec.id)
             slot.lose()
-            self._tell_failure(slot)
+            self._tell()
         elif slot.stale.is_set():
             slot.enter("loading", "waiting for the last answers of its old configuration", 0.0)
             self._tell()
@@ -239,7 +245,7 @@ class Pool:
         if not await backend.sleep():
             return False
         slot.enter_phase("asleep: its weights wait in RAM until it is asked for")
-        self._sharing.left(name)
+        self._sharing.left(name, asleep=True)
         self._tell()
         await first_of(self._sharing.turn_to_load(name), backend.died.wait(), slot.stale.wait())
         if backend.died.is_set() or slot.stale.is_set():
@@ -267,16 +273,11 @@ class Pool:
         except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", slot.spec.id)
             slot.fail()
-            self._tell_failure(slot)
+            self._tell()
             return None
         slot.become_ready(backend)
         self._tell()
         return backend
-
-    def _tell_failure(self, slot: Slot) -> None:
-        if slot.status == "failed":
-            _log.error("%s: %s", slot.spec.id, slot.reason)
-        self._tell()
 
     def _report(self, slot: Slot, phase: str, progress: float) -> None:
         if slot.status == "loading":

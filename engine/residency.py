@@ -131,6 +131,7 @@ class Residency:
         """Say what to load and unload now."""
         load: list[str] = []
         unload = [model.name for model in self._models.values() if self._idle_in(model, now) == 0]
+        unload += [name for name in self._beyond_budget() if name not in unload]
         for name in unload:
             self._models[name].presence = "leaving"
         idle_in = [self._idle_in(model, now) for model in self._models.values()]
@@ -145,6 +146,20 @@ class Residency:
                 again += [] if wait is None else [wait]
             kept.update(model.room.bytes_on)
         return Decision(tuple(load), tuple(unload), min(again, default=None))
+
+    def _beyond_budget(self) -> list[str]:
+        """Return who has to leave because models.yaml has given their room to others: who was used longest ago."""
+        found: list[str] = []
+        there = [one for one in self._models.values() if one.presence == "in" and not one.room.pinned]
+        for one in sorted(there, key=lambda one: (one.users > 0, one.used_at)):
+            staying = {
+                device: sum(_on(other, device) for other in self._models.values() if other.presence in {"in", "coming"})
+                for device in one.room.bytes_on
+            }
+            if any(size > self.budgets.get(device, 0) for device, size in staying.items()):
+                one.presence = "leaving"
+                found.append(one.name)
+        return found
 
     def _waiting(self) -> list[_Model]:
         asked = [(model.asked_at, model.name) for model in self._models.values() if model.asked_at is not None]

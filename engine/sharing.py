@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelLoadingError, OverloadedError
+from engine.holdings import Holdings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
     from engine.residency import Decision, Residency
 
@@ -36,8 +37,9 @@ class _Seat:
 class Sharing:
     """The models that take turns. One per pool; all methods belong to the event loop."""
 
-    def __init__(self, residency: Residency, clock: Callable[[], float]) -> None:
+    def __init__(self, residency: Residency, clock: Callable[[], float], holdings: Holdings | None = None) -> None:
         self._clock = clock
+        self._holdings = holdings or Holdings()
         self._news = asyncio.Event()
         self._moved = asyncio.Event()
         self._every: dict[str, _Seat] = {}  # kept when a reload changes who shares: tasks and requests hold them
@@ -80,15 +82,27 @@ class Sharing:
         """Return how many requests wait until it is loaded."""
         return self._seats[name].waiting if name in self._seats else 0
 
+    def shares(self, name: str) -> bool:
+        """Whether it takes turns with others, and is waited for by whoever uses it."""
+        return name in self._seats
+
     def has_room(self, name: str) -> bool:
         """Whether it may load, or stay loaded, now."""
         seat = self._seats.get(name)
         return seat is None or (seat.may_load.is_set() and not seat.must_leave.is_set())
 
     async def turn_to_load(self, name: str) -> None:
-        """Return when there is room for it, which is then its own until `left`. At once for one that does not share."""
+        """Return when there is room for it, which is then its own until `left`.
+
+        At once for one that does not share, but for memory that others still hold who are about to leave.
+        """
         if name in self._seats:
             await self._seats[name].may_load.wait()
+        await self._holdings.room_for(name)
+
+    def going(self, names: Iterable[str]) -> None:
+        """Say that these end with their last answer, to be loaded anew or not at all."""
+        self._holdings.going(names)
 
     def loaded(self, name: str) -> None:
         """Say that it answers now."""
@@ -107,8 +121,9 @@ class Sharing:
             seat.unused.clear()
             await seat.unused.wait()
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, *, asleep: bool = False) -> None:
         """Say that its memory is free again."""
+        self._holdings.left(name, asleep=asleep)
         if name in self._seats:
             self._seats[name].may_load.clear()
             self._seats[name].must_leave.clear()

@@ -6,6 +6,7 @@ When the state changes is the pool's to decide (pool.py), when to try again rest
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
     "unloaded": frozenset({"unloaded", "loading"}),
     "sleeping": frozenset({"ready", "loading", "failed", "unloaded"}),
 }
+_log = logging.getLogger("hearth.pool")
+
 _SEE_LOG = "The server's log says why."
 
 
@@ -132,6 +135,7 @@ class Slot:
                 f"tried again after {REST_SECONDS / 60:.0f} minutes, or by `hearth reload`. {_SEE_LOG}"
             )
         self.error = self.reason
+        _log.error("%s: %s", self.spec.id, self.reason)
         self.enter("failed", "failed", 0.0)
 
     @property

@@ -1,6 +1,6 @@
 """`hearth doctor`: looks at everything that has to be right and says in one line each how it is and what to do.
 
-What is looked at is in the other cli_doctor files; it changes nothing but a key that it makes and revokes.
+What is looked at is in the other cli_doctor files; it leaves nothing changed: a key that it makes is deleted.
 """
 
 from __future__ import annotations
@@ -136,9 +136,7 @@ def case_of(settings: Settings, config: Config, running: Status | None) -> Case:
 
 def _hardware(settings: Settings, running: Status | None) -> Hardware:
     """What a running server holds is what is planned for, so it counts as free."""
-    hardware = read_hardware(settings.weights_dir, server_pid=None if running is None else running.pid)
-    held = 0 if running is None else sum(model.memory.ram_bytes or 0 for model in running.models)
-    return replace(hardware, ram_available_bytes=min(hardware.ram_bytes, hardware.ram_available_bytes + held))
+    return read_hardware(settings.weights_dir, server_pid=None if running is None else running.pid)
 
 
 def _is_cpu_build() -> bool:

@@ -135,11 +135,12 @@ def served_with(model: ModelState) -> str:
 def memory_text(memory: Memory) -> str:
     """Say what a model takes, and what was planned for it."""
     parts = []
-    for name, taken, planned in (
-        ("GPU", memory.gpu_bytes, memory.planned_gpu_bytes),
-        ("RAM", memory.ram_bytes, memory.planned_ram_bytes),
+    for name, taken, planned, following in (
+        ("GPU", memory.gpu_bytes, memory.planned_gpu_bytes, memory.next_gpu_bytes),
+        ("RAM", memory.ram_bytes, memory.planned_ram_bytes, memory.next_ram_bytes),
     ):
         plan = "" if planned is None else f"{size_text(planned)} planned"
+        plan += "" if following is None else f"{', ' if plan else ''}{size_text(following)} at its next load"
         if taken is not None:
             parts.append(f"{size_text(taken)} {name}" + (f" ({plan})" if plan else ""))
         elif plan:

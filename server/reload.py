@@ -36,6 +36,8 @@ class Taken:
     models: Difference
     voices: Difference
     warnings: tuple[str, ...]
+    later: tuple[str, ...]
+    """Models that keep the memory that they have until they are loaded again."""
 
 
 async def reload_config(app: FastAPI) -> None:
@@ -47,7 +49,7 @@ async def reload_config(app: FastAPI) -> None:
         _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
         outcome = Outcome(os.getpid(), began_at_ns, path, refused=error.message)
     else:
-        outcome = Outcome(os.getpid(), began_at_ns, path, None, taken.models, taken.voices, taken.warnings)
+        outcome = Outcome(os.getpid(), began_at_ns, path, None, taken.models, taken.voices, taken.warnings, taken.later)
         _log.warning("models.yaml was read again: %s.", "; ".join(outcome.sentences()) or "nothing has changed")
     try:
         async with app.state.reloading:  # in the order in which they began
@@ -78,7 +80,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Taken:
             await AuditLog(app.state.database).record("config.reload", config.path.name, detail, by=by)
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
-        return Taken(config, models, voices, warnings)
+        return Taken(config, models, voices, warnings, engine.later())
 
 
 def _named(config: Config) -> dict[str, Any]:

@@ -48,10 +48,13 @@ class Outcome:
     models: Difference = Difference()
     voices: Difference = Difference()
     warnings: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    """Models that keep the memory that they have until they are loaded again."""
 
     def sentences(self) -> list[str]:
         """Say what has changed; empty when nothing has."""
-        return [*self.models.sentences(), *self.voices.sentences("voices ")]
+        later = [f"at the next load, the memory that is planned now: {', '.join(self.later)}"] if self.later else []
+        return [*self.models.sentences(), *self.voices.sentences("voices "), *later]
 
 
 def write(data_dir: Path, outcome: Outcome) -> None:

@@ -119,12 +119,15 @@ def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
 def _memory(load: ModelLoad | None, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
     planned = load.served.planned_bytes if load is not None and load.served is not None else {}
     on_gpus = [size for place, size in planned.items() if place is not None]
+    later = (None if load is None else load.later_bytes) or {}
     name = None if load is None else load.id
     held = [one.used_bytes for gpu in gpus for one in gpu.holders if name is not None and one.model == name]
     known = [used for used in held if used is not None]
     return Memory(
         planned_gpu_bytes=sum(on_gpus) or None,
         planned_ram_bytes=planned.get(None),
+        next_gpu_bytes=sum(size for place, size in later.items() if place is not None) or None,
+        next_ram_bytes=later.get(None),
         gpu_bytes=sum(known) if known and len(known) == len(held) else None,
         ram_bytes=ram_bytes,
     )

@@ -10,6 +10,7 @@ from engine.hub.manifest import read_manifest
 from engine.hub.paths import is_there
 from engine.hub.pull import Wanted
 from engine.hub.shelf import shelved
+from server.instance import running_pid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,10 @@ def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence
     from engine.placement import plan
     from engine.placement_types import Refusal
 
-    hardware = read_hardware(settings.weights_dir) if gpus is None else imagined(gpus)
+    if gpus is None:
+        hardware = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
+    else:
+        hardware = imagined(gpus)
     folders = {model: folder for model, folder in own_folders(config, settings.weights_dir).items() if model in own}
     found = plan(config, hardware, Footprints.read(settings.data_dir), folders)
     if isinstance(found, Refusal):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.admission import Admission
+from engine.backends.vllm_end import end_engine
 from engine.backends.vllm_launch import runs_on_cpu
 from engine.backends.vllm_sleep import fall_asleep, wake_up
 from engine.backends.vllm_start import build_serving, room_of, start_engine
@@ -57,14 +58,17 @@ class VllmChat:
 
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
+        from engine.backends.vllm_inbox import receive_eagerly
+
         await asyncio.to_thread(check_folder, launch.weights)
         patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())
         watch = EngineWatch(launch.spec.id, patience)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(watch.end)
             engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
-            undo.push_async_callback(launch.starter.run, lambda: engine.shutdown(timeout=0))
+            undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
             undo.callback(watch.kill)
+            receive_eagerly(engine)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.expect(engine.is_sleeping)  # a question that costs nothing
             await engine.reset_mm_cache()
@@ -154,14 +158,14 @@ class VllmChat:
         """End the engine process; whatever still runs fails. Takes up to 3 s."""
         self._watch.end()
         self._serving.grammars.close()
-        await self._starter.run(lambda: self._engine.shutdown(timeout=5))
+        await self._starter.run(lambda: end_engine(self._engine, 5))
 
     def terminate(self) -> None:
         """End the engine process at once."""
         self._watch.end()
         self._serving.grammars.close()
         self._watch.kill()
-        self._engine.shutdown(timeout=0)  # its sockets; the processes are gone
+        end_engine(self._engine, 0)  # its sockets; the processes are gone
 
     async def _begun(self, request: ChatRequest, visit: Visit, *, stream: bool) -> Any:
         """Return what vLLM's serving returns, once the prompt is rendered and its turn has come."""

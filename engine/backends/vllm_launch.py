@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import importlib.util
 import logging
-import multiprocessing
 import os
 import queue
 import shutil
 import tempfile
 import threading
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from engine.backends import vllm_fork_server
 from engine.backends.vllm_plugin import tie_to_parent
 
 if TYPE_CHECKING:
@@ -75,16 +73,7 @@ def prepare(cpu_threads: int, *, compiles: bool) -> None:
         os.environ.update(_CPU_ENVIRONMENT)
     # Before vLLM has set up its own loggers it speaks through ours.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    multiprocessing.set_forkserver_preload(["engine.backends.vllm_preload"])
-    before = os.environ.get("LD_PRELOAD")
-    os.environ["LD_PRELOAD"] = ":".join(_preloaded_libraries())
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["LD_PRELOAD"]
-        else:
-            os.environ["LD_PRELOAD"] = before
+    vllm_fork_server.start()
 
 
 def clean_up() -> None:
@@ -154,6 +143,7 @@ _here = threading.local()  # `told`: who wants to know which processes a job of 
 
 class _ForkedEngine(ForkServerProcess):
     def start(self) -> None:
+        vllm_fork_server.ensure_running()
         super().start()
         _tell_of(self)
 
@@ -185,20 +175,6 @@ class _ForkServer(ForkServerContext):
 
 class _Spawn(SpawnContext):
     Process = _SpawnedEngine
-
-
-def _preloaded_libraries() -> list[str]:
-    """What vLLM's CPU platform puts into LD_PRELOAD of its processes: PyTorch's libgomp and tcmalloc."""
-    found = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
-    for package, pattern in (
-        ("vllm", "libs/libtcmalloc_minimal*.so*"),
-        ("torch", "lib/libgomp*.so*"),
-        ("torch", "../torch.libs/libgomp*.so*"),
-    ):
-        spec = importlib.util.find_spec(package)
-        if spec is not None and spec.origin is not None:
-            found += [str(path.resolve()) for path in sorted(Path(spec.origin).parent.glob(pattern))[:1]]
-    return found
 
 
 class StarterThread:

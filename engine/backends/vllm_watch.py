@@ -65,7 +65,11 @@ class EngineWatch:
 
     def pids(self) -> list[int]:
         """Return the processes there are of it, without their children."""
-        return [process.pid for process in list(self._processes) if process.pid is not None]
+        found = []
+        for process in list(self._processes):
+            with contextlib.suppress(ValueError):  # it has ended, and is closed
+                found.append(process.pid)
+        return [pid for pid in found if pid is not None]
 
     def _on_hang(self, how: str) -> None:
         _log.error("%s: its engine process hangs and is killed: %s.", self._model, how)

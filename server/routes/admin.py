@@ -41,4 +41,5 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
         removed=list(taken.models.removed),
         voices=ChangedVoices(**asdict(taken.voices)),
         warnings=list(taken.warnings),
+        later=list(taken.later),
     )

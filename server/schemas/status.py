@@ -27,6 +27,9 @@ class Memory(_Part):
     planned_gpu_bytes: int | None
     """On all of its GPUs together."""
     planned_ram_bytes: int | None
+    next_gpu_bytes: int | None = None
+    """What its next load takes, on all of its GPUs together, where that is not what it was loaded with."""
+    next_ram_bytes: int | None = None
     gpu_bytes: int | None
     """What its processes hold on GPUs, by the driver."""
     ram_bytes: int | None

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.hardware import GIB, HardwareError, imagined, read_hardware
+from engine.placement_needs import devices_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +50,20 @@ def test_this_machine_can_be_read_with_a_driver_or_without(tmp_path: Path):
     assert found.disk_free_bytes is not None
     assert found.gpus or found.problem
     assert not found.imagined
+
+
+def test_what_a_server_and_its_children_have_in_ram_is_known_and_counts_as_free():
+    child = "held = bytearray(b'x') * (64 << 20); print('there', flush=True); input()"
+    parent = f"import subprocess, sys; held = bytearray(b'x') * (64 << 20); subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"there\n"
+        found = read_hardware(server_pid=server.pid)
+        server.kill()
+    assert 128 << 20 <= found.ram_ours_bytes < GIB
+    assert read_hardware().ram_ours_bytes == 0
+    taken = devices_of(replace(found, gpus=(), ram_available_bytes=found.ram_bytes - found.ram_ours_bytes))[-1]
+    assert (taken.foreign_bytes, taken.ours_bytes) == (0, found.ram_ours_bytes)
 
 
 @pytest.mark.parametrize(

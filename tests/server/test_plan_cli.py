@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
+from server.instance import only_one
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,3 +59,11 @@ def test_what_is_no_machine_is_a_wrong_argument(run, arguments):
 
 def test_this_machine_can_be_planned_for_with_or_without_gpus(run):
     assert run().exit_code in {0, 1}
+
+
+def test_what_the_running_server_holds_counts_as_free_and_the_output_says_so(run, tmp_path: Path):
+    huge = YAML.replace("weights_gib: 40", "weights_gib: 40000, runs_on: any")
+    (tmp_path / "models.yaml").write_text(huge)
+    assert "count as free" not in run().stdout
+    with only_one(tmp_path):  # this process is the server
+        assert "GiB that the running server has count as free" in run().stdout

@@ -1,0 +1,58 @@
+"""Ends a vLLM engine for good: its processes, then the sockets, threads and descriptors that its client has with us."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from multiprocessing.process import BaseProcess
+
+# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
+_CLOSING_SECONDS = 30.0
+_LOOK_SECONDS = 0.02
+# Its thread that watches the processes looks every second whether it is to end, and at their descriptors meanwhile.
+_WATCHED_SECONDS = 2.0
+
+
+def end_engine(engine: Any, timeout_seconds: float) -> None:
+    """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
+
+    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector: eleven descriptors and three
+    threads of every engine, until that comes by; and those of the first engine for ever, because it is among what is no
+    longer looked through (server/heap.py).
+    """
+    engine.shutdown(timeout=timeout_seconds)
+    resources = engine.engine_core.resources
+    sockets = (
+        resources.output_socket,
+        resources.input_socket,
+        resources.first_req_send_socket,
+        resources.first_req_rcv_socket,
+        resources.stats_update_socket,
+    )
+    processes = [] if resources.engine_manager is None else list(resources.engine_manager.processes)
+    # A daemon that nobody waits for: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
+    threading.Thread(
+        target=_close,
+        args=(resources.ctx, [socket for socket in sockets if socket is not None], processes),
+        name="vllm-end",
+        daemon=True,
+    ).start()
+
+
+def _close(context: Any, sockets: Iterable[Any], processes: Iterable[BaseProcess]) -> None:
+    time.sleep(_WATCHED_SECONDS)
+    for process in processes:
+        with contextlib.suppress(ValueError):  # it still runs, or somebody was quicker
+            process.close()
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    for socket in sockets:
+        while not socket.closed:
+            if time.monotonic() > deadline:
+                return  # left to the garbage collector, like vLLM does
+            time.sleep(_LOOK_SECONDS)
+    context.destroy(linger=0)
