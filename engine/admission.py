@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import OverloadedError
 from engine.fair_queue import Claim, FairQueue, Urgency
+from engine.visit import Ticket, Visit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -52,53 +53,6 @@ class _Standing(IntEnum):
     BATCH = 2
 
 
-@dataclass(slots=True)
-class Ticket:
-    """The right to run. Whoever holds it says how many tokens the answer had before leaving."""
-
-    answer_tokens: int = 0
-
-
-class Visit:
-    """One request at the door. `enter` waits for its turn; `answer_tokens` is kept up to date while it runs."""
-
-    def __init__(
-        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stack: AsyncExitStack
-    ) -> None:
-        self._admission = admission
-        self._request = request
-        self._sequences = sequences
-        self._stack = stack
-        self._ticket: Ticket | None = None
-
-    @property
-    def answer_tokens(self) -> int:
-        """Tokens of all its answers so far."""
-        return 0 if self._ticket is None else self._ticket.answer_tokens
-
-    @answer_tokens.setter
-    def answer_tokens(self, tokens: int) -> None:
-        if self._ticket is not None:
-            self._ticket.answer_tokens = tokens
-
-    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
-        """Ask whoever sent it, then wait for its turn. Both numbers are of all its sequences together."""
-        request = self._request
-        if request.before_turn is not None:
-            await request.before_turn(prompt_tokens, longest_answer_tokens)
-        turn = self._admission.enter(
-            request.owner,
-            prompt_tokens=prompt_tokens,
-            max_tokens=longest_answer_tokens // self._sequences,
-            sequences=self._sequences,
-            weight=request.queue_share,
-            urgency=request.urgency,
-        )
-        self._ticket = await self._stack.enter_async_context(turn)
-        if request.on_turn is not None:
-            request.on_turn()
-
-
 class Admission:
     """The door of one loaded model. Made and used in one event loop."""
 
@@ -112,6 +66,7 @@ class Admission:
         self._kv_tokens = 0
         self._closed: Callable[[], Exception] | None = None
         self._visits = 0
+        self._here: dict[str, int] = {}  # visits by owner
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._mean_answer_tokens = 256.0
@@ -129,9 +84,26 @@ class Admission:
 
     @asynccontextmanager
     async def visit(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[Visit]:
-        """Accompany one request from its arrival to its end; it enters when its size is known."""
-        async with self.presence(), AsyncExitStack() as stack:
-            yield Visit(self, request, sequences, stack)
+        """Accompany one request from its arrival to its end; it enters when its size is known.
+
+        Raises `OverloadedError` at once, before any work is done for it, where it could only be refused later.
+        """
+        if request.urgency == Urgency.INTERACTIVE:
+            self._refuse_more_than_a_share(request.owner)
+        here = self._here
+        here[request.owner] = here.get(request.owner, 0) + 1
+        try:
+            async with self.presence(), AsyncExitStack() as stack:
+                yield Visit(self, request, sequences, stack)
+        finally:
+            here[request.owner] -= 1
+            if not here[request.owner]:
+                del here[request.owner]
+
+    def _refuse_more_than_a_share(self, owner: str) -> None:
+        most = self._room.sequences + self._room.waiting
+        if self._visits >= most and self._here.get(owner, 0) * len(self._here) >= most:
+            raise self._overloaded()
 
     @asynccontextmanager
     async def presence(self) -> AsyncIterator[None]:
@@ -233,7 +205,7 @@ class Admission:
             turn.set_exception(self._overloaded())
 
     def _overloaded(self) -> OverloadedError:
-        ahead = self._queue.count(Urgency.INTERACTIVE) + 1
+        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._visits - self._room.sequences) + 1
         seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
         return OverloadedError(
             "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",

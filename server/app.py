@@ -12,6 +12,7 @@ from engine import Config, Engine, ImageLimits
 from server import errors
 from server.access_log import open_access_log
 from server.cors import Cors
+from server.crowd import Crowd
 from server.dependencies import Access
 from server.drain import Drain
 from server.hangup import ClientGoneError, client_gone
@@ -57,9 +58,11 @@ class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the app: first the request's id and access line, then web pages, the server's end, and the key."""
-        app: ASGIApp = Gate(Authentication(super().build_middleware_stack()))
-        origins = self.state.settings.cors_origins
+        """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
+        settings: Settings = self.state.settings
+        crowd = Crowd(super().build_middleware_stack(), settings.max_running_requests)
+        app: ASGIApp = Gate(Authentication(crowd))
+        origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 
     def openapi(self) -> dict[str, Any]:

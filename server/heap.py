@@ -1,23 +1,29 @@
-"""Keeps Python's cyclic garbage collector off what stays for good: the modules and tables of vLLM, torch and our own.
+"""The server's memory: what stays is kept from the garbage collector, what a burst took goes back to the system.
 
-They are about a million objects. Looking through them over and over costs every request, and halts all streams for
-a third of a second each time.
+The modules and tables of vLLM, torch and our own are about a million objects. Looking through them over and over costs
+every request, and halts all streams for a third of a second each time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import ANSWERS
 
 if TYPE_CHECKING:
     from engine import Engine
+    from server.drain import Drain
 
 _LOOK_SECONDS = 0.5
 # Python's own are 700, 10, 10: with hundreds of streams the first is reached within one engine step.
 _THRESHOLDS = (20_000, 20, 20)
+_TRIM_SECONDS = 10.0
+_GROWN = 1.03
 
 
 async def freeze_when_settled(engine: Engine) -> None:
@@ -30,3 +36,22 @@ async def freeze_when_settled(engine: Engine) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
     gc.collect()
     gc.freeze()
+
+
+async def give_back_when_idle(drain: Drain) -> None:
+    """Return what the C library keeps after a burst, at moments in which nothing runs. It keeps the peak by itself."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:  # not glibc
+        return
+    kept = 0
+    while True:
+        await asyncio.sleep(_TRIM_SECONDS)
+        if not drain.running and _resident_bytes() > kept * _GROWN:
+            gc.collect()  # quick: what stays is frozen
+            await asyncio.to_thread(trim, 0)
+            kept = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

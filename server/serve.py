@@ -18,7 +18,7 @@ import uvicorn
 from server.addresses import is_loopback
 from server.app import create_app
 from server.banner import Banner
-from server.heap import freeze_when_settled
+from server.heap import freeze_when_settled, give_back_when_idle
 from server.instance import only_one
 from server.protocol import HearthProtocol
 from server.reload import reload_config
@@ -139,6 +139,7 @@ class _Server(uvicorn.Server):
         self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
         for follow in (self._banner.follow, self._systemd.follow, freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
+        self._tasks.append(asyncio.create_task(give_back_when_idle(self._app.state.drain)))
         self._tasks.append(asyncio.create_task(self._end_when_hopeless()))
         self._systemd.listening()
 

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")
+    max_running_requests: int = Field(
+        1024, ge=1, description="of all keys; more of a key that has its share are refused at once (503)"
+    )
     max_messages: int = Field(2048, ge=1, le=4096, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
     max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")

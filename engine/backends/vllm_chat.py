@@ -27,9 +27,9 @@ from engine.weights import check_folder
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine.admission import Visit
     from engine.backends.vllm_start import Launch
     from engine.types import ChatResult, ChatStep, TextRequest
+    from engine.visit import Visit
 
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 _WARM_UP = "one two three four five six seven eight nine ten " * 4

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.admission import Admission, Room
 from engine.errors import OverloadedError
 from engine.fair_queue import PATIENCE_SECONDS, Urgency
+from engine.types import ChatRequest
 
 
 @dataclass
@@ -309,3 +310,25 @@ async def test_a_thousand_owners_are_let_in_and_forgotten():
     await asyncio.gather(*(one(owner) for owner in range(1500)))
     assert (door.running, door.waiting) == (0, 0)
     assert len(door._queue._counters) < 1500
+
+
+async def test_more_than_a_share_is_refused_before_any_work_is_done_for_it():
+    door = Admission(Room(sequences=2, waiting=4))
+
+    def request(owner: str, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:
+        return ChatRequest(request_id="r", model="m", messages=[], owner=owner, urgency=urgency)
+
+    async with AsyncExitStack() as stack:
+        for _ in range(6):  # so many can run or wait; none has been sized yet
+            await stack.enter_async_context(door.visit(request("flooder"), 1))
+        with pytest.raises(OverloadedError) as refusal:
+            await stack.enter_async_context(door.visit(request("flooder"), 1))
+        assert refusal.value.retry_after_seconds >= 1
+        await stack.enter_async_context(door.visit(request("flooder", Urgency.BATCH), 1))
+        for _ in range(3):  # a neighbour's share is half
+            await stack.enter_async_context(door.visit(request("neighbour"), 1))
+        with pytest.raises(OverloadedError):
+            await stack.enter_async_context(door.visit(request("neighbour"), 1))
+    async with door.visit(request("flooder"), 1):
+        pass
+    assert door._here == {}

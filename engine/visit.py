@@ -1,0 +1,62 @@
+"""One request at the door of its model: it is here from its arrival on, and enters when its size is known.
+
+In what order requests enter is admission.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from engine.admission import Admission
+    from engine.types import ChatRequest, TextRequest
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The right to run. Whoever holds it says how many tokens the answer had before leaving."""
+
+    answer_tokens: int = 0
+
+
+class Visit:
+    """One request at the door. `enter` waits for its turn; `answer_tokens` is kept up to date while it runs."""
+
+    def __init__(
+        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stack: AsyncExitStack
+    ) -> None:
+        self._admission = admission
+        self._request = request
+        self._sequences = sequences
+        self._stack = stack
+        self._ticket: Ticket | None = None
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all its answers so far."""
+        return 0 if self._ticket is None else self._ticket.answer_tokens
+
+    @answer_tokens.setter
+    def answer_tokens(self, tokens: int) -> None:
+        if self._ticket is not None:
+            self._ticket.answer_tokens = tokens
+
+    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
+        """Ask whoever sent it, then wait for its turn. Both numbers are of all its sequences together."""
+        request = self._request
+        if request.before_turn is not None:
+            await request.before_turn(prompt_tokens, longest_answer_tokens)
+        turn = self._admission.enter(
+            request.owner,
+            prompt_tokens=prompt_tokens,
+            max_tokens=longest_answer_tokens // self._sequences,
+            sequences=self._sequences,
+            weight=request.queue_share,
+            urgency=request.urgency,
+        )
+        self._ticket = await self._stack.enter_async_context(turn)
+        if request.on_turn is not None:
+            request.on_turn()

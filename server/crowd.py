@@ -1,0 +1,59 @@
+"""Bounds how many requests run at once in this process, before anything is read of them, fairly between keys.
+
+What a key may have running at most is limits.py's, who waits for a model the engine's: this is for the flood beyond all
+of that, which costs least where it is refused first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from server.errors import ApiError
+from server.middleware import OPEN_PATHS
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from server.access_log import RequestRecord
+
+
+class Crowd:
+    """Stands behind the authentication. Who came without a key counts as one."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._running: dict[str | None, int] = {}
+        self._sum = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it; other scopes pass through."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        record: RequestRecord = scope["state"]["record"]
+        owner = record.key
+        if self._sum >= self._most and self._running.get(owner, 0) * len(self._running) >= self._most:
+            error = _crowded()
+            record.error_code = error.code
+            await error.response()(scope, receive, send)
+            return
+        self._sum += 1
+        self._running[owner] = self._running.get(owner, 0) + 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._sum -= 1
+            self._running[owner] -= 1
+            if not self._running[owner]:
+                del self._running[owner]
+
+
+def _crowded() -> ApiError:
+    return ApiError(
+        503,
+        "server_overloaded",
+        "Too many requests run here at the same time. Try again in a few seconds, or send fewer at once.",
+        type="server_error",
+        headers={"Retry-After": "5"},
+    )
