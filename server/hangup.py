@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from starlette.responses import Response
 
@@ -35,35 +35,53 @@ def shutting_down() -> ApiError:
     )
 
 
-async def until_hangup(work: Coroutine[Any, Any, _T], receive: Receive, drain: Drain) -> _T:
-    """Await `work`; if the client leaves or the drain expires, cancel it first and wait until it has ended.
+class Hangup:
+    """`async with`: cancels what runs in the block when the client leaves or the drain expires, and waits for its end.
 
-    The body must have been read: then the only message left to `receive` is the disconnect.
-    Raises `ClientGoneError`, or the `ApiError` of a server that shuts down, or what `work` raises.
+    It runs in the same task, without a step of the event loop between: under load each costs a token's time.
+    The body must have been read: then the only message left to `receive` is the disconnect. Raises
+    `ClientGoneError`, or the `ApiError` of a server that shuts down.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait((task, gone, drain.expired), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-    finally:
-        await _cancel(task)
-        await _cancel(gone)
-    raise shutting_down() if drain.expired.done() else ClientGoneError
+
+    def __init__(self, receive: Receive, drain: Drain) -> None:
+        self._receive = receive
+        self._expired = drain.expired
+        self._reason: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to watch."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # we are in a coroutine
+        self._task, self._cancelling = task, task.cancelling()
+        self._gone = asyncio.ensure_future(_disconnect(self._receive))
+        self._gone.add_done_callback(self._interrupt)
+        self._expired.add_done_callback(self._interrupt)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop watching; tell why if that is what ended the block."""
+        self._expired.remove_done_callback(self._interrupt)
+        self._gone.remove_done_callback(self._interrupt)
+        self._gone.cancel()
+        if self._reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
+            return
+        raise (shutting_down() if self._reason is self._expired else ClientGoneError) from None
+
+    def _interrupt(self, reason: asyncio.Future[None]) -> None:
+        if self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+
+async def until_hangup(work: Coroutine[Any, Any, _T], receive: Receive, drain: Drain) -> _T:
+    """Await `work` in such a block, and return what it returns."""
+    async with Hangup(receive, drain):
+        return await work
 
 
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    if not task.done():
-        task.cancel()
-        await asyncio.wait((task,))
-    if not task.cancelled():
-        task.exception()  # seen: asyncio does not complain about it
 
 
 async def client_gone(_: Request, __: Exception) -> Response:

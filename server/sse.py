@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.responses import Response
 
 from server.errors import to_api_error
-from server.hangup import ClientGoneError, until_hangup
+from server.hangup import ClientGoneError, Hangup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from server.access_log import RequestRecord
     from server.drain import Drain
@@ -36,29 +36,24 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + msgspec.json.encode({"error": error.body()}) + b"\n\n"
 
 
-async def event_stream(
-    request: Request,
+def event_stream(
     events: AsyncGenerator[bytes, None],
     *,
     drain: Drain,
     keep_alive_seconds: float,
     failure: Callable[[ApiError], bytes] = error_event,
 ) -> Response:
-    """Start `events` and answer with them, each item one write; `failure` encodes a failure after the start.
+    """Answer with `events`, each item one write; `failure` encodes a failure after the start.
 
-    Waits for the first item, so that a failure before it keeps its HTTP status; if that takes longer than
+    Nothing is sent before the first item, so that a failure before it keeps its HTTP status; if that takes longer than
     `keep_alive_seconds`, the stream opens all the same and a comment goes out in every such interval.
     """
-    first = await _begun(request, events, drain, keep_alive_seconds)
-    return _StreamedBody(first, events, drain, "text/event-stream", keep_alive_seconds, failure)
+    return _StreamedBody(events, drain, "text/event-stream", keep_alive_seconds, failure)
 
 
-async def file_stream(
-    request: Request, pieces: AsyncGenerator[bytes, None], *, media_type: str, drain: Drain
-) -> Response:
-    """Start `pieces` of a file and answer with them; the first is waited for, however long it takes."""
-    first = await _begun(request, pieces, drain, None)
-    return _StreamedBody(first, pieces, drain, media_type, None, None)
+def file_stream(pieces: AsyncGenerator[bytes, None], *, media_type: str, drain: Drain) -> Response:
+    """Answer with `pieces` of a file; the first is waited for, however long it takes."""
+    return _StreamedBody(pieces, drain, media_type, None, None)
 
 
 async def with_keep_alive(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
@@ -81,33 +76,11 @@ async def with_keep_alive(events: AsyncGenerator[bytes, None], seconds: float) -
         await events.aclose()
 
 
-async def _begun(
-    request: Request, pieces: AsyncGenerator[bytes, None], drain: Drain, longest_seconds: float | None
-) -> asyncio.Future[bytes]:
-    """Return the first of `pieces`, after that time perhaps still to come. If it fails they are closed."""
-    first = asyncio.ensure_future(anext(pieces, b""))
-    try:
-        await until_hangup(_settled(first, longest_seconds), request.receive, drain)
-        if first.done():
-            first.result()
-    except BaseException:
-        first.cancel()
-        await asyncio.wait((first,))
-        await pieces.aclose()
-        raise
-    return first
-
-
-async def _settled(first: asyncio.Future[bytes], seconds: float | None) -> None:
-    await asyncio.wait((first,), timeout=seconds)
-
-
 class _StreamedBody(Response):
     """Without `failure` a body that fails is not ended, and the connection closed: so the client knows."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  # of this file alone
+    def __init__(
         self,
-        first: asyncio.Future[bytes],
         events: AsyncGenerator[bytes, None],
         drain: Drain,
         media_type: str,
@@ -116,42 +89,88 @@ class _StreamedBody(Response):
     ) -> None:
         super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
-        self._first = first
         self._events = events
         self._drain = drain
         self._keep_alive_seconds = keep_alive_seconds
         self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until they end, the client leaves, or the server does."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
         record: RequestRecord = scope["state"]["record"]
+        out = _Body(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         last = b""
         try:
-            await until_hangup(self._pump(send), receive, self._drain)
+            async with Hangup(receive, self._drain):
+                await self._pump(out)
         except ClientGoneError:
+            if not out.begun:
+                raise
             record.status = 499
             return
-        except Exception as error:  # noqa: BLE001  # the status is sent: what goes wrong now can only be an event
-            api_error = to_api_error(error)
+        except Exception as error:
+            if not out.begun:
+                raise
+            api_error = to_api_error(error)  # the status is sent: what goes wrong now can only be an event
             record.error_code = api_error.code
             if self._failure is None:
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)
                 return
             last = self._failure(api_error)
-        await send({"type": "http.response.body", "body": last})
+        await out.end(last)
 
-    async def _pump(self, send: Send) -> None:
-        try:
-            while not self._first.done():
-                await asyncio.wait((self._first,), timeout=self._keep_alive_seconds)
-                if not self._first.done():
-                    await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
-            await send({"type": "http.response.body", "body": self._first.result(), "more_body": True})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        finally:
-            if not self._first.done():
-                self._first.cancel()
-                await asyncio.wait((self._first,))
-            await self._events.aclose()
+    async def _pump(self, out: _Body) -> None:
+        async with aclosing(self._events) as events:
+            async with _Comments(out, self._keep_alive_seconds):
+                first = await anext(events, b"")
+            await out.write(first)
+            async for event in events:
+                await out.write(event)
+
+
+class _Body:
+    """What has been sent of the answer."""
+
+    def __init__(self, send: Send, start: Message) -> None:
+        self._send = send
+        self._start = start
+        self.begun = False
+
+    async def write(self, data: bytes) -> None:
+        if not self.begun:
+            await self._send(self._start)
+            self.begun = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, last: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": last})
+
+
+class _Comments:
+    """`async with`: a comment in every such interval, from a task of its own. None: none."""
+
+    def __init__(self, out: _Body, seconds: float | None) -> None:
+        self._out = out
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        if self._seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._begin, self._seconds)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:  # never in the middle of a comment
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            if not self._task.cancelled():
+                self._task.result()
+
+    def _begin(self, seconds: float) -> None:
+        self._task = asyncio.create_task(self._comment(seconds))
+
+    async def _comment(self, seconds: float) -> None:
+        while True:
+            await self._out.write(_KEEP_ALIVE)
+            await asyncio.sleep(seconds)

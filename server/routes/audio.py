@@ -64,9 +64,8 @@ async def speak(
     record.model, record.stream = body.model, body.stream_format == "sse"
     chunks = engine.speech(wanted)
     if body.stream_format != "sse":
-        return await file_stream(request, as_file(chunks), media_type=MEDIA_TYPES[wanted.response_format], drain=drain)
-    return await event_stream(
-        request,
+        return file_stream(as_file(chunks), media_type=MEDIA_TYPES[wanted.response_format], drain=drain)
+    return event_stream(
         with_keep_alive(as_events(chunks, wanted), settings.keep_alive_seconds),
         drain=drain,
         keep_alive_seconds=settings.keep_alive_seconds,

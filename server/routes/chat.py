@@ -47,8 +47,7 @@ async def create_chat_completion(
             n=chat.n,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
-        return await event_stream(
-            request,
+        return event_stream(
             events_of(engine.chat_stream(chat), encoder, record, head=encoder.start()),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,

@@ -42,8 +42,7 @@ async def create_completion(
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         encoder = TextChunkEncoder(id_=id_, created=created, model=text.model, include_usage=include_usage)
-        return await event_stream(
-            request,
+        return event_stream(
             events_of(engine.text_stream(text), encoder, record),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,

@@ -52,8 +52,7 @@ async def create_images(
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
         sent = streamed(events, delivery, wanted, progress=progress)
-        return await event_stream(
-            request,
+        return event_stream(
             with_keep_alive(sent, settings.keep_alive_seconds),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,

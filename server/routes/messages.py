@@ -48,8 +48,7 @@ async def create_message(
     id_ = f"msg_{chat.request_id}"
     if body.stream:
         encoder = messages_answer.EventEncoder(id_=id_, model=chat.model)
-        return await event_stream(
-            request,
+        return event_stream(
             events_of(engine.chat_stream(chat), encoder, record, naming=names.as_sent()),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,

@@ -51,8 +51,7 @@ async def create_response(
     naming = named_as_sent(conversation)
     steps = events_of(engine.chat_stream(chat), events, record, head=events.start(), naming=naming)
     if body.stream:
-        return await event_stream(
-            request,
+        return event_stream(
             steps,
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,

@@ -93,12 +93,12 @@ class Streaming:
     async def _events(self, request: Request) -> Response:
         await request.body()
         drain = request.app.state.drain
-        return await event_stream(request, self._pieces("events"), drain=drain, keep_alive_seconds=5)
+        return event_stream(self._pieces("events"), drain=drain, keep_alive_seconds=5)
 
     async def _file(self, request: Request) -> Response:
         await request.body()
         drain = request.app.state.drain
-        return await file_stream(request, self._pieces("file"), media_type="audio/wav", drain=drain)
+        return file_stream(self._pieces("file"), media_type="audio/wav", drain=drain)
 
     async def _whole(self, request: Request) -> Response:
         await request.body()
