@@ -32,6 +32,7 @@ _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 _IMAGINED_RAM_GIB = 64
 _IMAGINED_CORES = 16
+_NO_NVIDIA = "this machine has no NVIDIA GPU"
 
 
 class HardwareError(EngineError):
@@ -164,11 +165,11 @@ def _read_gpus(ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str | None, str |
     try:
         import pynvml
     except ImportError:
-        return (), None, "nvidia-ml-py is not installed"
+        return (), None, "nvidia-ml-py is not installed" if _has_nvidia() else _NO_NVIDIA
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return (), None, f"the NVIDIA driver does not answer: {error}"
+        return (), None, f"the NVIDIA driver does not answer: {error}" if _has_nvidia() else _NO_NVIDIA
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         found = [_read_gpu(pynvml, index, ours) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -179,6 +180,18 @@ def _read_gpus(ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str | None, str |
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _has_nvidia() -> bool:
+    """Whether there is a card, or a driver that may have one (a container sees no bus)."""
+    if any(Path("/dev").glob("nvidia*")) or Path("/proc/driver/nvidia").exists():
+        return True
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                return True
+    return False
 
 
 def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:

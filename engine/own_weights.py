@@ -1,4 +1,4 @@
-"""What a weights folder that somebody put there needs, read off its files; it decides nothing and loads nothing.
+"""Which weights are on the disk, and what a folder that somebody put there needs, read off its files; it loads nothing.
 
 Such a folder is served whatever variants models.yaml names. How much context fits is left to the plan: the folder
 is offered with its full context and with shorter ones.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.config_variants import VariantSpec
 from engine.hardware import GIB
+from engine.hub import is_complete
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,17 @@ def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpe
         if not isinstance(spec, SpeechModelSpec) and folder.is_dir():
             found[spec.id] = _variants(spec, folder)
     return found
+
+
+def variants_here(config: Config, weights_dir: Path) -> frozenset[str]:
+    """Return the folders of all variants that are on the disk, complete; voices aside, which are used side by side."""
+    return frozenset(
+        variant.id
+        for spec in config.models.values()
+        if not isinstance(spec, SpeechModelSpec)
+        for variant in spec.variants
+        if is_complete(weights_dir / variant.id)
+    )
 
 
 def _variants(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.footprints import Footprints
+from engine.placement_change import Change
 from engine.placement_needs import demo_need, devices_of, needs_of
 from engine.placement_packing import Layout, Wanted, pack
 from engine.placement_refusal import lack_of
@@ -20,7 +21,7 @@ from engine.placement_shares import placed_models, uses
 from engine.placement_types import Lack, Placed, Plan, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from engine.config import Config, ModelSpec
     from engine.config_variants import VariantSpec
@@ -50,32 +51,60 @@ def plan(
     hardware: Hardware,
     footprints: Footprints | None = None,
     folders: Mapping[str, tuple[VariantSpec, ...]] = _NO_FOLDERS,
+    here: Collection[str] | None = None,
 ) -> Plan | Refusal:
     """Place every model of models.yaml.
 
     `folders` holds, for models whose own weights folder is there, what that folder is (engine/own_weights.py): it is
-    taken as it is, whatever variants models.yaml names. Nothing is read from disk, and nothing depends on the order
-    of models or GPUs.
+    taken as it is, whatever variants models.yaml names. `here` holds the folders of variants that are on the disk:
+    then only those are planned with, which is what can be served now, and demos for models that have none. None: all
+    of them, which is what is worth fetching. Nothing is read from disk, and nothing depends on the order of models or
+    GPUs.
     """
-    devices = devices_of(hardware)
     footprints = footprints or Footprints()
+    found = _planned(config, hardware, footprints, folders, here)
+    if isinstance(found, Plan):
+        return found
+
+    def fits(config: Config, hardware: Hardware) -> bool:
+        return isinstance(_planned(config, hardware, footprints, folders, here), Plan)
+
+    if found.of_memory:
+        found = replace(found, change=Change(config, hardware, folders, fits).smallest(found))
+    return Refusal(hardware, found)
+
+
+def _planned(
+    config: Config,
+    hardware: Hardware,
+    footprints: Footprints,
+    folders: Mapping[str, tuple[VariantSpec, ...]],
+    here: Collection[str] | None,
+) -> Plan | Lack:
+    devices = devices_of(hardware)
     choices: list[Choice] = []
     unplanned: list[Placed] = []
     for spec in sorted(config.models.values(), key=_rank):
-        choice = _choice(spec, folders.get(spec.id), devices, footprints)
+        choice = _choice(spec, _offered(spec, folders, here), devices, footprints, own=spec.id in folders)
         if isinstance(choice, Lack):
-            return Refusal(hardware, choice)
+            return choice
         if choice is None:
-            unplanned.append(Placed(spec.id, "unplanned", why_unplanned(spec, own=spec.id in folders)))
+            unplanned.append(
+                Placed(spec.id, "unplanned", why_unplanned(spec, own=spec.id in folders, absent=here is not None))
+            )
         else:
             choices.append(choice)
     fitted = _fit(choices, devices)
     if isinstance(fitted, Lack):
-        return Refusal(hardware, fitted)
+        return fitted
     choices, layout = fitted
     placed = [*placed_models(layout), *unplanned]
     texts = {choice.spec.id: choice for choice in choices}
-    explained = {one.id: _explained(one, texts.get(one.id), devices, folders, footprints) for one in placed}
+    offered = {spec.id: _offered(spec, folders, here) for spec in config.models.values()}
+    explained = {
+        one.id: _explained(one, texts.get(one.id), devices, offered[one.id], footprints, own=one.id in folders)
+        for one in placed
+    }
     return Plan(hardware, tuple(explained[name] for name in config.models), uses(layout, placed))
 
 
@@ -85,12 +114,22 @@ def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
     return task, "vision" in spec.capabilities, spec.id
 
 
+def _offered(
+    spec: ModelSpec, folders: Mapping[str, tuple[VariantSpec, ...]], here: Collection[str] | None
+) -> tuple[VariantSpec, ...]:
+    """Return what a model may be served with, best first. Voices stand for what is used of their folder."""
+    if spec.id in folders:
+        return folders[spec.id]
+    if here is None or isinstance(spec, SpeechModelSpec):
+        return spec.variants
+    return tuple(variant for variant in spec.variants if variant.id in here)
+
+
 def _choice(
-    spec: ModelSpec, own: tuple[VariantSpec, ...] | None, devices: Sequence[Device], footprints: Footprints
+    spec: ModelSpec, variants: Sequence[VariantSpec], devices: Sequence[Device], footprints: Footprints, *, own: bool
 ) -> Choice | Lack | None:
     """Say what a model could be served with here; None when nothing is known that could be planned with."""
-    variants = spec.variants if own is None else own
-    stands_in = own is None and spec.demo is not None
+    stands_in = not own and spec.demo is not None
     if not variants and not stands_in:
         return None
     needs = [needs_of(spec, variant, devices, footprints) for variant in variants]
@@ -142,19 +181,23 @@ def _layout(choices: Sequence[Choice], devices: Sequence[Device]) -> Layout | No
     return pack([choice.wanted() for choice in choices], devices)
 
 
-def _explained(
+def _explained(  # noqa: PLR0913 - what the words are made of
     one: Placed,
     choice: Choice | None,
     devices: Sequence[Device],
-    folders: Mapping[str, tuple[VariantSpec, ...]],
+    offered: Sequence[VariantSpec],
     footprints: Footprints,
+    *,
+    own: bool,
 ) -> Placed:
     if choice is None:
         return one
     spec = choice.spec
-    all_needs = [needs_of(spec, variant, devices, footprints) for variant in folders.get(spec.id, spec.variants)]
+    all_needs = [needs_of(spec, variant, devices, footprints) for variant in offered]
     if choice.demo is not None:
         smallest = [needs for needs in all_needs if needs]
-        return replace(one, state="demo", variant=None, why=why_demo(spec, smallest, devices) + turns_line(one))
+        why = "The demo answers: none of its variants is here." if spec.variants and not offered else ""
+        why = why or why_demo(spec, smallest, devices)
+        return replace(one, state="demo", variant=None, why=why + turns_line(one))
     alone = {needs[0].variant.id for needs in choice.variants}
-    return replace(one, why=why_placed(one, all_needs, alone, devices, own=spec.id in folders))
+    return replace(one, why=why_placed(one, all_needs, alone, devices, own=own))

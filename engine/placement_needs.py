@@ -24,6 +24,9 @@ DEFAULT_CONTEXT = 8192
 # Left free on every device: what the driver, a display and fragmentation take.
 _GPU_MARGIN, _GPU_MARGIN_LEAST = 0.05, GIB // 2
 _RAM_MARGIN, _RAM_MARGIN_LEAST = 0.10, 2 * GIB
+# What others hold of RAM changes every second: it counts in steps of an eighth of the machine, rounded up, so that the
+# plan stays the same from one look to the next.
+_RAM_STEPS, _RAM_STEP_LEAST, _RAM_STEP_MOST = 8, GIB, 16 * GIB
 # A demo with the libraries that it loads: in RAM 0.6 to 0.7 GiB, measured; on a GPU mostly CUDA's context.
 _DEMO_GIB = {"gpu": 1.25, "ram": 0.75}
 
@@ -44,9 +47,15 @@ def devices_of(hardware: Hardware) -> tuple[Device, ...]:
     ]
     if hardware.ram_for_models_bytes is not None:
         return (*gpus, Device(None, "RAM", hardware.ram_for_models_bytes, 0, 0))
-    taken = hardware.ram_bytes - hardware.ram_available_bytes - hardware.ram_ours_bytes
+    taken = in_steps(hardware.ram_bytes - hardware.ram_available_bytes - hardware.ram_ours_bytes, hardware.ram_bytes)
     margin = max(_RAM_MARGIN_LEAST, int(_RAM_MARGIN * hardware.ram_bytes))
     return (*gpus, Device(None, "RAM", hardware.ram_bytes, taken, margin, ours_bytes=hardware.ram_ours_bytes))
+
+
+def in_steps(taken_bytes: int, ram_bytes: int) -> int:
+    """Return what others hold of RAM as the plan counts it: never less than it is."""
+    step = min(_RAM_STEP_MOST, max(_RAM_STEP_LEAST, ram_bytes // _RAM_STEPS))
+    return -(-max(0, taken_bytes) // step) * step
 
 
 def needs_of(

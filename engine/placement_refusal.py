@@ -1,4 +1,7 @@
-"""Says by how much models do not fit, and finds the smallest change that would make them fit."""
+"""Says by how much models do not fit, with the numbers, and what would make a single one fit.
+
+Changes that make all of them fit are engine/placement_change.py's.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,24 @@ if TYPE_CHECKING:
     from engine.config import ModelSpec
     from engine.placement_types import Device, Need
 
-_GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
-_CONTEXT_STEP = 1024
-_SHORTEST_CONTEXT = 2048
+GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
+CONTEXT_STEP = 1024
+SHORTEST_CONTEXT = 2048
 
 
 def lack_of(specs: Sequence[ModelSpec], needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Lack:
-    """Explain why a model does not fit alone (`needs`: of each variant), or several not together (of each model)."""
-    names = tuple(spec.id for spec in specs)
-    found = _alone(names[0], needs, devices) if len(names) == 1 else _together(names, needs, devices)
-    return Lack(names, *found)
+    """Explain why a model does not fit alone (`needs`: of each variant), or several not together (of each model).
+
+    The change of a `Lack` of memory is what would do for a model alone; of several it is left open.
+    """
+    if len(specs) > 1:
+        return _together(specs, needs, devices)
+    message, needed, available, change = _alone(specs[0].id, needs, devices)
+    options = [need for choice in needs for need in choice]
+    able = any(need.runs_on(device) for need in options for device in devices)
+    split = min((max(1, need.split) for need in options), default=1)
+    on_gpus = any(need.split for need in options)
+    return Lack((specs[0].id,), message, needed, available, change, of_memory=able, on_gpus=on_gpus, split=split)
 
 
 def gib(size: float) -> str:
@@ -77,7 +88,8 @@ def _missing(need: Need, device: Device) -> int:
 def _there(device: Device) -> str:
     parts = [f"{gib(device.margin_bytes)} stay free"]
     if device.foreign_bytes:
-        parts.insert(0, f"{gib(device.foreign_bytes)} are taken by others")
+        most = "up to " if device.index is None else ""
+        parts.insert(0, f"{most}{gib(device.foreign_bytes)} are taken by others")
     if device.ours_bytes:
         parts.append(f"{gib(device.ours_bytes)} that the running server has count as free")
     return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
@@ -89,8 +101,8 @@ def _change(need: Need, device: Device, missing: int) -> str:
     if need.context_length and need.chat_bytes and not need.fixed_kv and need.share is None:
         chats = need.kv_bytes / need.chat_bytes
         per_token = need.chat_bytes / need.context_length
-        shorter = int((need.kv_bytes - missing) / chats / per_token) // _CONTEXT_STEP * _CONTEXT_STEP
-        if shorter >= _SHORTEST_CONTEXT:
+        shorter = int((need.kv_bytes - missing) / chats / per_token) // CONTEXT_STEP * CONTEXT_STEP
+        if shorter >= SHORTEST_CONTEXT:
             changes.append(f"context_length: {shorter} in place of {need.context_length}")
     if device.foreign_bytes >= missing:
         changes.append(f"end the other processes there, which hold {gib(device.foreign_bytes)}")
@@ -104,24 +116,35 @@ def _more_memory(need: Need, device: Device, missing: int) -> str:
         return f"{gib(missing)} more RAM"
     # The margin grows with the GPU, so it is counted anew for each size
     needed = _least(need, device) + device.foreign_bytes
-    enough = (size for size in _GPU_SIZES_GIB if size * GIB - max(GIB // 2, int(0.05 * size * GIB)) >= needed)
+    enough = (size for size in GPU_SIZES_GIB if size * GIB - max(GIB // 2, int(0.05 * size * GIB)) >= needed)
     size = next(enough, None)
     named = f"{need.split} GPUs" if need.split > 1 else "a GPU"
     return f"{named} of {size} GiB" if size else f"{named} with {gib(missing)} more, or a smaller variant"
 
 
-def _together(
-    names: Sequence[str], needs: Sequence[Sequence[Need]], devices: Sequence[Device]
-) -> tuple[str, int, int, str]:
+def _together(specs: Sequence[ModelSpec], needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Lack:
     ram = devices[-1]
-    in_ram = [min(choice, key=lambda need: need.weights_bytes) for choice in needs]
-    needed = sum(_least(need, ram) if need.split == 0 else need.ram_bytes for need in in_ram)
+    smallest = {
+        spec.id: min(choice, key=lambda need: need.weights_bytes) for spec, choice in zip(specs, needs, strict=True)
+    }
+    in_ram = {name: _least(need, ram) if need.split == 0 else need.ram_bytes for name, need in smallest.items()}
+    kept = [spec.id for spec in specs if getattr(spec, "keep_loaded", False)]
+    turns = (
+        f" while {', '.join(kept)} stay{'s' if len(kept) == 1 else ''} loaded (`keep_loaded`)"
+        if kept
+        else ", even in turns"
+    )
+    needed = sum(in_ram.values())
     if needed > ram.budget_bytes:
-        missing = needed - ram.budget_bytes
-        message = f"{', '.join(names)}: together they need {gib(needed)} in RAM; there {_there(ram)}"
-        return message, needed, ram.budget_bytes, f"{gib(missing)} more RAM, or one model less"
-    needed = sum(_least(need, devices[0]) * max(1, need.split) for need in in_ram if need.split)
+        names = tuple(name for name, size in in_ram.items() if size)
+        message = (
+            f"{', '.join(names)}: together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
+        )
+        return Lack(names, message, needed, ram.budget_bytes, "")
+    on_gpus = {name: need for name, need in smallest.items() if need.split}
+    needed = sum(_least(need, devices[0]) * need.split for need in on_gpus.values())
     available = sum(device.budget_bytes for device in devices[:-1])
-    need = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit even in turns"
-    message = f"{', '.join(names)}: {need}"
-    return message, needed, available, "take a model out of models.yaml, set a `demo`, or add a smaller variant"
+    need = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
+    message = f"{', '.join(on_gpus)}: {need}"
+    split = max((need.split for need in on_gpus.values()), default=1)
+    return Lack(tuple(on_gpus), message, needed, available, "", on_gpus=True, split=split)

@@ -12,7 +12,8 @@ from engine.placement_types import Refusal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.config import ModelSpec
+    from engine.config import Config, ModelSpec
+    from engine.config_variants import VariantSpec
     from engine.placement_types import Device, DeviceUse, Need, Placed, Plan
 
 
@@ -76,6 +77,19 @@ def why_demo(spec: ModelSpec, needs: Sequence[Sequence[Need]], devices: Sequence
     return f"The demo answers: {message.partition(': ')[2]}. Smallest change: {change}."
 
 
+def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> dict[str, VariantSpec]:
+    """Return, by model, the variant of `best` that is better than what `now` has; voices aside."""
+    found: dict[str, VariantSpec] = {}
+    for model, variant in ({} if isinstance(best, Refusal) else best.chosen).items():
+        spec = config.models[model]
+        served = None if isinstance(now, Refusal) else now.chosen[model]
+        if variant not in spec.variants or isinstance(spec, SpeechModelSpec):  # or a folder of the operator's own
+            continue
+        if served is None or spec.variants.index(variant) < spec.variants.index(served):
+            found[model] = variant
+    return found
+
+
 def turns_line(one: Placed) -> str:
     """Say how a model leaves its device to another, after a space; nothing of one that stays."""
     if one.swap_by is None:
@@ -84,10 +98,12 @@ def turns_line(one: Placed) -> str:
     return f" Takes turns: {how[one.swap_by]}."
 
 
-def why_unplanned(spec: ModelSpec, *, own: bool) -> str:
+def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool = False) -> str:
     """Say why a model is left out of the account."""
     if own:
         return f"The folder {spec.weights} does not say how large it is; keep enough memory free for it."
+    if absent and spec.variants:
+        return "None of its variants is here, and models.yaml names no demo."
     return "No variants and no demo in models.yaml: it is loaded only if its weights folder is there."
 
 
@@ -106,9 +122,11 @@ def use_line(use: DeviceUse) -> str:
     device = use.device
     name = "RAM" if device.index is None else f"GPU {device.index}"
     line = f"{name}: {gib(use.used_bytes)} of {gib(device.budget_bytes)} planned, {gib(device.margin_bytes)} stay free"
-    others = f", {gib(device.foreign_bytes)} taken by others" if device.foreign_bytes else ""
+    most = "up to " if device.index is None else ""
+    others = f", {most}{gib(device.foreign_bytes)} taken by others" if device.foreign_bytes else ""
     ours = f"; {gib(device.ours_bytes)} that the running server has count as free" if device.ours_bytes else ""
-    return line + others + ours
+    idle = "" if use.used_bytes or device.index is None else "; nothing is planned on it: it stays idle"
+    return line + others + ours + idle
 
 
 def where(one: Placed) -> str:

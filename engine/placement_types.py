@@ -132,6 +132,12 @@ class Lack:
     needed_bytes: int
     available_bytes: int
     change: str
+    of_memory: bool = True
+    """False: there is no device of the right kind, and no memory would help."""
+    on_gpus: bool = False
+    """Whether GPUs are too small; else RAM is."""
+    split: int = 1
+    """Over how many GPUs the model is split at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from engine.footprints import Footprints
 from engine.hardware import GIB, read_hardware, with_ram
 from engine.holdings import Shares
 from engine.hub import is_complete
-from engine.own_weights import own_folders
+from engine.own_weights import own_folders, variants_here
 from engine.placement import plan
 from engine.placement_needs import demo_need
+from engine.placement_report import better_ones
 from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
 from engine.placement_types import Plan, Refusal
 from engine.residency import Residency, Room
@@ -54,9 +55,21 @@ class Planned:
         self._names = {gpu.index: gpu.name for gpu in hardware.gpus}
         footprints = Footprints() if data_dir is None else Footprints.read(data_dir)
         self._own = own_folders(config, weights_dir)
-        self.plan: Plan | Refusal = plan(config, hardware, footprints, self._own)
-        if isinstance(self.plan, Refusal):
-            _log.error("%s. Smallest change: %s.", self.plan.message, self.plan.change)
+        here = variants_here(config, weights_dir)
+        self.plan: Plan | Refusal = plan(config, hardware, footprints, self._own, here)
+        """What is served, of what is on the disk."""
+        self._best = plan(config, hardware, footprints, self._own)
+        self._tell(config)
+
+    def _tell(self, config: Config) -> None:
+        refused = next((found for found in (self.plan, self._best) if isinstance(found, Refusal)), None)
+        if refused is not None:
+            _log.error("%s. Smallest change: %s.", refused.message, refused.change)
+        for model, variant in better_ones(config, self._best, self.plan).items():
+            placed = self.of(model)
+            if placed is not None and placed.variant is not None:
+                what = "%s is served with %s. %s, which is better, fits this machine: hearth weights pull %s"
+                _log.info(what, model, placed.variant.id, variant.id, model)
 
     def of(self, model: str) -> Placed | None:
         """Return what the plan says of a model."""
@@ -71,8 +84,8 @@ class Planned:
         if found is None and spec.demo is not None:
             return demo.weights_dir(spec.demo), True
         if found is None:
-            placed = self.of(spec.id)
-            pull = f" 2. hearth weights pull {spec.id};" if placed and placed.variant else ""
+            best = self._best.of(spec.id) if isinstance(self._best, Plan) else None
+            pull = f" 2. hearth weights pull {spec.id};" if best and best.variant else ""
             raise LoadError(
                 f"{spec.id}: there is no folder {spec.weights!r} in the weights directory. Pick one: 1. put the "
                 f"model's files there;{pull} {3 if pull else 2}. set `demo` in models.yaml; {4 if pull else 3}. take "

@@ -86,6 +86,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.settings = settings
     app.state.config = config
     app.state.base_url = None  # known to whoever listens
+    app.state.certificate = None  # theirs, too
     app.state.terminate = False
     app.state.metrics = Metrics(lambda: app.state.config.models)
     app.state.metrics_page = KeptPage()

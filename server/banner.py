@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS
+from server.command_name import HEARTH
 
 if TYPE_CHECKING:
     from engine import Engine, ModelHealth, ModelInfo
 
-_HEARTH = ".venv/bin/hearth"  # as a person in the checkout has to type it
 _CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
 # What to try, by a model's first capability: the path, the fields, and where the answer goes.
 _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -28,12 +28,13 @@ class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
     def __init__(
-        self, base_url: str, outside_url: str | None, first_key: str | None, *, remark: str | None = None
+        self, base_url: str, outside_url: str | None, first_key: str | None, *, make_key: str, remark: str | None = None
     ) -> None:
-        """`remark`: what else whoever starts it should know."""
+        """`make_key`: the command that makes a key; `remark`: what else whoever starts it should know."""
         self._base_url = base_url
         self._outside_url = outside_url
         self._first_key = first_key
+        self._make_key = make_key
         self._remark = remark
         self._console = Console(highlight=False, soft_wrap=True)
         self._said: dict[str, str] = {}
@@ -104,13 +105,14 @@ class Banner:
         if demos:
             self._say(
                 f"On tiny demo models, which know a few dozen sentences and plain shapes: {', '.join(demos)}. For real "
-                "ones, put their files into the weights directory (docs/models-yaml.md, images.md, voices.md)."
+                f"ones: `{HEARTH} plan` shows what fits this machine, and scripts/download-weights fetches it "
+                "(docs/weights.md; voices: docs/voices.md)."
             )
         failed = len(models) - len(usable)
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
         self._say(f"\n{self._curl(usable, engine)}\n")
         if self._first_key is None:
-            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {_HEARTH} keys create --name me --tier standard)\n")
+            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {self._make_key})\n")
 
     def _curl(self, usable: list[ModelInfo], engine: Engine) -> str:
         """A request to try: a question if any model chats, else whatever the first one does."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import sys
-import time
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import Annotated
 
@@ -12,17 +12,25 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server import cli_audit, cli_doctor, cli_keys, cli_plan, cli_status, cli_usage, cli_voices, cli_weights
-from server.cli_store import refuse
-from server.instance import InstanceError, ask_to_reload
-from server.reload_outcome import wait_for
+from server import (
+    cli_audit,
+    cli_doctor,
+    cli_keys,
+    cli_plan,
+    cli_reload,
+    cli_restore,
+    cli_status,
+    cli_usage,
+    cli_voices,
+    cli_weights,
+)
+from server.instance import InstanceError
 from server.settings import SettingsError, load_settings
 from server.store import StoreError
 from server.tls import TlsError
 
 # What uvicorn says when a file is cut off, which happens on purpose: sse.py says why.
 _CUT_OFF = "ASGI callable returned without completing response."
-_RELOAD_SECONDS = 60.0  # a thousand voices on a slow disk
 
 app = typer.Typer(
     help="Hearth: chat, images and speech on your own machine.",
@@ -36,11 +44,29 @@ for command in (
     cli_status.status,
     cli_doctor.doctor,
     cli_plan.plan,
+    cli_reload.reload,
     cli_usage.usage,
     cli_audit.audit,
     cli_audit.backup,
+    cli_restore.restore,
 ):
     app.command()(command)
+
+
+def _version(*, asked: bool) -> None:
+    if asked:
+        typer.echo(f"hearth {importlib.metadata.version('hearth-inference')}")
+        raise typer.Exit
+
+
+@app.callback()
+def flags(
+    *,
+    version: Annotated[  # its callback has answered it
+        bool, typer.Option("--version", callback=lambda asked: _version(asked=asked), is_eager=True, help="Say it.")
+    ] = False,
+) -> None:
+    """Hearth: chat, images and speech on your own machine."""
 
 
 @app.command()
@@ -76,39 +102,6 @@ def serve(  # noqa: PLR0913  # one argument per flag
     except (SettingsError, StartError, TlsError, InstanceError, EngineError, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(1) from None
-
-
-@app.command()
-def reload(
-    *,
-    data_dir: Annotated[Path | None, typer.Option(help="That of the server [HEARTH_DATA_DIR, var].")] = None,
-    models: Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")] = None,
-) -> None:
-    """Have the running server read models.yaml and the voices again, and say what came of it.
-
-    No answer is cut short. Exit code 1: it was refused, or nobody knows.
-    """
-    asked_at_ns = time.monotonic_ns()
-    try:
-        settings = load_settings(data_dir=data_dir, models=models)
-        load_config(settings.models)
-        pid = ask_to_reload(settings.data_dir)
-    except (SettingsError, InstanceError, EngineError) as error:
-        refuse(str(error), code=1)
-    outcome = wait_for(settings.data_dir, pid, asked_at_ns, _RELOAD_SECONDS)
-    if outcome is None:
-        refuse(
-            f"The server (process {pid}) was asked, but does not say what came of it: it has ended, is still starting, "
-            "or is very busy. Its log tells when it reads models.yaml; then ask again.",
-            code=1,
-        )
-    if outcome.refused is not None:
-        refuse(f"The server (process {pid}) took nothing over: {outcome.refused}\nEverything stays as it was.", code=1)
-    typer.echo(f"The server (process {pid}) has read {outcome.path} again.")
-    for sentence in outcome.sentences() or ["nothing has changed"]:
-        typer.echo(f"  {sentence}")
-    for warning in outcome.warnings:
-        typer.echo(f"Warning: {warning}", err=True)
 
 
 def main() -> None:

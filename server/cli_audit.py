@@ -21,6 +21,7 @@ from server.cli_store import (
     settings_for,
 )
 from server.cli_tables import print_rich
+from server.command_name import HEARTH
 from server.moments import iso, past
 from server.store import AuditLog, Database
 from server.store.api_key import utc_now
@@ -63,7 +64,7 @@ def backup(
 
     in_store(settings_for(data_dir), copy)
     typer.echo(f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It holds hashes of the keys: keep it safe.")
-    typer.echo("How to put it back: docs/keys.md, Backup and restore.")
+    typer.echo(f"To put it back: stop the server, then {HEARTH} restore {path}")
 
 
 def _told(detail: dict[str, Any], *, changed: bool) -> str:

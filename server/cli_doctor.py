@@ -6,6 +6,7 @@ What is looked at is in the other cli_doctor files; it leaves nothing changed: a
 from __future__ import annotations
 
 import importlib.metadata
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +22,16 @@ from server.cli_doctor_files import files
 from server.cli_doctor_findings import Case, Finding
 from server.cli_doctor_machine import machine
 from server.cli_doctor_selftest import selftest
+from server.cli_doctor_tls import tls
 from server.cli_doctor_weights import weights
+from server.cli_status import standing
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, print_json
+from server.command_name import HEARTH
 from server.settings import SettingsError, load_settings
 from server.status_socket import StatusError, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from engine import Config
@@ -59,9 +63,17 @@ def doctor(  # noqa: PLR0913 - one argument per option
     if as_json:
         print_json({"well": not count["problem"], **count, "findings": [one.as_data() for one in found]})
     else:
-        typer.echo(f"\n{count['problem']} problems, {count['warning']} warnings, {count['ok']} lines are well.")
+        typer.echo(f"\n{_counted(count)}.")
     if count["problem"]:
         raise typer.Exit(1)
+
+
+def _counted(count: Mapping[str, int]) -> str:
+    problems, warnings = (
+        f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")
+    )
+    well = "1 line is well" if count["ok"] == 1 else f"{count['ok']} lines are well"
+    return ", ".join([problems, warnings, well, *([f"{count['skipped']} skipped"] if count["skipped"] else [])])
 
 
 def _show(finding: Finding) -> None:
@@ -85,13 +97,15 @@ def _findings(  # noqa: PLR0913 - the options
         settings = load_settings(data_dir=data_dir, weights_dir=weights_dir, models=models)
     except SettingsError as error:
         yield Finding("settings", "problem", str(error), "docs/settings.md has all of them")
+        yield Finding("all else", "skipped", "without settings nobody knows where to look", "correct them, then again")
         return
+    config = None
     try:
         config = load_config(settings.models)
     except EngineError as error:
         yield Finding("models", "problem", error.message, "docs/models-yaml.md explains every key")
-        return
-    yield Finding("models", "ok", f"{settings.models}: {len(config.models)} models, {len(config.tiers)} tiers")
+    else:
+        yield Finding("models", "ok", f"{settings.models}: {len(config.models)} models, {len(config.tiers)} tiers")
     running = None
     try:
         running = ask(settings.data_dir, _ANSWER_SECONDS)
@@ -101,6 +115,7 @@ def _findings(  # noqa: PLR0913 - the options
         yield _server(running)
     case = case_of(settings, config, running)
     yield from files(case)
+    yield from tls(case, time.time())
     yield from machine(case)
     yield from weights(case, full=full)
     if self_test:
@@ -111,25 +126,30 @@ def _server(running: Status | None) -> Finding:
     if running is None:
         return Finding("server", "skipped", "no server runs on this data directory", "start one: scripts/serve")
     failed = [model.id for model in running.models if model.status == "failed"]
-    told = f"process {running.pid}, version {running.version}, is {running.status}"
+    told = f"process {running.pid}, version {running.version}, {standing(running)}"
     if failed:
-        return Finding("server", "problem", f"{told}: {', '.join(failed)}", "hearth status says why; so does its log")
+        return Finding(
+            "server", "problem", f"{told}; failed: {', '.join(failed)}", f"{HEARTH} status says why; so does its log"
+        )
     return Finding("server", "ok", told)
 
 
-def case_of(settings: Settings, config: Config, running: Status | None) -> Case:
+def case_of(settings: Settings, config: Config | None, running: Status | None) -> Case:
     """Look at the machine and make the plan for it (some 100 ms)."""
     hardware = _hardware(settings, running)
     on_cpu = _is_cpu_build()
     planned = with_ram(replace(hardware, gpus=()) if on_cpu else hardware, settings.ram_gib)
-    own = own_folders(config, settings.weights_dir)
+    found = None
+    if config is not None:
+        own = own_folders(config, settings.weights_dir)
+        found = plan(config, planned, Footprints.read(settings.data_dir), own)
     return Case(
         settings=settings,
         config=config,
         hardware=hardware,
         cuda=read_cuda(),
         on_cpu_build=on_cpu,
-        plan=plan(config, planned, Footprints.read(settings.data_dir), own),
+        plan=found,
         running=running,
     )
 

@@ -1,24 +1,21 @@
-"""`hearth doctor` on files: settings that contradict each other, rights, the database, the certificate, weights."""
+"""`hearth doctor` on files: settings that contradict each other, rights, the database. TLS is cli_doctor_tls.py's."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
-import ssl
 import stat
-import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from server.addresses import is_loopback
 from server.cli_doctor_findings import Finding
+from server.cli_doctor_tls import with_running_tls
+from server.command_name import HEARTH, keys_command
 from server.store import StoreError
 from server.store.database_url import FILE_NAME
 from server.store.migrations import HEAD
 from server.store.sqlite_file import prepare
-from server.tls import TlsError, certificate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,20 +25,14 @@ if TYPE_CHECKING:
     from server.settings import Settings
 
 _BASE64 = 4 / 3
-_SOON_SECONDS = 21 * 86400
-_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
-_NOT_YET = 9
-_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
-_PEM_END = "-----END CERTIFICATE-----"
 
 
 def files(case: Case) -> Iterator[Finding]:
     """Look at all of it, but for the weights."""
     yield from settings(case.settings)
     yield from same_as_running(case)
-    yield from rights(case.settings, case.config.path)
+    yield from rights(with_running_tls(case), case.settings.models)
     yield database(case.settings)
-    yield from certificate(case.settings, time.time())
 
 
 def settings(given: Settings) -> Iterator[Finding]:
@@ -118,7 +109,7 @@ def rights(given: Settings, models: Path) -> Iterator[Finding]:
                 "rights",
                 "warning",
                 f"{folder} belongs to {_user(owner)}, and you are {_user(os.geteuid())}",
-                f"run this as the server's user: sudo -u {_user(owner)} hearth doctor",
+                f"run this as the server's user: sudo -u {_user(owner)} {HEARTH} doctor",
             )
         )
     yield from wrong or [Finding("rights", "ok", f"{folder} and the keys in it are for {_user(owner)} alone")]
@@ -169,7 +160,7 @@ def database(given: Settings) -> Finding:
     if given.database_url is not None:
         return Finding("database", "skipped", "HEARTH_DATABASE_URL is set: the self-test uses that database")
     if not file.exists():
-        return Finding("database", "ok", f"{file} is made at the first start, or by: hearth keys create")
+        return Finding("database", "ok", f"{file} is made at the first start, or by: {keys_command(given, 'create')}")
     try:
         version = prepare(file, busy_timeout_seconds=5)
     except StoreError as error:
@@ -177,72 +168,3 @@ def database(given: Settings) -> Finding:
     if version != HEAD:
         return Finding("database", "ok", f"{file} is sound; the next start brings it from {version} to schema {HEAD}")
     return Finding("database", "ok", f"{file} is sound (SQLite's quick_check), schema {HEAD}")
-
-
-def certificate(given: Settings, now: float) -> Iterator[Finding]:
-    """Say until when the certificate is valid. Nothing without one."""
-    try:
-        pair = certificate_of(given)
-    except TlsError as error:
-        yield Finding("tls", "problem", str(error))
-        return
-    if pair is None or given.tls_cert is None:
-        return
-    renew = "renew it, then: hearth reload (or systemctl reload hearth)"
-    try:
-        ends_at = _end_of(given.tls_cert, pair.context)
-    except ssl.SSLCertVerificationError as error:
-        told = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet: is the clock right?"}
-        yield Finding(
-            "tls",
-            "problem",
-            f"the certificate {given.tls_cert} {told.get(error.verify_code, error.verify_message)}",
-            renew,
-        )
-        return
-    until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
-    verdict: bool = ends_at - now > _SOON_SECONDS
-    message = f"the certificate {given.tls_cert} is valid until {until}"
-    yield Finding("tls", "ok", message) if verdict else Finding("tls", "warning", message, renew)
-    yield from _name(given, given.tls_cert, pair.context)
-
-
-def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterator[Finding]:
-    """Compare with the name that clients are told. Behind a proxy that one is the proxy's to prove."""
-    public = urlsplit(given.public_base_url or "")
-    if public.scheme != "https" or given.trusted_proxies:
-        return
-    try:
-        _end_of(cert, server_context, public.hostname)
-    except ssl.SSLCertVerificationError as error:
-        yield Finding(
-            "tls",
-            "problem",
-            f"the certificate {cert} is not for the host of HEARTH_PUBLIC_BASE_URL: {error.verify_message}",
-            "get one that names it, or correct HEARTH_PUBLIC_BASE_URL: clients refuse the server otherwise",
-        )
-
-
-def first_certificate(file: Path) -> str:
-    """Return the server's own certificate of a chain in PEM, which has to come first. Raises OSError."""
-    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(_PEM_END)
-    return own[max(own.find(_PEM_BEGIN), 0) :] + end
-
-
-def _end_of(cert: Path, server_context: ssl.SSLContext, name: str | None = None) -> float:
-    """Return when the certificate ends, by shaking hands with ourselves in memory, where it alone is trusted.
-
-    Raises ssl.SSLCertVerificationError for one that is not valid now, or not for `name`.
-    """
-    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client_context.check_hostname = name is not None
-    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client_context.load_verify_locations(cadata=first_certificate(cert))
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
-    for _ in range(3):  # hello, the server's certificate, the end
-        for side in (client, server):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    return float(ssl.cert_time_to_seconds(str((client.getpeercert() or {})["notAfter"])))

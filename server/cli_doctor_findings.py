@@ -39,12 +39,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The machine and the configuration that are looked at. `running` is the server, None where none answers."""
+    """The machine and the configuration that are looked at. `running` is the server, None where none answers.
+
+    `config` and `plan` are None where models.yaml cannot be read.
+    """
 
     settings: Settings
-    config: Config
+    config: Config | None
     hardware: Hardware
     cuda: Cuda
     on_cpu_build: bool
-    plan: Plan | Refusal
+    plan: Plan | Refusal | None
     running: Status | None

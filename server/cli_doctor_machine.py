@@ -17,6 +17,7 @@ from engine.placement_refusal import gib
 from engine.placement_report import use_line
 from engine.placement_types import Refusal
 from server.cli_doctor_findings import Finding
+from server.command_name import HEARTH
 from server.weights_progress import size_text
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ def _cuda(cuda: Cuda, driver: str) -> Finding:
 def memory(case: Case) -> Iterator[Finding]:
     """What the models need against what there is."""
     found = case.plan
-    if isinstance(found, Refusal):
+    if found is None:
+        yield Finding("memory", "skipped", "what models take is not planned, since models.yaml cannot be read")
+    elif isinstance(found, Refusal):
         yield Finding("memory", "problem", found.message, found.change)
     else:
         turns = [one.id for one in found.models if one.state == "swapped"]
@@ -157,7 +160,7 @@ def disks(case: Case) -> Iterator[Finding]:
         if disk.free < _NO_DISK_BYTES:
             yield Finding("disk", "problem", message, "make room: without it neither keys nor usage can be written")
         elif disk.free < _LITTLE_DISK * disk.total:
-            yield Finding("disk", "warning", message, "make room: `hearth weights list`, HEARTH_IMAGE_FOLDER_GIB")
+            yield Finding("disk", "warning", message, f"make room: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
         else:
             yield Finding("disk", "ok", message)
 

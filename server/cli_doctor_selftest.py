@@ -14,8 +14,9 @@ import httpx2
 
 from engine import AWAITS_TURN
 from server.cli_doctor_calls import Call, WrongAnswerError, common, of_model
-from server.cli_doctor_files import first_certificate
 from server.cli_doctor_findings import Finding
+from server.cli_doctor_tls import first_certificate
+from server.command_name import HEARTH
 from server.settings import database_url
 from server.store import Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now
@@ -24,6 +25,7 @@ from server.store.database_url import FILE_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from engine import Config
     from server.cli_doctor_findings import Case
     from server.schemas.status import Status
     from server.settings import Settings
@@ -49,6 +51,10 @@ def selftest(case: Case, *, unloaded: bool) -> Iterator[Finding]:
             "start one with scripts/serve, then run this again",
         )
         return
+    config = case.config
+    if config is None:
+        yield Finding("self-test", "skipped", "it needs a tier for its key, and models.yaml cannot be read")
+        return
     if running.base_url is None or running.status == "draining":
         yield Finding("self-test", "skipped", "the server is ending")
         return
@@ -61,7 +67,7 @@ def selftest(case: Case, *, unloaded: bool) -> Iterator[Finding]:
         )
         return
     try:
-        with _key(case) as key, _client(running, key) as client:
+        with _key(case.settings, config) as key, _client(running, key) as client:
             yield from _calls(client, running, unloaded=unloaded)
     except StoreError as error:
         yield Finding("self-test", "problem", f"its key cannot be made or deleted: {error.message}")
@@ -78,13 +84,13 @@ def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
             "self-test",
             "problem",
             f"the server does not show the certificate that {tls_cert} begins with ({_reason_of(error)})",
-            "hearth reload has the server read it again; if that does not help, something else listens at its address",
+            f"{HEARTH} reload has it read again; if that does not help, something else listens at its address",
         )
     return Finding(
         "self-test",
         "problem",
         f"the server has ended or does not answer any more ({error or type(error).__name__}); the rest was not tried",
-        "its log says why (journalctl -u hearth); hearth status tells whether it is back, then run this again",
+        f"its log says why (journalctl -u hearth); {HEARTH} status tells whether it is back, then run this again",
     )
 
 
@@ -100,14 +106,14 @@ def _reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _key(case: Case) -> Iterator[str]:
+def _key(settings: Settings, config: Config) -> Iterator[str]:
     """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
-    tier = max(case.config.tiers.values(), key=lambda one: len(one.models)).id
-    text, public_id = asyncio.run(_made(case.settings, tier))
+    tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
+    text, public_id = asyncio.run(_made(settings, tier))
     try:
         yield text
     finally:
-        asyncio.run(_deleted(case.settings, public_id))
+        asyncio.run(_deleted(settings, public_id))
 
 
 async def _made(settings: Settings, tier: str) -> tuple[str, str]:
@@ -163,7 +169,9 @@ def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterato
         if model is None:
             yield _skipped(state.id, "the widest tier does not have it")
         elif state.status == "failed":
-            yield Finding("self-test", "problem", f"{state.id} has failed: {state.reason}", "hearth reload tries again")
+            yield Finding(
+                "self-test", "problem", f"{state.id} has failed: {state.reason}", f"{HEARTH} reload tries again"
+            )
         elif state.status == "ready" or (unloaded and state.status in AWAITS_TURN):
             for call in of_model(model, _voices(client, model)):
                 yield _tried(client, call)

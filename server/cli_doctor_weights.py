@@ -14,6 +14,7 @@ from engine.placement_types import Plan
 from engine.voices.offered import Voices
 from engine.weights import check_folder
 from server.cli_doctor_findings import Finding
+from server.command_name import HEARTH
 from server.weights_progress import size_text
 
 if TYPE_CHECKING:
@@ -28,13 +29,16 @@ _SHOWN_WARNINGS = 5
 
 def weights(case: Case, *, full: bool) -> Iterator[Finding]:
     """Look at what every model is served with, then at the folders. `full` reads and hashes every byte of those."""
-    voices = Voices(case.config, case.settings.weights_dir)
-    for spec in case.config.models.values():
-        if isinstance(spec, SpeechModelSpec):
-            yield from _voices(voices, spec.id)
-        else:
-            yield _model(case, spec)
-    yield from _missing_room(case)
+    if case.config is None:
+        yield Finding("weights", "skipped", "what models are served with is not known: models.yaml cannot be read")
+    else:
+        voices = Voices(case.config, case.settings.weights_dir)
+        for spec in case.config.models.values():
+            if isinstance(spec, SpeechModelSpec):
+                yield from _voices(voices, spec.id)
+            else:
+                yield _model(case, spec)
+        yield from _missing_room(case)
     yield from _folders(case.settings.weights_dir, full=full)
 
 
@@ -47,18 +51,26 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     if variant is not None and is_complete(case.settings.weights_dir / variant.id):
         return Finding("weights", "ok", f"{spec.id}: {variant.id} is complete")
     if spec.demo is None:
-        remedy = f"hearth weights pull {spec.id}" if variant is not None else f"put a model into {own}"
+        fetched = variant is not None and variant.repository is not None
+        remedy = f"{HEARTH} weights pull {spec.id}" if fetched else f"put a model into {own}"
+        remedy += f"; or give it its demo back, `demo: {_demo(spec)}` in models.yaml"
         return Finding("weights", "problem", f"{spec.id}: no weights are here, and no demo is named", remedy)
     if variant is None or variant.repository is None:
         return Finding(
-            "weights", "ok", f"{spec.id}: the demo answers; nothing better is planned (hearth plan says why)"
+            "weights", "ok", f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)"
         )
     return Finding(
         "weights",
         "warning",
         f"{spec.id}: the demo answers, since {variant.id} is not here",
-        f"hearth weights pull {spec.id}",
+        f"{HEARTH} weights pull {spec.id}",
     )
+
+
+def _demo(spec: ChatModelSpec | ImageModelSpec) -> str:
+    if isinstance(spec, ImageModelSpec):
+        return "image"
+    return "vision" if "vision" in spec.capabilities else "chat"
 
 
 def _own(spec: ModelSpec, folder: Path) -> Finding:
@@ -82,10 +94,10 @@ def _voices(voices: Voices, model: str) -> Iterator[Finding]:
         yield Finding("voices", "warning", f"{model}: {warning.message}")
     if len(warnings) > _SHOWN_WARNINGS:
         more = len(warnings) - _SHOWN_WARNINGS
-        yield Finding("voices", "warning", f"{model}: {more} more remarks on voices", "hearth voices shows all")
+        yield Finding("voices", "warning", f"{model}: {more} more remarks on voices", f"{HEARTH} voices shows all")
     able = [voice for voice in voices.of(model) if voice.available]
     if not able:
-        yield Finding("voices", "problem", f"{model}: no voice can speak", "hearth voices says why; docs/voices.md")
+        yield Finding("voices", "problem", f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
         return
     demos = sum(voice.demo for voice in able)
     yield Finding("voices", "ok", f"{model}: {len(able)} voices can speak, {demos} of them demos")
@@ -125,14 +137,14 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
                 "weights",
                 "problem",
                 f"{one.folder} is not whole: files are missing or have another size",
-                f"hearth weights pull {one.folder} --again",
+                f"{HEARTH} weights pull {one.folder} --again",
             )
         elif one.state == "partial":
             yield Finding(
                 "weights",
                 "warning",
                 f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
-                f"hearth weights pull {one.folder} goes on; hearth weights remove {one.folder} frees the room",
+                f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
             )
         elif one.state == "complete" and full:
             yield _hashed(weights_dir / one.folder, one.folder)
@@ -144,7 +156,7 @@ def _hashed(folder: Path, name: str) -> Finding:
     except EngineError as error:
         wrong = [error.message]
     if wrong:
-        return Finding("weights", "problem", f"{name}: {'; '.join(wrong)}", f"hearth weights pull {name} --again")
+        return Finding("weights", "problem", f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
     manifest = read_manifest(folder)
     count = len(manifest.files) if manifest is not None else 0
     return Finding("weights", "ok", f"{name}: all {count} files have the content that was fetched (SHA-256)")

@@ -22,6 +22,7 @@ from server.cli_key_fields import (
 )
 from server.cli_key_limits import sentence, tiers_of, with_limits
 from server.cli_store import AsJson, config_for, in_store, key_named, print_json, read_time, refuse, settings_for
+from server.command_name import HEARTH
 from server.key_rules import check_rights, check_scopes
 from server.moments import MomentError, future, span
 from server.store import SCOPES, ApiKey, Database, KeyStore
@@ -65,7 +66,7 @@ def update(  # noqa: PLR0913 - one argument per option
         images_per_day=images_per_day,
     )
     if not changes:
-        refuse("Nothing to change. Name what is to be different; see hearth keys update --help.")
+        refuse(f"Nothing to change. Name what is to be different; see {HEARTH} keys update --help.")
     settings, named = settings_for(**context.obj), key_named(public_id)
     key = in_store(settings, lambda database: _updated(database, settings, named, changes))
     tiers = tiers_of(settings)
@@ -129,7 +130,7 @@ def expire(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Set when a key ends, or that it does not. A key that has expired works again with a later end."""
     if sum((at is not None, in_ is not None, never)) != 1:
-        refuse("Say when it ends: one of --at 2027-01-31, --in 90d, --never. To end it now: hearth keys revoke.")
+        refuse(f"Say when it ends: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
     given = at if at is not None else in_
     option = "--at" if at is not None else "--in"
     end = None if given is None else read_time(option, given, future, utc_now())

@@ -40,6 +40,7 @@ from server.cli_store import (
     settings_for,
 )
 from server.cli_tables import print_rich
+from server.command_name import HEARTH
 from server.moments import future
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
 from server.store.api_key import utc_now
@@ -128,7 +129,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
         print_json({"keys": [with_limits(key, tiers) for key in keys]})
         return
     if not keys:
-        typer.echo("No keys yet. Create one: hearth keys create --name NAME --tier TIER")
+        typer.echo(f"No keys yet. Create one: {HEARTH} keys create --name NAME --tier TIER")
         return
     table = Table("id", "name", "tier", "scopes", "models", "limits", "state", "last used", box=box.SIMPLE)
     for key in keys:

@@ -11,19 +11,19 @@ from rich.text import Text
 
 from engine.footprints import Footprints
 from engine.hardware import HardwareError, imagined, read_hardware, with_ram
-from engine.hub import is_complete
-from engine.own_weights import own_folders
+from engine.own_weights import own_folders, variants_here
 from engine.placement import plan as make_plan
 from engine.placement_refusal import gib
 from engine.placement_report import as_data, headline, use_line, where
-from engine.placement_types import Refusal
+from engine.placement_types import Plan, Refusal
+from server.cli_plan_absent import absent, as_rows, lines
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli_tables import print_rich
 from server.instance import running_pid
 
 if TYPE_CHECKING:
     from engine.hardware import Hardware
-    from engine.placement_types import Placed, Plan
+    from engine.placement_types import Placed
     from server.settings import Settings
 
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
@@ -45,14 +45,22 @@ def plan(  # noqa: PLR0913 - one argument per option
     settings = settings_for(data_dir, models, weights_dir=weights_dir)
     config = config_for(settings)
     hardware = _hardware(gpus, ram, settings)
-    folders = own_folders(config, settings.weights_dir)
-    found = make_plan(config, hardware, Footprints.read(settings.data_dir), folders)
+    folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
+    found = make_plan(config, hardware, footprints, folders)
+    missing = absent(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
-        print_json(as_data(found))
+        print_json(as_data(found) | {"not_here": as_rows(missing)})
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(found)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
-        _show(found, settings)
+        _show(found)
+        here = variants_here(config, settings.weights_dir)
+        now = None if hardware.imagined else make_plan(config, hardware, footprints, folders, here)
+        folder_options = {"--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
+        options = {"--gpus": gpus, "--ram": ram} | folder_options
+        said = {name: None if value is None else str(value) for name, value in options.items()}
+        for line in lines(missing, said, now):
+            typer.echo(line)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
 
@@ -70,7 +78,7 @@ def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardwa
         refuse(error.message)
 
 
-def _show(found: Plan, settings: Settings) -> None:
+def _show(found: Plan) -> None:
     table = Table(*_COLUMNS, box=box.SIMPLE)
     for one in found.models:
         table.add_row(*(Text(cell) for cell in _row(one)))
@@ -83,9 +91,6 @@ def _show(found: Plan, settings: Settings) -> None:
     typer.echo("")
     for use in found.devices:
         typer.echo(use_line(use))
-    absent = [] if found.hardware.imagined else _absent(found, settings)
-    if absent:
-        typer.echo(f"\nNot here yet, so that demos answer: {', '.join(absent)}. Fetch them with: hearth weights pull")
 
 
 def _row(one: Placed) -> tuple[str, ...]:
@@ -104,14 +109,3 @@ def _row(one: Placed) -> tuple[str, ...]:
         f"{one.chats} x {context}" if context and one.variant else "",
         one.state if one.swap_by is None else f"{one.state} ({one.swap_by})",
     )
-
-
-def _absent(found: Plan, settings: Settings) -> list[str]:
-    """Folders of planned variants that can be fetched and are not here."""
-    return [
-        one.variant.id
-        for one in found.models
-        if one.variant is not None
-        and one.variant.repository is not None
-        and not is_complete(settings.weights_dir / one.variant.id)
-    ]

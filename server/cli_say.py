@@ -17,6 +17,7 @@ from engine.config import SpeechModelSpec
 from engine.voices.offered import Voices
 from engine.worker.process import WorkerDiedError
 from server.cli_store import Models, WeightsDir, config_for, refuse, settings_for
+from server.command_name import HEARTH
 
 if TYPE_CHECKING:
     from engine import Config, Voice
@@ -72,7 +73,7 @@ def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, 
         problems = [error.message for spec in specs if (error := offered.problem(spec.id)) is not None]
         near = dict.fromkeys(one for spec in specs for one in offered.near(spec.id, name))
         meant = [f"Did you mean {' or '.join(near)}?"] if near else []
-        refuse(" ".join(["There is no such voice.", *meant, "`hearth voices` shows the ones there are.", *problems]))
+        refuse(" ".join(["There is no such voice.", *meant, f"`{HEARTH} voices` shows the ones there are.", *problems]))
     spec, voice = found
     if not voice.available:
         why = [one.message for one in offered.warnings(spec.id) if one.model == voice.model]

@@ -109,9 +109,18 @@ def shown(found: Status) -> list[RenderableType]:
 
 
 def _headline(found: Status) -> Text:
-    line = Text("Hearth is ").append(found.status, _COLORS.get(found.status, ""))
+    line = Text("Hearth ").append(standing(found), _COLORS.get(found.status, ""))
     at = f" at {found.base_url}" if found.base_url else ""
     return line.append(f"{at}, version {found.version}, process {found.pid}, up for {duration(found.uptime_seconds)}")
+
+
+def standing(found: Status) -> str:
+    """Say how all of it stands: `is ready`, or how many models are served where some have failed."""
+    failed = sum(model.status == "failed" for model in found.models)
+    if found.status != "failed" or not failed:
+        return f"is {found.status}"
+    served = len(found.models) - failed
+    return f"serves {served or 'none'} of {len(found.models)} models"
 
 
 def _row(model: ModelState) -> tuple[Text, ...]:

@@ -15,6 +15,7 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
+from server.command_name import HEARTH, keys_command
 from server.moments import MomentError
 from server.settings import SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
@@ -64,9 +65,9 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
     """Run `work` on the opened database, or end. Only with `make_store` is one made where there is none."""
     if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
         refuse(
-            f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: hearth keys create; "
-            "2. name the server's data directory with --data-dir (of keys: hearth keys --data-dir ...), or "
-            "HEARTH_DATA_DIR.",
+            f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: "
+            f"{keys_command(settings, 'create')}; 2. name the server's data directory with --data-dir (of keys: "
+            f"{HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR.",
             code=1,
         )
 
@@ -87,7 +88,7 @@ def key_named(given: str) -> str:
     named = public_id_in(given)
     if named is None:
         # What was typed is not repeated: it may be part of a secret
-        refuse("That is no key id. An id is 12 letters and digits; `hearth keys list` shows them.")
+        refuse(f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them.")
     return named
 
 

@@ -17,6 +17,7 @@ from engine.voices.offered import Voices
 from server.cli_say import say
 from server.cli_store import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli_tables import print_rich
+from server.command_name import HEARTH
 from server.errors import ApiError
 from server.schemas.voices import Voice, VoiceList, VoiceQuery
 
@@ -75,7 +76,7 @@ def _show(listed: Sequence[Voice], entries: Sequence[str]) -> None:
     if not entries:
         typer.echo("No model of models.yaml speaks. docs/voices.md shows an entry that does.")
     elif not listed:
-        typer.echo("There is no such voice. `hearth voices` without options shows all of them.")
+        typer.echo(f"There is no such voice. `{HEARTH} voices` without options shows all of them.")
     else:
         table = Table(*(_SHORT.get(column, column) for column in _COLUMNS), box=box.SIMPLE)
         for voice in listed:

@@ -19,6 +19,7 @@ from engine.hub.shelf import shelved
 from engine.hub.verify import required_manifest, verify
 from server import cli_weights_shelf
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.command_name import HEARTH
 from server.weights_choice import chosen
 from server.weights_progress import FileProgress, size_text
 
@@ -85,6 +86,7 @@ def verify_command(
     found: dict[str, list[str]] = {}
     try:
         names = folders or [one.folder for one in shelved(root) if one.state in {"complete", "damaged"}]
+        cli_weights_shelf.check_there(root, names)
         for name in names:
             found[name] = _verified(root / check_folder_name(name), name, quiet=as_json)
     except EngineError as error:
@@ -95,9 +97,9 @@ def verify_command(
     for name, problems in found.items() if not as_json else ():
         typer.echo(f"{name}: {'; '.join(problems) or 'all files are what was fetched'}")
         if problems:
-            typer.echo(f"  To fetch what is damaged: hearth weights pull {name} --again", err=True)
+            typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again", err=True)
     if not found and not as_json:
-        typer.echo("Nothing here was fetched. `hearth weights pull` fetches what the plan wants.")
+        typer.echo(f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants.")
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -173,7 +175,7 @@ def _tell(outcome: dict[str, Any], *, as_json: bool) -> None:
         if not outcome["weights"] and not outcome["errors"]:
             typer.echo(
                 "The plan wants nothing from a hub: no variant in models.yaml fits this machine, or the models have "
-                "folders of their own. `hearth plan` shows it; any repository is pulled with --repository owner/name."
+                f"folders of their own. `{HEARTH} plan` shows it; any repository comes with --repository owner/name."
             )
     for error in outcome["errors"]:
         typer.echo(f"{error['folder']}: {error['message']}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
@@ -13,24 +14,26 @@ from rich.text import Text
 
 from engine.errors import EngineError
 from engine.hub.carry import carry, found_below
+from engine.hub.partial import Partial
 from engine.hub.paths import check_folder_name
 from engine.hub.patience import Patience
 from engine.hub.shelf import remove, shelved
 from engine.hub.verify import required_manifest
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli_tables import print_rich
+from server.command_name import HEARTH
 from server.instance import running_pid
-from server.weights_choice import users
+from server.weights_choice import serving, users
 from server.weights_progress import FileProgress, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Folders = Annotated[list[str], typer.Argument(metavar="FOLDER...", help="As `hearth weights list` names them.")]
 
 _MEANINGS = {
     "complete": "complete",
-    "damaged": "damaged: hearth weights pull FOLDER --again",
+    "damaged": f"damaged: {HEARTH} weights pull FOLDER --again",
     "own": "your own (no manifest)",
     "partial": "unfinished: pull it again to go on",
 }
@@ -57,7 +60,7 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
         print_json({"weights_dir": str(settings.weights_dir), "weights": listed})
         return
     if not found:
-        typer.echo(f"There are no models in {settings.weights_dir}. `hearth weights pull` fetches what the plan wants.")
+        typer.echo(f"No models are in {settings.weights_dir}. `{HEARTH} weights pull` fetches what the plan wants.")
         return
     table = Table("folder", "repository", "revision", "size", "state", "for", box=box.SIMPLE)
     for one in found:
@@ -80,12 +83,13 @@ def remove_command(
     config = config_for(settings)
     running = running_pid(settings.data_dir)
     try:
+        check_there(settings.weights_dir, folders)
         for folder in folders:
-            used = users(config, check_folder_name(folder))
-            if running is not None and used:
+            used = serving(config, settings, check_folder_name(folder)) if running is not None else []
+            if used:
                 refuse(
                     f"The server (process {running}) uses {folder} for {', '.join(used)}. Pick one: 1. stop the "
-                    "server; 2. give the model another folder in models.yaml and run `hearth reload`.",
+                    f"server; 2. give the model another folder in models.yaml and run `{HEARTH} reload`.",
                     code=1,
                 )
             if not yes:
@@ -96,7 +100,10 @@ def remove_command(
 
 
 def export_command(
-    folders: Folders,
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER]...", help="As `hearth weights list` names them. None: all complete ones."),
+    ] = None,
     *,
     to: Annotated[Path, typer.Option(help="Directory to write into, like a disk to be carried.")],
     weights_dir: WeightsDir = None,
@@ -105,9 +112,39 @@ def export_command(
     """Copy folders, verified, into a directory that `hearth weights import` reads on another machine."""
     root = settings_for(weights_dir=weights_dir).weights_dir
     try:
-        _carry_all({check_folder_name(folder): root / folder for folder in folders}, to, as_json=as_json)
+        names = folders or _all_complete(root)
+        check_there(root, names)
+        _carry_all({folder: root / folder for folder in names}, to, as_json=as_json)
     except EngineError as error:
         refuse(error.message, code=1)
+
+
+def _all_complete(root: Path) -> list[str]:
+    """Name every folder that was fetched whole; say on standard error what is left out."""
+    found = shelved(root) if root.is_dir() else []
+    for one in found:
+        if one.state != "complete":
+            typer.echo(f"{one.folder} is left out: {_MEANINGS[one.state]}.", err=True)
+    names = [one.folder for one in found if one.state == "complete"]
+    if not names:
+        refuse(f"Nothing in {root} was fetched whole. `{HEARTH} weights pull` fetches what the plan wants.", code=1)
+    return names
+
+
+def check_there(root: Path, folders: Sequence[str]) -> None:
+    """Refuse before anything is done or asked, where no such folder is there or was ever begun.
+
+    Raises `WeightsError` for a name that leads elsewhere.
+    """
+    absent = [
+        folder
+        for folder in dict.fromkeys(map(check_folder_name, folders))
+        if not any(os.path.lexists(place) for place in (root / folder, Partial(root, folder).root))
+    ]
+    if absent:
+        here = ", ".join(dict.fromkeys(one.folder for one in shelved(root))) if root.is_dir() else ""
+        known = f"These are there: {here}." if here else "It is empty."
+        refuse(f"There is no {' and no '.join(absent)} in {root}. {known}", code=1)
 
 
 def import_command(

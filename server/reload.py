@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine import ConfigError, load_config
 from server import reload_outcome
-from server.reload_outcome import Difference, Outcome
+from server.reload_outcome import Difference, Outcome, Renewal
 from server.store import AuditLog, StoreUnavailableError
+from server.tls import TlsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,19 +44,35 @@ class Taken:
 async def reload_config(app: FastAPI) -> None:
     """Do what a SIGHUP asks for, and say in the log, and to `hearth reload`, what came of it."""
     began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
+    certificate = renew_certificate(app)
     try:
         taken = await take_over(app, None)
     except ConfigError as error:
         _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
-        outcome = Outcome(os.getpid(), began_at_ns, path, refused=error.message)
+        outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
     else:
-        outcome = Outcome(os.getpid(), began_at_ns, path, None, taken.models, taken.voices, taken.warnings, taken.later)
-        _log.warning("models.yaml was read again: %s.", "; ".join(outcome.sentences()) or "nothing has changed")
+        outcome = Outcome(
+            os.getpid(), began_at_ns, path, None, taken.models, taken.voices, taken.warnings, taken.later, certificate
+        )
+        changes = outcome.sentences()
+        level = logging.WARNING if changes else logging.INFO
+        _log.log(level, "models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
     try:
         async with app.state.reloading:  # in the order in which they began
             await asyncio.to_thread(reload_outcome.write, app.state.settings.data_dir, outcome)
     except OSError as error:
         _log.error("what came of the reload cannot be told to `hearth reload`: %s", error.strerror)
+
+
+def renew_certificate(app: FastAPI) -> Renewal | None:
+    """Show from now on the certificate that its files hold now; a pair that cannot be used leaves the old one."""
+    if app.state.certificate is None:
+        return None
+    try:
+        return Renewal(renewed=app.state.certificate.renew())
+    except TlsError as error:
+        _log.error("The TLS certificate stays as it was. %s", error)  # ours, no trace needed
+        return Renewal(refused=str(error))
 
 
 async def take_over(app: FastAPI, by: Actor | None) -> Taken:

@@ -34,6 +34,14 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of the certificate: whether it is another one now, or why it stays as it was."""
+
+    renewed: bool = False
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What the server says of one reload. `refused` has the reason, and then nothing has changed.
 
@@ -50,11 +58,14 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     """Models that keep the memory that they have until they are loaded again."""
+    certificate: Renewal | None = None
+    """None: plain HTTP is spoken."""
 
     def sentences(self) -> list[str]:
         """Say what has changed; empty when nothing has."""
         later = [f"at the next load, the memory that is planned now: {', '.join(self.later)}"] if self.later else []
-        return [*self.models.sentences(), *self.voices.sentences("voices "), *later]
+        certificate = ["the TLS certificate is renewed"] if self.certificate and self.certificate.renewed else []
+        return [*self.models.sentences(), *self.voices.sentences("voices "), *later, *certificate]
 
 
 def write(data_dir: Path, outcome: Outcome) -> None:

@@ -18,16 +18,17 @@ import uvicorn
 from server.addresses import is_loopback
 from server.app import create_app
 from server.banner import Banner
+from server.command_name import keys_command
 from server.heap import freeze_when_settled, give_back_when_idle
 from server.instance import only_one
 from server.protocol import HearthProtocol
-from server.reload import reload_config
+from server.reload import reload_config, renew_certificate
 from server.settings import database_url
 from server.status import read_status
 from server.status_socket import StatusSocket
 from server.store import SCOPES, Database, KeyStore
 from server.systemd import Systemd
-from server.tls import TlsError, certificate_of
+from server.tls import certificate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,8 @@ async def _serve(settings: Settings, config: Config, listener: socket.socket, ce
     app = create_app(settings, config)
     base_urls = _base_urls(settings, listener.getsockname()[1])
     app.state.base_url = base_urls[0]
-    banner = Banner(*base_urls, first_key, remark=_in_clear(settings))
+    app.state.certificate = certificate
+    banner = Banner(*base_urls, first_key, make_key=_make_key(settings), remark=_in_clear(settings))
     server = _Server(app, banner, certificate)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +117,6 @@ class _Server(uvicorn.Server):
         )
         self._app = app
         self._banner = banner
-        self._certificate = certificate
         self._systemd = Systemd()
         self._status: StatusSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -159,17 +160,10 @@ class _Server(uvicorn.Server):
     def on_reload(self) -> None:
         """Read models.yaml again, and the certificate."""
         self._systemd.reloading()
-        self._renew_certificate()
-        if hasattr(self._app.state, "drain"):  # before that, nothing has been loaded by the old one
+        if hasattr(self._app.state, "drain"):
             self._tasks.append(asyncio.create_task(reload_config(self._app)))
-
-    def _renew_certificate(self) -> None:
-        if self._certificate is None:
-            return
-        try:
-            self._certificate.renew()
-        except TlsError as error:
-            _log.error("The TLS certificate stays as it was. %s", error)  # ours, no trace needed
+        else:  # nothing has been loaded by the old models.yaml
+            renew_certificate(self._app)
 
     async def _end_when_hopeless(self) -> None:
         await self._app.state.engine.hopeless()
@@ -242,6 +236,10 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
+def _make_key(settings: Settings) -> str:
+    return keys_command(settings, "create --name me --tier standard")
+
+
 async def _first_key(settings: Settings, config: Config) -> str | None:
     """Make an admin key if the store has none. Beyond this machine nobody may be served before keys were issued."""
     async with await Database.open(database_url(settings)) as database:
@@ -251,7 +249,7 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
         if not is_loopback(settings.host):
             raise StartError(
                 f"There is no API key yet, and {settings.host} can be reached from other machines. Pick one: "
-                "1. make a key first: .venv/bin/hearth keys create --name me --tier standard; "
+                f"1. make a key first: {_make_key(settings)}; "
                 "2. start once on this machine only: --host 127.0.0.1 (it makes an admin key and prints it)."
             )
         widest = max(config.tiers.values(), key=lambda tier: len(tier.models))

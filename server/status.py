@@ -77,6 +77,7 @@ def _paths(settings: Settings) -> Paths:
         weights_dir=str(settings.weights_dir.absolute()),
         models=str(settings.models.absolute()),
         tls_cert=None if settings.tls_cert is None else str(settings.tls_cert.absolute()),
+        tls_key=None if settings.tls_key is None else str(settings.tls_key.absolute()),
     )
 
 
@@ -133,6 +134,11 @@ def _memory(load: ModelLoad | None, ram_bytes: int | None, gpus: Sequence[GpuSta
     )
 
 
+def _without_name(reason: str | None, model: str) -> str | None:
+    """Drop the name that some reasons begin with, since whoever shows one says first whose it is."""
+    return None if reason is None else reason.removeprefix(f"{model}: ")
+
+
 def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: LastMinute) -> ModelState:
     served = None if load is None else load.served
     work = recent.of(health.id)
@@ -142,7 +148,7 @@ def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: 
         phase=health.phase,
         progress=health.progress,
         for_seconds=health.elapsed_seconds,
-        reason=health.error or health.reason,
+        reason=_without_name(health.error or health.reason, health.id),
         restarts=health.restarts,
         served_with=None if served is None else ServedWith(source=served.source, folder=served.folder),
         gpus=[] if served is None else [place for place in served.planned_bytes if place is not None],

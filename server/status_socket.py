@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
 
+from server.command_name import HEARTH
 from server.schemas.status import Status
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def ask(data_dir: Path, seconds: float) -> Status | None:
     except PermissionError as error:
         raise StatusError(
             f"The data directory {data_dir} is not yours. Run this as the user that runs the server, like: "
-            "sudo -u hearth hearth ..."
+            f"sudo -u hearth {HEARTH} ..."
         ) from error
     except (OSError, ValidationError) as error:
         raise StatusError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from server.settings import Settings
+
+
+_CERTIFICATE, _KEY = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 class TlsError(Exception):
@@ -23,10 +27,14 @@ class Certificate:
         self._cert = cert
         self._key = key
         self.context = self._load()
+        self._content = self._read()
 
-    def renew(self) -> None:
-        """Read the files again. Raises `TlsError`; the old certificate then stays."""
-        fresh = self._load()
+    def renew(self) -> bool:
+        """Read the files again; whether they hold something new. Raises `TlsError`; the old certificate then stays."""
+        fresh, content = self._load(), self._read()
+        if content == self._content:
+            return False
+        self._content = content
 
         def take_it(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = fresh
@@ -34,6 +42,14 @@ class Certificate:
         # Asked for every connection, with a name or without. A context that is given a second pair keeps the first one,
         # too, where their keys are of different kinds.
         self.context.sni_callback = take_it
+        return True
+
+    def _read(self) -> tuple[bytes, bytes]:
+        """Of the key a hash is kept: it is held in memory once, by OpenSSL."""
+        try:
+            return self._cert.read_bytes(), hashlib.sha256(self._key.read_bytes()).digest()
+        except OSError as error:
+            raise TlsError(f"The TLS certificate {self._cert} or its key has just gone: {error.strerror}.") from error
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -61,10 +77,19 @@ class Certificate:
                 "that the certificate was made for; 2. if the certificate's file holds a chain, the server's own has "
                 "to come first in it."
             )
+        if _holds(self._cert, _KEY) and _holds(self._key, _CERTIFICATE) and not _holds(self._cert, _CERTIFICATE):
+            return (
+                f"The TLS certificate and its key are swapped: {self._cert} holds a private key, and {self._key} a "
+                "certificate. Name them the other way round."
+            )
         return (
             f"The TLS certificate {self._cert} with the key {self._key} cannot be used ({error.reason or 'no PEM'}). "
             "Both must be PEM files (they begin with -----BEGIN): the certificate with its chain, and its private key."
         )
+
+
+def _holds(file: Path, what: bytes) -> bool:
+    return what in file.read_bytes()
 
 
 def _check_readable(file: Path, what: str) -> None:

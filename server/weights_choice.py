@@ -11,6 +11,7 @@ from engine.hub.paths import is_there
 from engine.hub.pull import Wanted
 from engine.hub.shelf import shelved
 from server.instance import running_pid
+from server.status_socket import StatusError, ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
     from engine.config import Config, ModelSpec
     from engine.config_variants import VariantSpec
+    from server.schemas.status import ServedWith
     from server.settings import Settings
+
+_ANSWER_SECONDS = 5.0
 
 
 def chosen(config: Config, settings: Settings, names: Sequence[str], gpus: str | None) -> list[Wanted]:
@@ -40,6 +44,26 @@ def users(config: Config, folder: str) -> list[str]:
         or folder in {variant.id for variant in spec.variants}
         or any(name.startswith(f"{folder}/") for name in (spec.weights, *(variant.id for variant in spec.variants)))
     ]
+
+
+def serving(config: Config, settings: Settings, folder: str) -> list[str]:
+    """Return the models that the running server serves from a folder, or may: those that it cannot tell of yet."""
+    possible = users(config, folder)
+    try:
+        running = ask(settings.data_dir, _ANSWER_SECONDS) if possible else None
+    except StatusError:
+        running = None
+    told = {} if running is None else {model.id: model.served_with for model in running.models}
+    return [model for model in possible if is_served(told.get(model), folder)]
+
+
+def is_served(served: ServedWith | None, folder: str) -> bool:
+    """Whether a model that was loaded with `served` needs a folder."""
+    if served is None:  # it does not answer, or waits for its turn
+        return True
+    if served.source == "demo":
+        return False
+    return f"{served.folder}/".startswith(f"{folder}/") or folder.startswith(f"{served.folder}/")
 
 
 def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> Wanted:
@@ -83,13 +107,14 @@ def _of_model(config: Config, settings: Settings, spec: ModelSpec, gpus: str | N
 def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence[str]) -> dict[str, VariantSpec | None]:
     """Return the plan's variants; models in `own` are planned with the folders of their own that they may have."""
     from engine.footprints import Footprints
-    from engine.hardware import imagined, read_hardware
+    from engine.hardware import imagined, read_hardware, with_ram
     from engine.own_weights import own_folders
     from engine.placement import plan
     from engine.placement_types import Refusal
 
     if gpus is None:
-        hardware = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
+        machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
+        hardware = with_ram(machine, settings.ram_gib)
     else:
         hardware = imagined(gpus)
     folders = {model: folder for model, folder in own_folders(config, settings.weights_dir).items() if model in own}

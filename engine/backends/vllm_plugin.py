@@ -38,12 +38,17 @@ def tie_to_parent() -> None:
     the server does (vllm_launch.py), and the fork server has only one.
     """
     _let_fork_server_end()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_starter()
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)  # it died between our fork and the line above
     # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
     os.setpgid(0, 0)
+
+
+def end_with_starter() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _let_fork_server_end() -> None:

@@ -8,6 +8,10 @@ import importlib
 import logging
 import os
 
+from engine.backends.vllm_plugin import end_with_starter
+
+# By itself it sees that the server is gone, but takes seconds then to put away what it has imported.
+end_with_starter()
 # SIGTERM and Ctrl-C sent to the server's process group are the server's to act on: it drains first.
 os.setpgid(0, 0)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from server.dependencies import TheActor, TheAudit, key_with
-from server.reload import take_over
-from server.schemas.admin import ChangedVoices, Entry, EntryList, Reloaded
+from server.reload import renew_certificate, take_over
+from server.schemas.admin import ChangedVoices, Entry, EntryList, Reloaded, RenewedCertificate
 from server.schemas.status import Status
 from server.schemas.usage import AuditQuery
 from server.status import read_status
@@ -31,8 +31,9 @@ async def status(request: Request) -> Status:
 
 @router.post("/reload")
 async def reload(request: Request, by: TheActor) -> Reloaded:
-    """Read models.yaml again. A wrong one changes nothing, and its problems are the answer."""
+    """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
     taken = await take_over(request.app, by)
+    renewal = renew_certificate(request.app)
     return Reloaded(
         models=list(taken.config.models),
         tiers=list(taken.config.tiers),
@@ -42,4 +43,5 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
         voices=ChangedVoices(**asdict(taken.voices)),
         warnings=list(taken.warnings),
         later=list(taken.later),
+        certificate=None if renewal is None else RenewedCertificate(**asdict(renewal)),
     )

@@ -179,6 +179,15 @@ class ChangedVoices(BaseModel):
     removed: list[str]
 
 
+class RenewedCertificate(BaseModel):
+    """What became of the TLS certificate."""
+
+    renewed: bool
+    """Connections that begin from now on are shown another one than before."""
+    refused: str | None
+    """Why it stays as it was: the files that are there now cannot be used. For the operator, with their names."""
+
+
 class Reloaded(BaseModel):
     """What is served since models.yaml and the voices were read again."""
 
@@ -193,3 +202,5 @@ class Reloaded(BaseModel):
     """Why voices are hidden or cannot speak, whether that is new or not."""
     later: list[str]
     """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
+    certificate: RenewedCertificate | None
+    """null: this server speaks plain HTTP."""

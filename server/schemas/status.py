@@ -100,6 +100,7 @@ class Paths(_Part):
     weights_dir: str
     models: str
     tls_cert: str | None
+    tls_key: str | None = None
 
 
 class Status(_Part):

@@ -50,6 +50,8 @@ def test_this_machine_can_be_read_with_a_driver_or_without(tmp_path: Path):
     assert found.disk_free_bytes is not None
     assert found.gpus or found.problem
     assert not found.imagined
+    if not any(Path("/dev").glob("nvidia*")) and not Path("/proc/driver/nvidia").exists():
+        assert found.problem == "this machine has no NVIDIA GPU"
 
 
 def test_what_a_server_and_its_children_have_in_ram_is_known_and_counts_as_free():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from plan_parts import config_of, model, shipped, variant
 from engine.footprints import Footprints
 from engine.hardware import GIB, Gpu, Hardware, Holder, imagined
 from engine.placement import plan
-from engine.placement_needs import devices_of
+from engine.placement_needs import devices_of, in_steps
 from engine.placement_report import as_data
 from engine.placement_types import Plan, Refusal
 
@@ -138,7 +139,7 @@ def test_a_shorter_context_is_the_smallest_change_where_that_will_do():
 def test_a_share_that_is_too_small_is_refused_with_one_that_is_not():
     found = refused("1x24", model("a", BIG, engine={"gpu_memory_utilization": 0.3}))
     assert "gpu_memory_utilization 0.3 gives it 7.2 GiB" in found.message
-    assert found.change.startswith("gpu_memory_utilization: 0.67")
+    assert found.change.startswith("gpu_memory_utilization: 0.63 for a")
 
 
 def test_too_old_gpus_are_said_to_be_so():
@@ -164,6 +165,27 @@ def test_memory_that_others_hold_is_not_planned_with_but_our_own_is():
     assert unknown.foreign_bytes == 0
 
 
+def test_the_plan_does_not_follow_every_change_of_free_ram_and_never_plans_with_more_than_is_free():
+    machine = imagined("cpu", ram_gib=24)
+    spec = model("a", variant("large", 16, runs_on="cpu"), variant("small", 4, runs_on="cpu"))
+    chosen = []
+    for taken_mib in range(1, 3 * 1024, 64):
+        now = replace(machine, ram_available_bytes=machine.ram_bytes - (taken_mib << 20))
+        ram = devices_of(now)[-1]
+        assert ram.foreign_bytes == 3 * GIB
+        assert ram.budget_bytes <= now.ram_available_bytes - ram.margin_bytes
+        chosen.append(planned(now, spec).chosen["a"].id)
+    assert set(chosen) == {"large"}
+    busy = replace(machine, ram_available_bytes=12 * GIB)
+    assert planned(busy, spec).chosen["a"].id == "small"
+
+
+@given(st.integers(0, 512 * GIB), st.integers(GIB, 1024 * GIB))
+def test_ram_of_others_is_rounded_up_by_a_step_at_most(taken: int, total: int):
+    counted = in_steps(taken, total)
+    assert taken <= counted < taken + max(GIB, total // 8)
+
+
 def test_what_was_measured_replaces_what_was_stated():
     spec = model("a", BIG, SMALL)
     assert planned("1x16", spec).chosen["a"].id == "big"
@@ -173,6 +195,55 @@ def test_what_was_measured_replaces_what_was_stated():
     assert "(measured)" not in found.models[0].why
     slimmer = Footprints().with_(spec.variants[0], 1, "GPU", 12 * GIB)
     assert "12.0 GiB weights (measured)" in planned("1x16", spec, footprints=slimmer).models[0].why
+
+
+def test_where_models_fit_in_turns_without_keep_loaded_that_is_offered_first():
+    voices = model("v", variant("voices/x", 0.4, runs_on="cpu"), task="speech")
+    kept = [model(name, BIG | {"folder": name * 2}, keep_loaded=True) for name in "abc"]
+    found = refused("1x16", *kept, voices)
+    assert found.lack.models == ("a", "b", "c")
+    assert "do not fit while a, b, c stay loaded (`keep_loaded`)" in found.message
+    assert found.change == (
+        "take the lines `keep_loaded: true` of a, b, c out of models.yaml, so that models take turns"
+    )
+    one_of_two = refused(
+        "1x24", model("a", BIG, keep_loaded=True), model("b", BIG | {"folder": "b2"}, keep_loaded=True)
+    )
+    assert "the lines `keep_loaded: true` of a, b out" in one_of_two.change
+    with_little = refused("1x24", *kept[:2], model("z", SMALL | {"folder": "z2"}, keep_loaded=True))
+    assert "of a, b out" in with_little.change, "z may stay loaded"
+
+
+def test_a_context_is_offered_only_if_all_models_fit_with_it():
+    config = shipped()
+    plus = config.models["service-plus"]
+
+    def with_context(length: int) -> Plan | Refusal:
+        engine = plus.engine.model_copy(update={"context_length": length})
+        models = {**config.models, plus.id: plus.model_copy(update={"demo": None, "engine": engine})}
+        machine = imagined("cpu", ram_gib=24)
+        return plan(replace(config, models=MappingProxyType(models)), machine)
+
+    found = with_context(131072)
+    assert isinstance(found, Refusal)
+    offered = int(found.change.removeprefix("context_length: ").partition(" ")[0])
+    assert found.change == f"context_length: {offered} in place of 131072"
+    assert isinstance(with_context(offered), Plan)
+    assert isinstance(with_context(offered + 1024), Refusal), "no longer one fits"
+
+
+@pytest.mark.parametrize(
+    ("machine", "models", "change"),
+    [
+        ("1x16", [model("a", BIG), model("b", variant("b2", 30))], "a GPU of 40 GiB"),
+        ("2x16", [model("a", variant("a2", 40, tensor_parallel_sizes=[2]))], "2 GPUs of 24 GiB"),
+        (imagined("cpu", ram_gib=8), [model("a", variant("a2", 9, runs_on="cpu"))], "4.0 GiB more RAM"),
+    ],
+)
+def test_more_memory_is_offered_as_much_as_all_models_need(machine, models, change):
+    found = plan(config_of(*models), imagined(machine) if isinstance(machine, str) else machine)
+    assert isinstance(found, Refusal)
+    assert found.change == change
 
 
 # Properties, for any models and machine.

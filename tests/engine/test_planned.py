@@ -55,6 +55,39 @@ def test_the_demo_answers_until_the_planned_folder_is_complete(tmp_path: Path):
     assert planned(tmp_path, spec).folder(spec) == (tmp_path / "chatty", False)
 
 
+BETTER = variant("better", 8, kv_kib_per_token=128, context_length=4096)
+
+
+@pytest.mark.parametrize("machine", ["2x24", "1x24"])
+def test_the_best_that_is_on_the_disk_answers_though_a_better_one_could_be_fetched(
+    tmp_path: Path, machine: str, caplog: pytest.LogCaptureFixture
+):
+    spec = model("a", BETTER, CHATTY, demo="chat")
+    put(tmp_path / "chatty")
+    with caplog.at_level("INFO", "hearth.plan"):
+        found = planned(tmp_path, spec, machine=machine)
+    assert found.folder(spec) == (tmp_path / "chatty", False)
+    assert "a is served with chatty. better, which is better, fits this machine: hearth weights pull a" in caplog.text
+    put(tmp_path / "better")
+    assert planned(tmp_path, spec, machine=machine).folder(spec) == (tmp_path / "better", False)
+    shutil.rmtree(tmp_path / "chatty")
+    assert planned(tmp_path, spec, machine=machine).folder(spec) == (tmp_path / "better", False)
+
+
+def test_what_is_on_the_disk_and_does_not_fit_is_not_served(tmp_path: Path):
+    spec = model("a", variant("huge", 60), CHATTY, demo="chat")
+    put(tmp_path / "huge")
+    assert planned(tmp_path, spec, machine="1x24").is_demo(spec)
+
+
+def test_a_model_with_nothing_on_the_disk_takes_no_room_from_one_that_is_here(tmp_path: Path):
+    here, absent = model("a", variant("here", 20), demo="chat"), model("b", variant("absent", 20), demo="chat")
+    put(tmp_path / "here")
+    found = planned(tmp_path, here, absent, machine="1x24")
+    assert [found.of(name).state for name in "ab"] == ["resident", "demo"]
+    assert found.of("b").why == "The demo answers: none of its variants is here."
+
+
 def test_the_operators_own_folder_goes_before_the_plans(tmp_path: Path):
     spec = model("a", CHATTY)
     put(tmp_path / "chatty")
@@ -78,6 +111,7 @@ def test_a_refused_model_is_not_loaded_on_gpus_and_the_numbers_are_said(tmp_path
 
 
 def test_vllm_is_told_its_share_in_bytes(tmp_path: Path):
+    put(tmp_path / "chatty")
     spec = model("a", CHATTY)
     found = planned(tmp_path, spec, machine="1x24")
     assert isinstance(spec, ChatModelSpec)
@@ -89,6 +123,7 @@ def test_vllm_is_told_its_share_in_bytes(tmp_path: Path):
 
 
 def test_what_models_yaml_says_is_not_touched(tmp_path: Path):
+    put(tmp_path / "chatty")
     said = {"context_length": 1024, "kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5, "dtype": "float16"}
     spec = model("a", CHATTY, engine=said)
     engine = planned(tmp_path, spec).chat_spec(spec, is_demo=False).engine
@@ -110,6 +145,7 @@ def test_a_demo_keeps_to_its_own_values(tmp_path: Path):
 def test_an_image_model_is_run_by_the_profile_of_its_variant(tmp_path: Path):
     fields = variant("x", 6, profile="flux2-klein-4b", offload="model", resident_gib=3)
     spec = model("i", fields, task="image", demo="image")
+    put(tmp_path / "x")
     found = planned(tmp_path, spec, machine="1x24")
     assert isinstance(spec, ImageModelSpec)
     run = found.image_spec(spec, is_demo=False)
@@ -119,7 +155,9 @@ def test_an_image_model_is_run_by_the_profile_of_its_variant(tmp_path: Path):
 
 def test_processes_see_the_gpus_of_their_model_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    specs = [model(name, variant(name, 18)) for name in "ab"]
+    specs = [model(name, variant(f"{name}1", 18)) for name in "ab"]
+    for name in "ab":
+        put(tmp_path / f"{name}1")
     found = planned(tmp_path, *specs)
     seen = []
     for spec in specs:

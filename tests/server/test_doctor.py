@@ -19,9 +19,11 @@ from engine.hardware import Cuda, Gpu, Holder, imagined, read_cuda
 from engine.hub.manifest import Manifest, ManifestFile, write_manifest
 from server import cli_doctor_files as of_files
 from server import cli_doctor_machine as of_machine
+from server import cli_doctor_tls as of_tls
 from server.cli import app
 from server.cli_doctor import case_of
 from server.cli_doctor_weights import weights
+from server.command_name import HEARTH
 from server.settings import load_settings
 
 if TYPE_CHECKING:
@@ -183,20 +185,20 @@ def test_a_damaged_database_is_a_problem_and_stays_as_it_is(case: Case):
 def test_the_end_of_a_certificate_is_read_and_told_in_time(tmp_path: Path):
     pair = make_pair(tmp_path)  # for a day
     given = load_settings(tls_cert=pair.cert, tls_key=pair.key)
-    (soon,) = of_files.certificate(given, time.time())
+    (soon,) = of_tls.certificate(given, time.time())
     assert soon.verdict == "warning"
     assert time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86400)) in soon.message
-    (fine,) = of_files.certificate(given, time.time() - 60 * 86400)
+    (fine,) = of_tls.certificate(given, time.time() - 60 * 86400)
     assert fine.verdict == "ok"
     pair.cert.write_text("")
-    (broken,) = of_files.certificate(given, time.time())
+    (broken,) = of_tls.certificate(given, time.time())
     assert broken.verdict == "problem"
-    assert list(of_files.certificate(load_settings(), time.time())) == []
+    assert list(of_tls.certificate(load_settings(), time.time())) == []
 
 
 def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Case):
     (absent,) = weights(case, full=False)
-    assert (absent.verdict, absent.remedy) == ("warning", "hearth weights pull service-plus")
+    assert (absent.verdict, absent.remedy) == ("warning", f"{HEARTH} weights pull service-plus")
     folder = case.settings.weights_dir / NAME
     folder.mkdir()
     for name, content in model_files().items():
@@ -212,7 +214,7 @@ def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Cas
     next(folder.glob("*.safetensors")).unlink()
     demo, damaged = weights(case, full=False)
     assert (demo.verdict, damaged.verdict) == ("warning", "problem")
-    assert damaged.remedy == f"hearth weights pull {NAME} --again"
+    assert damaged.remedy == f"{HEARTH} weights pull {NAME} --again"
 
 
 def test_a_folder_of_ones_own_that_cannot_be_loaded_is_a_problem(case: Case):
@@ -253,4 +255,29 @@ def test_settings_and_models_that_cannot_be_read_are_the_problem(environment, te
     code, found = doctor(tmp_path, "--models", str(case.settings.models), environment=environment)
     assert code == 1
     assert found["well"] is False
-    assert told in found["findings"][-1]["message"]
+    assert any(told in one["message"] for one in found["findings"] if one["verdict"] == "problem")
+
+
+def test_with_a_broken_models_yaml_all_that_does_not_need_it_is_looked_at(case: Case, tmp_path: Path):
+    case.settings.models.write_text("models: [")
+    _, found = doctor(tmp_path, "--models", str(case.settings.models))
+    verdict = {one["area"]: one["verdict"] for one in found["findings"]}
+    assert verdict["models"] == "problem"
+    assert {"settings", "rights", "database", "gpu", "disk", "port", "clock"} <= verdict.keys()
+    assert {area for area, said in verdict.items() if said == "skipped"} == {"server", "memory", "weights", "self-test"}
+
+
+def test_who_has_lost_its_demo_is_offered_it_back(case: Case):
+    case.settings.models.write_text(YAML.replace("    demo: chat\n", ""))
+    (found,) = weights(case_of(case.settings, load_config(case.settings.models), None), full=False)
+    assert found.verdict == "problem"
+    assert found.remedy is not None
+    assert found.remedy.startswith(f"{HEARTH} weights pull service-plus")
+    assert "`demo: chat` in models.yaml" in found.remedy
+
+
+def test_one_problem_is_counted_as_one(case: Case, tmp_path: Path):
+    case.settings.models.write_text("models: [")
+    folders = ["--data-dir", str(tmp_path / "data"), "--weights-dir", str(tmp_path / "weights")]
+    done = CliRunner().invoke(app, ["doctor", *folders, "--models", str(case.settings.models)])
+    assert "\n1 problem, " in done.stdout

@@ -251,6 +251,8 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
             "removed": [],
             "voices": {"added": [], "changed": [], "removed": []},
             "warnings": [],
+            "later": [],
+            "certificate": None,
         }
         await until_limit(client, "20", seconds=1)
     entries = (await admin.get("/v1/admin/audit")).json()["data"]

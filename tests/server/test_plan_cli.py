@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
+from engine.hub.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
+from server.command_name import HEARTH
 from server.instance import only_one
 
 if TYPE_CHECKING:
@@ -59,6 +62,65 @@ def test_what_is_no_machine_is_a_wrong_argument(run, arguments):
 
 def test_this_machine_can_be_planned_for_with_or_without_gpus(run):
     assert run().exit_code in {0, 1}
+
+
+SMALL = """\
+models:
+  chatty:
+    task: chat
+    tier: standard
+    capabilities: [chat]
+    weights: chatty
+    demo: chat
+    variants:
+      - {folder: good, licence: MIT, weights_gib: 0.3, runs_on: any, repository: a/good}
+      - {folder: little, licence: MIT, weights_gib: 0.1, runs_on: any, repository: a/little}
+  spoken:
+    task: speech
+    tier: standard
+    capabilities: [speech]
+    weights: voices
+    demo: voices
+    variants:
+      - {folder: voices/kokoro, licence: MIT, weights_gib: 0.1, runs_on: cpu}
+tiers:
+  standard: {models: [standard]}
+"""
+
+
+def test_what_is_not_here_is_said_with_sizes_and_the_command_that_fetches_it(run, tmp_path: Path):
+    (tmp_path / "models.yaml").write_text(SMALL)
+    said = run("--gpus", "2x24GiB").stdout
+    assert "to be fetched: about 0.3 GiB in all\n  chatty: good, about 0.3 GiB, from a/good\n" in said
+    assert f"Fetch it with: {HEARTH} weights pull --gpus 2x24GiB --weights-dir {tmp_path}" in said
+    assert "put there by hand:\n  spoken: voices/kokoro, as docs/voices.md says\n" in said
+    assert "GPU 1: 0.0 GiB of 22.8 GiB planned, 1.2 GiB stay free; nothing is planned on it: it stays idle" in said
+    with_ram = run("--gpus", "cpu", "--ram", "24").stdout
+    assert f"{HEARTH} weights pull good --weights-dir {tmp_path}" in with_ram
+    told = json.loads(run("--gpus", "cpu", "--json").stdout)["not_here"]
+    assert [(one["model"], one["repository"]) for one in told] == [("chatty", "a/good"), ("spoken", None)]
+
+
+def test_voices_that_are_there_need_not_be_put_there(run, tmp_path: Path):
+    (tmp_path / "models.yaml").write_text(SMALL)
+    (tmp_path / "voices" / "amy").mkdir(parents=True)
+    assert "by hand" not in run("--gpus", "cpu").stdout
+
+
+def test_until_the_best_is_fetched_it_is_said_what_answers(run, tmp_path: Path):
+    (tmp_path / "models.yaml").write_text(SMALL)
+    assert "from a/good; until then the demo answers" in run().stdout
+    put(tmp_path / "little")
+    assert "from a/good; until then little answers" in run().stdout
+    put(tmp_path / "good")
+    assert "to be fetched" not in run().stdout
+
+
+def put(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"{}")
+    file = ManifestFile(path="config.json", size_bytes=2, sha256=hashlib.sha256(b"{}").hexdigest())
+    write_manifest(folder, Manifest(repository="a/b", revision="0" * 40, files=(file,)))
 
 
 def test_what_the_running_server_holds_counts_as_free_and_the_output_says_so(run, tmp_path: Path):

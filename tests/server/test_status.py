@@ -125,7 +125,7 @@ def test_the_table_says_who_failed_and_who_else_holds_the_gpu():
         for one in shown(STATUS):
             console.print(one)
     text = caught.get()
-    assert "Hearth is failed at http://127.0.0.1:8000/v1, version 1, process 5, up for 1 d 1 h" in text
+    assert "Hearth serves 1 of 2 models at http://127.0.0.1:8000/v1, version 1, process 5, up for 1 d 1 h" in text
     assert "service-pro: It did not start." in text
     assert "30.0 GiB of 80.0 GiB taken; 10.0 GiB by others: game (process 9, 10.0 GiB)" in text
     assert "3 requests being answered; 4 swaps since the start" in text

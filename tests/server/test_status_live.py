@@ -155,7 +155,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Troubled]:
 def test_a_model_that_failed_is_told_with_its_reason_and_exit_code_2(troubled: Troubled):
     code, text = hearth(troubled, "status")
     assert code == 2
-    assert "Hearth is failed" in text
+    assert "Hearth serves 1 of 2 models" in text
     assert "service-plus: empty holds no config.json" in text
 
 
@@ -164,7 +164,7 @@ def test_the_doctor_finds_the_trouble_and_asks_the_rest_over_https(troubled: Tro
     findings = json.loads(text)["findings"]
     assert code == 1
     problems = [one["message"] for one in findings if one["verdict"] == "problem"]
-    assert any("is failed: service-plus" in message for message in problems)
+    assert any("serves 1 of 2 models; failed: service-plus" in message for message in problems)
     assert any(message.startswith("service-plus has failed: empty holds no config.json") for message in problems)
     (voice,) = [one for one in findings if one["message"].startswith("service-voice: speech")]
     assert voice["verdict"] == "ok"

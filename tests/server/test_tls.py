@@ -6,6 +6,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -15,13 +16,31 @@ from cryptography import x509
 from serving import BIN, ROOT, VOICES_ONLY, Server, poll_until, raw_request
 from speech_parts import HELLO_EMMA, SPEECH
 from tls_pair import Pair, make_pair
+from typer.testing import CliRunner
 
+from engine.hardware import Cuda, imagined
+from server.cli import app
+from server.cli_doctor_findings import Case
+from server.cli_doctor_tls import tls
 from server.settings import load_settings
+from server.status_socket import ask
 from server.tls import TlsError, certificate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from click.testing import Result
+
+
+NO_WEIGHTS = """\
+  service-image:
+    task: image
+    tier: standard
+    capabilities: [image_generation]
+    weights: nowhere
+    profile: sdxl
+"""
 
 
 class Safe(Server):
@@ -122,16 +141,68 @@ def test_nothing_older_than_tls_1_2_is_spoken(safe: Safe):
         pass
 
 
+def reload(safe: Safe) -> Result:
+    """`hearth reload` with the server's data directory, and without its settings on TLS."""
+    folders = ["--data-dir", str(safe.data_dir), "--models", str(safe.data_dir.parent / "models.yaml")]
+    return CliRunner().invoke(app, ["reload", *folders])
+
+
+def tls_lines(safe: Safe) -> list[tuple[str, str]]:
+    """What `hearth doctor` says of TLS, with the same settings."""
+    settings = load_settings(data_dir=safe.data_dir)
+    case = Case(settings, None, imagined("cpu"), Cuda(), on_cpu_build=True, plan=None, running=ask(safe.data_dir, 60))
+    return [(one.verdict, one.message) for one in tls(case, time.time())]
+
+
 @pytest.mark.engine
 def test_a_renewed_certificate_is_taken_over_by_a_reload_and_a_broken_one_is_not(safe: Safe, tmp_path: Path):
-    renewed = make_pair(tmp_path)
+    old, renewed = safe.pair.cert.read_bytes(), make_pair(tmp_path)
+    same = reload(safe)
+    assert (same.exit_code, "nothing has changed" in same.stdout) == (0, True), same.stderr
+    ((verdict, told),) = tls_lines(safe)  # of the running server, though no setting here names its certificate
+    assert (verdict, "is valid until" in told) == ("warning", True), told
+    safe.pair.cert.write_text("garbage")
+    garbage = reload(safe)
+    assert garbage.exit_code == 1
+    assert "The TLS certificate was refused, and the old one is still shown" in garbage.stderr
+    assert tls_lines(safe)[0][0] == "problem"
     shutil.copy(renewed.cert, safe.pair.cert)
-    safe.hearth("reload", "--models", str(safe.data_dir.parent / "models.yaml"))
+    other = reload(safe)
+    assert (other.exit_code, "does not belong to the certificate" in other.stderr) == (1, True)
     safe.wait_for_line("The TLS certificate stays as it was. The TLS key .* does not belong to the certificate")
     assert safe.serial() == safe.pair.serial
+    with httpx2.Client(base_url=safe.root_url, verify=trusting(old, tmp_path), timeout=60) as client:
+        assert safe.admin_key is not None
+        headers = {"Authorization": f"Bearer {safe.admin_key.text}"}
+        refused = client.post("/v1/admin/reload", headers=headers).json()["certificate"]
+    assert refused["renewed"] is False
+    assert "does not belong to the certificate" in refused["refused"]
     shutil.copy(renewed.key, safe.pair.key)
-    safe.hearth("reload", "--models", str(safe.data_dir.parent / "models.yaml"))
+    (*_, (verdict, told)) = tls_lines(safe)
+    assert (verdict, "shows another certificate" in told) == ("problem", True), told
+    done = reload(safe)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "  the TLS certificate is renewed\n" in done.stdout
     poll_until(lambda: safe.serial() == renewed.serial, 20, describe=safe.log)
+
+
+def trusting(certificate: bytes, folder: Path) -> ssl.SSLContext:
+    (folder / "old.pem").write_bytes(certificate)
+    return ssl.create_default_context(cafile=str(folder / "old.pem"))
+
+
+@pytest.mark.engine
+def test_a_reload_tells_at_once_of_a_changed_model_that_cannot_be_loaded(safe: Safe):
+    models = safe.data_dir.parent / "models.yaml"
+    models.write_text(VOICES_ONLY.replace("models:\n", "models:\n" + NO_WEIGHTS, 1))
+    try:
+        done = reload(safe)
+    finally:
+        models.write_text(VOICES_ONLY)
+    assert done.exit_code == 1, done.stdout
+    assert "  added: service-image\n" in done.stdout, done.stderr
+    assert done.stderr.startswith("service-image cannot be served: there is no folder 'nowhere'")
+    assert reload(safe).exit_code == 0
 
 
 @pytest.fixture
@@ -169,6 +240,20 @@ def test_files_that_are_no_pem_are_said_to_be_none(pair: Pair, tmp_path: Path):
     (tmp_path / "no.pem").write_text("hello")
     assert "Both must be PEM files" in problem(tmp_path / "no.pem", pair.key)
     assert "Both must be PEM files" in problem(pair.cert, tmp_path / "no.pem")
+
+
+def test_a_pair_that_is_swapped_is_said_to_be(pair: Pair):
+    assert problem(pair.key, pair.cert).startswith("The TLS certificate and its key are swapped: ")
+
+
+def test_files_that_hold_what_they_held_are_nothing_new(pair: Pair, tmp_path: Path):
+    found = certificate_of(load_settings(tls_cert=pair.cert, tls_key=pair.key))
+    assert found is not None
+    assert found.renew() is False
+    other = make_pair(tmp_path / "other")
+    for ours, theirs in ((pair.cert, other.cert), (pair.key, other.key)):
+        shutil.copy(theirs, ours)
+    assert (found.renew(), found.renew()) == (True, False)
 
 
 def test_an_encrypted_key_is_refused_and_nobody_asked_for_its_password(tmp_path: Path):

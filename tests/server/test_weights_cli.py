@@ -210,6 +210,31 @@ def test_folders_are_exported_and_imported_without_a_hub(hub: HubServer, shelf: 
     assert hub.paths == []
 
 
+def test_the_recipe_for_a_host_without_internet_works_as_it_is_written(hub: HubServer, shelf: Shelf):
+    text = (ROOT / "docs" / "weights.md").read_text().partition("## A host without internet")[2]
+    here, there = (block.partition("```")[0] for block in text.split("```sh\n")[1:3])
+    (shelf.weights / "half").mkdir(parents=True)
+    (shelf.weights / "half" / "config.json").write_text("{}")
+    told = recipe(shelf, here)
+    assert f"usb/{NAME}: " in told
+    assert "half is left out: your own (no manifest)." in told
+    shelf.weights = shelf.folder / "there"
+    shelf.environment |= {"HEARTH_WEIGHTS_DIR": str(shelf.weights), "HF_HUB_OFFLINE": "1"}
+    recipe(shelf, there)
+    assert verify(shelf.weights / NAME) == []
+
+
+def recipe(shelf: Shelf, commands: str) -> str:
+    text = commands.replace(".venv/bin/hearth", str(BIN / "hearth")).replace(
+        "/media/disk/hearth", str(shelf.folder / "usb")
+    )
+    done = subprocess.run(
+        ["bash", "-euc", text], env=shelf.environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def test_a_proxy_and_the_token_of_the_environment_are_used(hub: HubServer, shelf: Shelf):
     proxied = {"HF_ENDPOINT": "http://hub.example", "HTTP_PROXY": hub.endpoint, "NO_PROXY": "127.0.0.1"}
     shelf.environment |= proxied | {"HF_TOKEN": "hf_ours"}
@@ -278,7 +303,9 @@ def test_ctrl_c_ends_a_pull_and_keeps_what_came(hub: HubServer, shelf: Shelf):
         (["pull", "service-plus", "--repository", "a/b"], "Give either models or --repository"),
         (["pull", "--repository", "a/b", "--as", "../x"], "is no name of a folder"),
         (["pull", "--gpus", "many"], "is no machine"),
-        (["verify", "nothing"], "nothing is not there"),
+        (["verify", "nothing"], "There is no nothing in"),
+        (["remove", "nothing"], "There is no nothing in"),
+        (["export", "--to", "/nonexistent"], "was fetched whole"),
         (["import", "/nonexistent"], "is not there, or is no folder"),
     ],
 )
