@@ -75,7 +75,7 @@ def test_a_backup_is_a_whole_database_and_never_overwrites(tmp_path: Path):
     copy = tmp_path / "copy.db"
     done = hearth(tmp_path, "backup", str(copy))
     assert done.exit_code == 0, done.output
-    assert "docs/keys.md" in done.stdout
+    assert "hearth restore" in done.stdout
     assert copy.stat().st_mode & 0o777 == 0o600
     with sqlite3.connect(copy) as connection:
         assert connection.execute("SELECT public_id FROM api_key").fetchall() == [(key,)]
