@@ -13,7 +13,7 @@ from server.banner import Banner
 from server.dependencies import TheMeter, any_key
 from server.limits import headers_of
 from server.routes.health import live
-from server.serve import _base_urls, _listen, _new_loop, _Server
+from server.serve import _base_urls, _listen, _make_key, _new_loop, _Server
 from server.settings import load_settings
 from server.store import ApiKey, StoreUnavailableError
 
@@ -60,7 +60,8 @@ async def _serve() -> None:
     app.include_router(router)
     with _listen(settings) as listener:
         address, _ = _base_urls(settings, listener.getsockname()[1])
-        await _Server(app, Banner(address, None, None), None).serve(sockets=[listener])
+        banner = Banner(address, None, None, make_key=_make_key(settings))
+        await _Server(app, banner, None).serve(sockets=[listener])
 
 
 def main() -> None:
