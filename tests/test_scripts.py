@@ -48,18 +48,28 @@ def test_the_scripts_that_the_documentation_names_are_there():
 
 
 def test_ci_runs_the_checks_and_the_tests_and_fails_when_either_fails(tmp_path: Path):
-    for name in ("check", "test"):
-        (tmp_path / "scripts").mkdir(exist_ok=True)
+    (tmp_path / "scripts").mkdir()
+    for name, text in (
+        ("check", 'echo check; exit "$CHECK"'),
+        ("test", '[ $# = 0 ] || { echo "again: $*"; exit "$AGAIN"; }; echo test; exit "$TEST"'),
+    ):
         script = tmp_path / "scripts" / name
-        script.write_text(f'#!/bin/sh\necho "{name} ran"\nexit "${{{name.upper()}_STATUS}}"\n')
+        script.write_text(f"#!/bin/sh\n{text}\n")
         script.chmod(0o755)
     (tmp_path / ".ci").mkdir()
     ci = tmp_path / ".ci" / "run"
     ci.write_bytes((ROOT / ".ci" / "run").read_bytes())
-    for check, test, expected in (("0", "0", 0), ("1", "0", 1), ("0", "5", 1), ("1", "1", 1)):
-        result = run("bash", ci, CHECK_STATUS=check, TEST_STATUS=test)
-        assert result.stdout == "check ran\ntest ran\n"
-        assert result.returncode == expected
+    again = "again: --last-failed --last-failed-no-failures none\n"
+    for check, test, tried, expected, rest in (
+        ("0", "0", "9", 0, ""),
+        ("1", "0", "9", 1, ""),
+        ("0", "5", "0", 1, ""),  # not that tests failed: nothing could be run
+        ("0", "1", "0", 0, again),
+        ("1", "1", "0", 1, again),
+        ("0", "1", "1", 1, again),
+    ):
+        result = run("bash", ci, CHECK=check, TEST=test, AGAIN=tried)
+        assert (result.stdout, result.returncode) == (f"check\ntest\n{rest}", expected)
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
