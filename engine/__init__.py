@@ -22,6 +22,7 @@ from engine.pictures import ImageLimits
 from engine.types import (
     ANSWERS,
     AWAITS_TURN,
+    SETTLED,
     ChatChoice,
     ChatDelta,
     ChatRequest,
@@ -44,6 +45,7 @@ from engine.voices.types import Voice
 __all__ = [
     "ANSWERS",
     "AWAITS_TURN",
+    "SETTLED",
     "AudioFormat",
     "ChatChoice",
     "ChatDelta",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import OverloadedError
 from engine.fair_queue import Claim, FairQueue, Urgency
+from engine.headcount import Headcount
 from engine.visit import Ticket, Visit
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Admission:
         self._kv_tokens = 0
         self._closed: Callable[[], Exception] | None = None
         self._visits = 0
-        self._here: dict[str, int] = {}  # visits by owner
+        self._here = Headcount()  # visits
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._mean_answer_tokens = 256.0
@@ -88,22 +89,12 @@ class Admission:
 
         Raises `OverloadedError` at once, before any work is done for it, where it could only be refused later.
         """
-        if request.urgency == Urgency.INTERACTIVE:
-            self._refuse_more_than_a_share(request.owner)
-        here = self._here
-        here[request.owner] = here.get(request.owner, 0) + 1
-        try:
+        most = self._room.sequences + self._room.waiting
+        if request.urgency == Urgency.INTERACTIVE and self._here.has_share(request.owner, most):
+            raise self._overloaded()
+        with self._here.one_more(request.owner):
             async with self.presence(), AsyncExitStack() as stack:
                 yield Visit(self, request, sequences, stack)
-        finally:
-            here[request.owner] -= 1
-            if not here[request.owner]:
-                del here[request.owner]
-
-    def _refuse_more_than_a_share(self, owner: str) -> None:
-        most = self._room.sequences + self._room.waiting
-        if self._visits >= most and self._here.get(owner, 0) * len(self._here) >= most:
-            raise self._overloaded()
 
     @asynccontextmanager
     async def presence(self) -> AsyncIterator[None]:
@@ -205,7 +196,7 @@ class Admission:
             turn.set_exception(self._overloaded())
 
     def _overloaded(self) -> OverloadedError:
-        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._visits - self._room.sequences) + 1
+        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._here.total - self._room.sequences) + 1
         seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
         return OverloadedError(
             "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",
@@ -247,7 +238,7 @@ class Admission:
             kept = self._room.kept_for_newcomers
         if standing == _Standing.BATCH:
             kept = max(kept, self._room.kept_for_interactive)
-        return not self._lacks_room(claim) and claim.sequences <= self._room.sequences - self._sequences - kept
+        return not self._lacks_tokens(claim) and claim.sequences <= self._room.sequences - self._sequences - kept
 
     def _standing(self, claim: Claim) -> _Standing:
         if self._is_newcomer(claim):
@@ -255,13 +246,11 @@ class Admission:
         interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
         return _Standing.REGULAR if interactive else _Standing.BATCH
 
-    def _lacks_room(self, claim: Claim) -> bool:
-        """Whether there is no room even in the kept places.
+    def _lacks_tokens(self, claim: Claim) -> bool:
+        """Whether there is no room for its tokens.
 
-        A newcomer's tokens are not counted: where they are too many, vLLM pauses the youngest conversation.
+        A newcomer's are not counted: where they are too many, vLLM pauses the youngest conversation.
         """
-        if claim.sequences > self._room.sequences - self._sequences:
-            return True
         most = self._room.kv_tokens
         return most is not None and not self._is_newcomer(claim) and self._kv_tokens + _kv_tokens(claim) > most
 

@@ -20,6 +20,8 @@ ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
 # It is loaded, or woken up, when it is asked for.
 AWAITS_TURN: frozenset[ModelStatus] = frozenset({"unloaded", "sleeping"})
 ANSWERS: frozenset[ModelStatus] = AWAITS_TURN | {"ready"}
+# It has answered once, or is not going to.
+SETTLED: frozenset[ModelStatus] = ANSWERS | {"failed"}
 # own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth.
 WeightsSource = Literal["own", "variant", "demo"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine import ANSWERS
+from engine import ANSWERS, SETTLED
 from server.command_name import HEARTH
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Banner:
             for health in engine.health():
                 self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase)
                 self._report(health)
-            settled = all(health.status in ANSWERS | {"failed"} for health in engine.health())
+            settled = all(health.status in SETTLED for health in engine.health())
             if settled and not announced:
                 announced = True
                 self.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.headcount import Headcount
 from server.errors import ApiError
 from server.middleware import OPEN_PATHS
 
@@ -23,8 +24,7 @@ class Crowd:
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
-        self._running: dict[str | None, int] = {}
-        self._sum = 0
+        self._running = Headcount()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it; other scopes pass through."""
@@ -32,21 +32,13 @@ class Crowd:
             await self._app(scope, receive, send)
             return
         record: RequestRecord = scope["state"]["record"]
-        owner = record.key
-        if self._sum >= self._most and self._running.get(owner, 0) * len(self._running) >= self._most:
+        if self._running.has_share(record.key, self._most):
             error = _crowded()
             record.error_code = error.code
             await error.response()(scope, receive, send)
             return
-        self._sum += 1
-        self._running[owner] = self._running.get(owner, 0) + 1
-        try:
+        with self._running.one_more(record.key):
             await self._app(scope, receive, send)
-        finally:
-            self._sum -= 1
-            self._running[owner] -= 1
-            if not self._running[owner]:
-                del self._running[owner]
 
 
 def _crowded() -> ApiError:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine import ANSWERS
+from engine import SETTLED
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -32,7 +32,7 @@ async def freeze_when_settled(engine: Engine) -> None:
     Once only: what a later load leaves behind in cycles must be found, and few loads follow.
     """
     gc.set_threshold(*_THRESHOLDS)
-    while not all(health.status in ANSWERS | {"failed"} for health in engine.health()):  # noqa: ASYNC110  # the one waiter for changes is the banner
+    while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the one waiter for changes is the banner
         await asyncio.sleep(_LOOK_SECONDS)
     gc.collect()
     gc.freeze()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.headcount import Headcount
 from server.errors import ApiError
 from server.store import Ask, Refused, Taken, TooLarge
 
@@ -51,7 +52,7 @@ class Limiter:
     def __init__(self, config: Config, buckets: Buckets) -> None:
         self._config = config
         self._buckets = buckets
-        self._parallel: dict[str, int] = {}
+        self._parallel = Headcount()
         self._seen: dict[str, Level] = {}  # request buckets as the last answers showed them; one per key at most
         self._put_off: Counter[str] = Counter()
 
@@ -69,19 +70,13 @@ class Limiter:
         most = self.limits(key).parallel_requests
         if most == 0:
             raise quota_spent("Your key may run no requests at all. Ask whoever runs this server.")
-        running = self._parallel.get(key.public_id, 0)
-        if most is not None and running >= most:
+        if most is not None and self._parallel.of(key.public_id) >= most:
             raise too_many(
                 f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.",
                 retry_after_seconds=1,
             )
-        self._parallel[key.public_id] = running + 1
-        try:
+        with self._parallel.one_more(key.public_id):
             yield
-        finally:
-            self._parallel[key.public_id] -= 1
-            if not self._parallel[key.public_id]:
-                del self._parallel[key.public_id]
 
     async def take_request(self, key: ApiKey) -> tuple[Level, ...]:
         """Take one request from the key's bucket. Returns how full it is then. Raises `ApiError`."""

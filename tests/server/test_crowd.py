@@ -46,8 +46,8 @@ class House:
     async def close(self) -> None:
         self.door.set()
         await asyncio.gather(*self.running)
-        assert self.crowd._running == {}
-        assert self.crowd._sum == 0
+        assert self.crowd._running.owners == 0
+        assert self.crowd._running.total == 0
 
 
 async def test_a_flood_is_refused_and_a_neighbour_gets_a_share_all_the_same():
