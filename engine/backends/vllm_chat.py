@@ -27,6 +27,7 @@ from engine.weights import check_folder
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from engine.backends.vllm_plain import PlainChat
     from engine.backends.vllm_start import Launch
     from engine.types import ChatResult, ChatStep, TextRequest
     from engine.visit import Visit
@@ -49,6 +50,7 @@ class VllmChat:
         self.metrics = launch.metrics
         self.context_length: int = engine.model_config.max_model_len
         self.died = asyncio.Event()
+        self._plain: PlainChat | None = None
         self._watch = watch
         watch.call_when_gone(self._on_gone)
 
@@ -76,6 +78,7 @@ class VllmChat:
             serving = await launch.starter.run(lambda: build_serving(engine, launch))
             model = cls(engine, serving, launch, watch)
             await model._check_capabilities()
+            await model._look_for_short_way()
             launch.report("answering a warm-up prompt", 0.9)
             await model._warm_up()
             undo.pop_all()
@@ -168,7 +171,16 @@ class VllmChat:
         end_engine(self._engine, 0)  # its sockets; the processes are gone
 
     async def _begun(self, request: ChatRequest, visit: Visit, *, stream: bool) -> Any:
-        """Return what vLLM's serving returns, once the prompt is rendered and its turn has come."""
+        """Return the steps, or the whole answer, once the prompt is rendered and its turn has come."""
+        if self._plain is not None:
+            max_tokens = self._spec.engine.max_output_tokens if request.max_tokens is None else request.max_tokens
+            token_ids = self._plain.prompt(request, max_tokens)
+            if token_ids is not None:
+                rest = self.context_length - len(token_ids)
+                await visit.enter(len(token_ids), rest if max_tokens is None else max_tokens)
+                if stream:
+                    return self._plain.stream(request, token_ids, max_tokens)
+                return await self._plain.complete(request, token_ids, max_tokens)
         async with contextlib.AsyncExitStack() as pixels:
             decoded = self._pictures.decoded(request, most=self._spec.engine.max_images)
             translated = self._translate(await pixels.enter_async_context(decoded), stream=stream)
@@ -198,6 +210,11 @@ class VllmChat:
         self._engine.output_processor.propagate_error(EngineDeadError())
         self.admission.close(lambda: engine_died(NotStartedError))
         self.died.set()
+
+    async def _look_for_short_way(self) -> None:
+        from engine.backends.vllm_plain import PlainChat
+
+        self._plain = await PlainChat.of(self._engine, self._serving)
 
     async def _check_capabilities(self) -> None:
         if "vision" in self._spec.capabilities and not self._engine.model_config.is_multimodal_model:

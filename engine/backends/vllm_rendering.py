@@ -40,6 +40,29 @@ def render_short_ones_here(renderer: Any) -> None:
     renderer.__class__ = _one_by_one(type(renderer))
 
 
+class Swiftness:
+    """Whether work of one kind has been quick enough to be done on the event loop."""
+
+    def __init__(self) -> None:
+        self._avoided = 0
+
+    def likely(self) -> bool:
+        """Ask before each piece of work; after a slow one the answer is no for a while."""
+        if not self._avoided:
+            return True
+        self._avoided -= 1
+        return False
+
+    def __enter__(self) -> None:
+        """Begin to measure."""
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        """Note how long it took."""
+        if time.perf_counter() - self._began > _SLOW_SECONDS:
+            self._avoided = _AVOIDED
+
+
 class _Here:
     """A function that runs at once where that is quick, and elsewhere where it may not be."""
 
@@ -49,18 +72,13 @@ class _Here:
         self._run = run
         self._elsewhere = elsewhere
         self._quick = quick
-        self._avoided = 0
+        self._swiftness = Swiftness()
 
     async def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if self._avoided or not self._quick(*arguments, **named):
-            self._avoided = max(0, self._avoided - 1)
+        if not (self._quick(*arguments, **named) and self._swiftness.likely()):
             return await self._elsewhere(*arguments, **named)
-        began = time.perf_counter()
-        try:
+        with self._swiftness:
             return self._run(*arguments, **named)
-        finally:
-            if time.perf_counter() - began > _SLOW_SECONDS:
-                self._avoided = _AVOIDED
 
 
 def _one_by_one(renderer_class: Any) -> Any:
@@ -96,11 +114,18 @@ def _one_by_one(renderer_class: Any) -> Any:
     return OneByOne
 
 
-def _few_words(_: Any, __: Any, conversation: list[dict[str, Any]], *, tools: Any = None, **___: Any) -> bool:
-    if tools or len(conversation) > _FEW_MESSAGES:
-        return False
+def is_short(conversation: Sequence[dict[str, Any]]) -> bool:
+    """Whether it is text alone, and takes well below a millisecond."""
     contents = [message.get("content") or "" for message in conversation]
-    return all(isinstance(content, str) for content in contents) and sum(map(len, contents)) <= _SHORT_CHARACTERS
+    return (
+        len(contents) <= _FEW_MESSAGES
+        and all(isinstance(content, str) for content in contents)
+        and sum(map(len, contents)) <= _SHORT_CHARACTERS
+    )
+
+
+def _few_words(_: Any, __: Any, conversation: list[dict[str, Any]], *, tools: Any = None, **___: Any) -> bool:
+    return not tools and is_short(conversation)
 
 
 def _short_prompt(prompt: Any, _: Any) -> bool:

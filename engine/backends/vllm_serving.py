@@ -7,7 +7,7 @@ everything before them (templates, tokenising, tool and reasoning parsers, logpr
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -16,8 +16,9 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from engine.backends.vllm_calls import CallStream, mend
 from engine.backends.vllm_errors import check_context, translated_template_errors
+from engine.backends.vllm_finish import finish_reason
 from engine.backends.vllm_rendering import render_short_ones_here
-from engine.errors import GenerationError, RequestError
+from engine.errors import RequestError
 from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -288,12 +289,3 @@ def _chat_finish_reason(request: Any, reason: str | None) -> FinishReason:
     if reason == "error" and request.structured_outputs is not None and not request.tools:
         raise RequestError("`response_format` holds a JSON schema that cannot be followed.", param="response_format")
     return finish_reason(reason)
-
-
-def finish_reason(reason: str | None) -> FinishReason:
-    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
-    if reason in {"stop", "length"}:
-        return cast("FinishReason", reason)
-    if reason == "repetition":
-        return "stop"
-    raise GenerationError("The model gave up on this answer. Send the request again.")

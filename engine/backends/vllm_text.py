@@ -13,7 +13,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.utils.async_utils import merge_async_iterators
 
 from engine.backends.vllm_errors import check_answer_alone, check_context
-from engine.backends.vllm_serving import finish_reason
+from engine.backends.vllm_finish import finish_reason
 from engine.errors import RequestError
 from engine.types import ChatDelta, ChatStep, Usage
 

@@ -1,0 +1,107 @@
+"""Renders and tokenises conversations that are nothing but text: vLLM's template and tokenizer, without the way there.
+
+vLLM looks up template, settings and limits anew for each conversation and takes it through a dozen functions. Here they
+are looked up once; whether that comes to the same is tried with every model when it is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any
+
+from transformers import TokenizersBackend
+from transformers.utils.chat_template_utils import _compile_jinja_template
+from vllm.renderers.chat_utils import _CLAUDE_CODE_BILLING_HEADER
+from vllm.renderers.hf import (
+    HfRenderer,
+    resolve_chat_template,
+    resolve_chat_template_content_format,
+    resolve_chat_template_kwargs,
+)
+
+from engine.backends.vllm_rendering import Swiftness, is_short
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_log = logging.getLogger("hearth.engine")
+_ROLES = frozenset({"system", "user", "assistant"})
+_KEYS = {"role", "content"}
+# What `apply_chat_template` takes for itself. The rest are the template's own variables.
+_NOT_VARIABLES = {"chat_template", "tokenize", "return_dict", "continue_final_message", "tools"}
+
+
+class PlainPrompt:
+    """Of one model whose template takes texts and whose tokenizer is one of Hugging Face's fast ones."""
+
+    def __init__(self, template: Any, variables: dict[str, Any], tokenizer: Any) -> None:
+        self._render = template.render
+        self._variables = variables
+        self._encode = tokenizer.encode_batch_fast  # without the place of each token in the text
+        self._swiftness = Swiftness()
+
+    @classmethod
+    def of(cls, serving: Any, request: Any) -> PlainPrompt | None:
+        """Look up what vLLM would for `request`, a plain one of its own; None where it would do something else."""
+        renderer, model_config, tokenizer = serving.renderer, serving.model_config, serving.renderer.tokenizer
+        if not (isinstance(renderer, HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
+            return None
+        if model_config.is_multimodal_model or serving.online_renderer.use_harmony:
+            return None
+        defaults = dict(serving.online_renderer.default_chat_template_kwargs or {})
+        parameters = request.build_chat_params(None, "auto").with_defaults({**defaults, "tools": None})
+        named = parameters.get_apply_chat_template_kwargs()
+        template = resolve_chat_template(tokenizer, chat_template=None, tools=None, model_config=model_config)
+        taken = resolve_chat_template_content_format(
+            chat_template=None, tools=None, given_format="auto", tokenizer=tokenizer, model_config=model_config
+        )
+        if template is None or taken != "string":
+            return None
+        variables = resolve_chat_template_kwargs(
+            tokenizer=tokenizer,
+            chat_template=template,
+            chat_template_kwargs={name: value for name, value in named.items() if name not in _NOT_VARIABLES},
+        )
+        own = copy.deepcopy(tokenizer._tokenizer)  # noqa: SLF001  # vLLM's may be told to cut, by a thread of its own
+        own.no_truncation()
+        own.no_padding()
+        everything = {"documents": None, **tokenizer.special_tokens_map, **variables, "tools": None}
+        return cls(_compile_jinja_template(template), everything, own)
+
+    def token_ids(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
+        """Return the prompt, or None for a conversation that vLLM has to look at: longer, not all text, or refused."""
+        if not (all(map(_is_plain, messages)) and is_short(messages) and self._swiftness.likely()):
+            return None
+        with self._swiftness:
+            try:
+                text = self._render(messages=messages, **self._variables)
+            except Exception:  # noqa: BLE001  # whatever a template does not like is said by the one who is paid for it
+                return None
+            ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
+        return ids
+
+    async def agrees_with(self, serving: Any, requests: Sequence[Any]) -> bool:
+        """Try whether vLLM makes the same of `requests`, plain ones of its own."""
+        for request in requests:
+            mine = self.token_ids([dict(message) for message in request.messages])
+            if mine is None:
+                continue
+            try:
+                _, (theirs,) = await serving.online_renderer.render_chat(request, skip_mm_cache=True)
+            except Exception:  # noqa: BLE001  # a template may refuse an order of roles, and both must
+                return False
+            if theirs.get("type") != "token" or theirs["prompt_token_ids"] != mine:
+                _log.info("Prompts of this model take vLLM's long way: the short one makes others of them.")
+                return False
+        return True
+
+
+def _is_plain(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return (
+        message.keys() == _KEYS
+        and message["role"] in _ROLES
+        and isinstance(content, str)
+        and not content.startswith(_CLAUDE_CODE_BILLING_HEADER)  # vLLM takes it out
+    )
