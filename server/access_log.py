@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 _FILE_BYTES = 64 * 2**20
 _FILES_KEPT = 4
-_log = logging.getLogger("hearth.access")
+# Lines of this long are written together: a thread that is woken for each of them takes the event loop's time.
+_BUNCH_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -63,28 +66,54 @@ class RequestRecord:
         self.used(result.usage)
         self.finish_reason = result.choices[0].finish_reason
 
-    def write(self) -> None:
-        """Write the line. Call once, when the request has ended."""
+    def line(self) -> str:
+        """Return its line. Call when the request has ended."""
+        known = zip(_LOGGED, _values_of(self), strict=True)
         line: dict[str, Any] = {"time": round(time.time(), 3)}
-        line.update(
-            (name, value)
-            for name in self.__slots__
-            if name not in {"started", "headers"} and (value := getattr(self, name)) is not None
-        )
+        line.update({name: value for name, value in known if value is not None})
         line["duration_seconds"] = round(self.seconds(), 4)
-        _log.info(msgspec.json.encode(line).decode())
+        return msgspec.json.encode(line).decode()
 
 
-def open_access_log(folder: Path) -> QueueListener:
-    """Write access lines to `folder`/access.jsonl (64 MiB, four old ones kept). Stop the listener at the end."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)  # set-up may have made it, for everybody to read
-    file = RotatingFileHandler(folder / "access.jsonl", maxBytes=_FILE_BYTES, backupCount=_FILES_KEPT)
-    file.setFormatter(logging.Formatter("%(message)s"))
-    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    _log.handlers = [QueueHandler(lines)]
-    _log.propagate = False
-    _log.setLevel(logging.INFO)
-    listener = QueueListener(lines, file)
-    listener.start()
-    return listener
+_LOGGED = tuple(name for name in RequestRecord.__slots__ if name not in {"started", "headers"})
+_values_of = attrgetter(*_LOGGED)
+
+
+class AccessLog:
+    """Writes to `folder`/access.jsonl (64 MiB, four old ones kept), up to 0.1 s after a request's end.
+
+    Belongs to the event loop that runs. Close it at the end: a process that is killed loses the last lines.
+    """
+
+    def __init__(self, folder: Path, *, file_bytes: int = _FILE_BYTES) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # set-up may have made it, for everybody to read
+        self._file = RotatingFileHandler(
+            folder / "access.jsonl", maxBytes=file_bytes, backupCount=_FILES_KEPT, encoding="utf-8"
+        )
+        self._thread = ThreadPoolExecutor(1, "access-log")  # of its own: one bunch after the other
+        self._loop = asyncio.get_running_loop()
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def append(self, record: RequestRecord) -> None:
+        """Write the line of a request that has ended. Never waits or fails."""
+        self._lines.append(record.line())
+        if self._timer is None:
+            self._timer = self._loop.call_later(_BUNCH_SECONDS, self._hand_over)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._hand_over()
+        self._thread.shutdown()
+        self._file.close()
+
+    def _hand_over(self) -> None:
+        self._timer = None
+        lines, self._lines = self._lines, []
+        self._thread.submit(self._write, lines)
+
+    def _write(self, lines: list[str]) -> None:
+        self._file.handle(logging.makeLogRecord({"msg": "\n".join(lines)}))

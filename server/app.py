@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
+from engine.headcount import Headcount
 from server import errors
-from server.access_log import open_access_log
+from server.access_log import AccessLog
 from server.cors import Cors
 from server.crowd import Crowd
 from server.dependencies import Access
@@ -23,7 +25,7 @@ from server.image_quota import ImageQuota
 from server.key_admin import KeyAdmin
 from server.limits import Limiter
 from server.live_keys import LiveKeys
-from server.metering import Meter
+from server.metering import Meter, MeteredEngine
 from server.metrics import Metrics
 from server.metrics_page import KeptPage
 from server.middleware import Authentication, Gate, RequestContext
@@ -44,14 +46,33 @@ from server.routes import (
     usage,
 )
 from server.settings import database_url
+from server.short_way import ShortWay
 from server.store import Buckets, Database, KeyStore, Quotas, UsageBook
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
+    from types import ModuleType
 
     from starlette.types import ASGIApp
 
     from server.settings import Settings
+
+
+_ROUTES = (
+    chat,
+    messages,
+    responses,
+    completions,
+    batch,
+    images,
+    audio,
+    models,
+    usage,
+    admin_keys,
+    admin,
+    health,
+    metrics,
+)
 
 
 class HearthApp(FastAPI):
@@ -60,8 +81,8 @@ class HearthApp(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
         settings: Settings = self.state.settings
-        crowd = Crowd(super().build_middleware_stack(), settings.max_running_requests)
-        app: ASGIApp = Gate(Authentication(crowd))
+        routed = ShortWay(super().build_middleware_stack(), self.routes, self.exception_handlers)
+        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests, self.state.crowd)))
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 
@@ -74,39 +95,33 @@ class HearthApp(FastAPI):
 
 def create_app(settings: Settings, config: Config) -> HearthApp:
     """Make the app. Its lifespan opens the store and starts the engine; `app.state` holds both from then on."""
-    app = HearthApp(
-        title="Hearth",
-        version="1.0.0",
-        lifespan=_lifespan,
-        docs_url=None,
-        redoc_url=None,
-        strict_content_type=False,
-        redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
-    )
-    app.state.settings = settings
+    app = bare_app(settings, _ROUTES, _lifespan)
     app.state.config = config
     app.state.base_url = None  # known to whoever listens
     app.state.certificate = None  # theirs, too
     app.state.terminate = False
     app.state.metrics = Metrics(lambda: app.state.config.models)
     app.state.metrics_page = KeptPage()
+    app.state.fronts = None  # of whoever listens, where there are some
+    return app
+
+
+def bare_app(settings: Settings, routes: Iterable[ModuleType], lifespan: Any = None) -> HearthApp:
+    """Make an app of these routes, with our middleware and errors; what they need in `app.state` is still to come."""
+    app = HearthApp(
+        title="Hearth",
+        version="1.0.0",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        strict_content_type=False,
+        redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
+    )
+    app.state.settings = settings
+    app.state.crowd = Headcount()
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
-    for module in (
-        chat,
-        messages,
-        responses,
-        completions,
-        batch,
-        images,
-        audio,
-        models,
-        usage,
-        admin_keys,
-        admin,
-        health,
-        metrics,
-    ):
+    for module in routes:
         app.include_router(module.router)
     return app
 
@@ -115,7 +130,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Engines end here and not after `serve()`: uvicorn may never come back from that."""
     settings: Settings = app.state.settings
-    log = open_access_log(settings.data_dir / "logs")
+    app.state.access_log = AccessLog(settings.data_dir / "logs")
     engine = Engine(
         app.state.config,
         weights_dir=settings.weights_dir,
@@ -142,6 +157,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
             app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota, app.state.metrics)
+            app.state.engine_for = partial(MeteredEngine, engine, app.state.meter)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()
@@ -150,7 +166,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             finally:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
-        log.stop()
+        app.state.access_log.close()
 
 
 def _image_folder(settings: Settings) -> ImageFolder:

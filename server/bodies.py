@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ApiError
 from server.hangup import ClientGoneError
+from server.plans import Plan
+from server.request_headers import header_of
 from server.scopes import KeyWith
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import Scope
 
 _MOST_PARTS = 100_000  # checking so many takes half a second
 _MAX_DEPTH = 64
@@ -34,35 +37,53 @@ _DRAIN_BYTES = 64 * 2**20
 class StrictRoute(APIRoute):
     """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.plan = Plan.of(self)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read and check the body before FastAPI looks at it, and the key's scope before the body is read."""
+        """Read and check the body before FastAPI looks at it."""
         handler = super().get_route_handler()
-        takes_body = self.body_field is not None
-        scopes = [below.call for below in self.dependant.dependencies if isinstance(below.call, KeyWith)]
 
         async def strict_handler(request: Request) -> Response:
-            if takes_body:
-                for scope in scopes:
-                    scope.check(request)
-                await _read_into(request)
+            await self._read_body(request)
             return await handler(request)
 
         return strict_handler
 
+    async def answer(self, request: Request) -> Response:
+        """Do the same by the plan, if there is one, without FastAPI."""
+        assert self.plan is not None  # noqa: S101  # whoever calls has looked
+        return await self.plan.answer(request, await self._read_body(request))
 
-async def _read_into(request: Request) -> None:
-    _check_content_type(request)
+    async def _read_body(self, request: Request) -> Any:
+        """Return the parsed body. The key's scope is checked before it is read."""
+        if self.body_field is None:
+            return None
+        for below in self.dependant.dependencies:
+            if isinstance(below.call, KeyWith):
+                below.call.check(request)
+        return await _read_into(request)
+
+
+async def _read_into(request: Request) -> Any:
+    _check_content_type(request.scope)
     body = await _read_capped(request, request.app.state.settings.max_body_bytes)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
     request._body = body  # noqa: SLF001
     large = len(body) > _LARGE_BODY_BYTES
-    request._json = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)  # noqa: SLF001
+    value = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)
+    request._json = value  # noqa: SLF001
+    return value
 
 
-def _check_content_type(request: Request) -> None:
-    if request.headers.get("content-encoding", "identity") != "identity":
+def _check_content_type(scope: Scope) -> None:
+    if header_of(scope, b"content-encoding") not in {None, "identity"}:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the JSON as it is.")
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    content_type = header_of(scope, b"content-type")
+    if content_type == "application/json" or content_type is None:  # nearly all
+        return
+    content_type = content_type.partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise ApiError(
             415,
@@ -73,18 +94,21 @@ def _check_content_type(request: Request) -> None:
 
 async def _read_capped(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
+    size, more = 0, True
     try:
         async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
-            async for chunk in request.stream():
-                pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                chunk, more = message.get("body", b""), message.get("more_body", False)
                 size += len(chunk)
                 if size <= limit:
                     chunks.append(chunk)
                 elif size > limit + _DRAIN_BYTES:
                     break
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
+                if more:
+                    pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
     except TimeoutError as error:
         sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
         raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error

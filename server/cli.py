@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import sys
 from pathlib import Path  # noqa: TC003  # typer reads the annotations
 from typing import Annotated
@@ -25,12 +24,10 @@ from server import (
     cli_weights,
 )
 from server.instance import InstanceError
+from server.log_lines import set_up_log
 from server.settings import SettingsError, load_settings
 from server.store import StoreError
 from server.tls import TlsError
-
-# What uvicorn says when a file is cut off, which happens on purpose: sse.py says why.
-_CUT_OFF = "ASGI callable returned without completing response."
 
 app = typer.Typer(
     help="Hearth: chat, images and speech on your own machine.",
@@ -93,11 +90,7 @@ def serve(  # noqa: PLR0913  # one argument per flag
             tls_cert=tls_cert,
             tls_key=tls_key,
         )
-        # Ours at the level asked for; of libraries only what goes wrong.
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
-        logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _CUT_OFF)
-        logging.getLogger("hearth").setLevel(settings.log_level.upper())
+        set_up_log(settings.log_level)
         run(settings, load_config(settings.models))
     except (SettingsError, StartError, TlsError, InstanceError, EngineError, StoreError) as error:
         sys.stderr.write(f"{error}\n")

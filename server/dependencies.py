@@ -107,18 +107,19 @@ class Access:
         for info in self.models(key):
             if info.id == model:
                 return info
-        raise _no_such_model()
+        raise no_such_model()
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for whoever needs no more than to know that the key may use it."""
         spec, tier = self._config.models.get(model), self._config.tiers.get(key.tier)
         if spec is None or tier is None or spec.tier not in tier.models:
-            raise _no_such_model()
+            raise no_such_model()
         if key.models is not None and model not in key.models:
-            raise _no_such_model()
+            raise no_such_model()
 
 
-def _no_such_model() -> ApiError:
+def no_such_model() -> ApiError:
+    """Make the error for a model that is not there, or not for this key."""
     return ApiError(
         404,
         "model_not_found",
@@ -137,8 +138,9 @@ def metered(kind: str) -> Callable[[Request], Awaitable[MeteredEngine]]:
     """Make a dependency that gives the engine as this request's key may use it; `kind` names it in the usage book."""
 
     async def engine(request: Request) -> MeteredEngine:
-        state, app = request.state, request.app.state
-        return MeteredEngine(app.engine, app.meter, state.key, state.record, kind=kind)
+        state = request.state
+        made: MeteredEngine = request.app.state.engine_for(state.key, state.record, kind=kind)
+        return made
 
     return engine
 

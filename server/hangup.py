@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from starlette.responses import Response
 
 from server.errors import ApiError
+from server.exchange import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -53,7 +54,8 @@ class Hangup:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         self._task, self._cancelling = task, task.cancelling()
-        self._gone = asyncio.ensure_future(_disconnect(self._receive))
+        exchange = Exchange.behind(self._receive)
+        self._gone = exchange.gone() if exchange is not None else asyncio.ensure_future(_disconnect(self._receive))
         self._gone.add_done_callback(self._interrupt)
         self._expired.add_done_callback(self._interrupt)
         return self

@@ -34,6 +34,12 @@ async def freeze_when_settled(engine: Engine) -> None:
     gc.set_threshold(*_THRESHOLDS)
     while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the one waiter for changes is the banner
         await asyncio.sleep(_LOOK_SECONDS)
+    freeze()
+
+
+def freeze() -> None:
+    """Take what lives now out of all collections, and collect less often."""
+    gc.set_threshold(*_THRESHOLDS)
     gc.collect()
     gc.freeze()
 

@@ -53,16 +53,23 @@ class Limiter:
         self._config = config
         self._buckets = buckets
         self._parallel = Headcount()
-        self._seen: dict[str, Level] = {}  # request buckets as the last answers showed them; one per key at most
+        # One of each per key at most.
+        self._limits: dict[str, tuple[ApiKey, Limits]] = {}
+        self._seen: dict[str, Level] = {}  # request buckets as the last answers showed them
         self._put_off: Counter[str] = Counter()
 
     def use(self, config: Config) -> None:
         """From now on these are the tiers."""
         self._config = config
+        self._limits.clear()
 
     def limits(self, key: ApiKey) -> Limits:
-        """Return the limits of a key as they are now."""
-        return limits_of(key, self._config.tiers.get(key.tier))
+        """Return the limits of a key as they are now. Asked for several times per request, and so kept."""
+        known, limits = self._limits.get(key.public_id, (None, None))
+        if limits is None or known is not key:  # another object: the key was read again, and may have changed
+            limits = limits_of(key, self._config.tiers.get(key.tier))
+            self._limits[key.public_id] = (key, limits)
+        return limits
 
     @contextmanager
     def one_more(self, key: ApiKey) -> Iterator[None]:

@@ -57,11 +57,34 @@ class _Call:
     audio_seconds: float = 0.0
     queued_at: float = field(default_factory=time.monotonic)
     waited_seconds: float | None = None
+    errors: int = 0  # 1 if it failed
+    aborted: int = 0  # 1 if its client left
 
     def begin(self) -> None:
         """Its turn has come: from here on it costs."""
         self.began = True
         self.waited_seconds = time.monotonic() - self.queued_at
+
+    def tokens_spent(self) -> int:
+        """How many of the tokens that were taken for it are not given back, once it has ended."""
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.completion_tokens
+        # Left before its end, and not streamed: nobody knows how far it had come, so what was taken stays taken.
+        return self.reserved if self.began and self.aborted else 0
+
+    def used(self) -> Used:
+        """Return what goes into the usage book, once it has ended."""
+        usage = self.usage
+        return Used(
+            requests=1,
+            prompt_tokens=usage.prompt_tokens if usage else self.prompt_tokens if self.began else 0,
+            completion_tokens=usage.completion_tokens if usage else 0,
+            cached_tokens=(usage.cached_tokens or 0) if usage else 0,
+            images=self.images,
+            audio_seconds=self.audio_seconds,
+            errors=self.errors,
+            aborted=self.aborted,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,40 +236,28 @@ class MeteredEngine:
 
     @asynccontextmanager
     async def _call(self, model: str, *, takes_tokens: bool = False) -> AsyncIterator[_Call]:
-        call, outcome = _Call(), Used(requests=1)
+        call = _Call()
         try:
             with self.running():
                 await self._count_request(call, takes_tokens=takes_tokens)
                 yield call
         except (asyncio.CancelledError, GeneratorExit, ClientGoneError):
-            outcome = Used(requests=1, aborted=1)
+            call.aborted = 1
             raise
         except Exception:
-            outcome = Used(requests=1, errors=1)
+            call.errors = 1
             raise
         finally:
-            self._settle(model, call, outcome)
+            self._settle(model, call)
 
-    def _settle(self, model: str, call: _Call, outcome: Used) -> None:
+    def _settle(self, model: str, call: _Call) -> None:
+        meter, key_id = self._meter, self._key.public_id
         if call.request_put_off:
-            self._meter.limiter.charge_request(self._key)
-        usage = call.usage
-        if usage is not None:
-            used = usage.prompt_tokens + usage.completion_tokens
-        else:  # left before its end, and not streamed: nobody knows how far it had come, so what was taken stays taken
-            used = call.reserved if call.began and outcome.aborted else 0
-            outcome = replace(outcome, prompt_tokens=call.prompt_tokens if call.began else 0)
+            meter.limiter.charge_request(self._key)
         if call.tokens is not None:
-            self._meter.limiter.give_back(call.tokens, call.reserved - used)
-        if usage is not None:
-            outcome = replace(
-                outcome,
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens or 0,
-            )
+            meter.limiter.give_back(call.tokens, call.reserved - call.tokens_spent())
         if call.images_taken is not None:
-            self._meter.images.give_back(self._key.public_id, call.images_asked - call.images, call.images_taken)
-        outcome = replace(outcome, images=call.images, audio_seconds=call.audio_seconds)
-        self._meter.book.add(self._key.public_id, model, self._kind, outcome)
-        self._meter.metrics.used(model, self._kind, outcome, call.waited_seconds)
+            meter.images.give_back(key_id, call.images_asked - call.images, call.images_taken)
+        used = call.used()
+        meter.book.add(key_id, model, self._kind, used)
+        meter.metrics.used(model, self._kind, used, call.waited_seconds)

@@ -6,15 +6,18 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 
 from server.access_log import RequestRecord
 from server.errors import ApiError, to_api_error
 from server.hangup import shutting_down
+from server.request_headers import header_of
 from server.response_headers import add_security_headers
 from server.store import StoreUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from server.drain import Drain
@@ -46,17 +49,17 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(_request_id(scope), scope["method"], _client(scope))
-        state = scope.setdefault("state", {})
-        state["record"] = record
+        scope.setdefault("state", {})["record"] = record
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
+            """No coroutine of its own: it would be one more for each token."""
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 headers["x-request-id"] = record.request_id
                 headers.update(record.headers)
                 add_security_headers(headers)
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
@@ -65,8 +68,9 @@ class RequestContext:
         finally:
             record.route = getattr(scope.get("route"), "path", None)
             record.status = record.status or 499  # nothing was sent: there was nobody to send it to
-            record.write()
-            scope["app"].state.metrics.finished(record)
+            state = scope["app"].state
+            state.access_log.append(record)
+            state.metrics.finished(record)
 
 
 class Gate:
@@ -99,7 +103,7 @@ class Authentication:
         if scope["type"] != "http" or not needs_key(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
-        text = _key_text(Headers(scope=scope))
+        text = _key_text(scope)
         if not text and _is_open_list(scope):
             scope["state"]["key"] = None
             await self._app(scope, receive, send)
@@ -119,11 +123,11 @@ def _is_open_list(scope: Scope) -> bool:
     return asked_for and bool(scope["app"].state.settings.open_voice_list)
 
 
-def _key_text(headers: Headers) -> str:
+def _key_text(scope: Scope) -> str:
     """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
-    scheme, _, text = headers.get("authorization", "").partition(" ")
+    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
     bearer = text.strip() if scheme.lower() == "bearer" else ""
-    return bearer or headers.get("x-api-key", "").strip()
+    return bearer or (header_of(scope, b"x-api-key") or "").strip()
 
 
 async def _authenticate(keys: KeyCache, text: str) -> Any:
@@ -158,8 +162,8 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
 
 
 def _request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    given = header_of(scope, b"x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 def _client(scope: Scope) -> str | None:

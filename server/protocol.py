@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import ApiError
+from server.exchange import Exchange
 from server.response_headers import SECURITY_HEADERS
 from server.write_watch import WriteWatch
 
@@ -37,7 +38,9 @@ class HearthProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of the head that is being read, as it came over the wire
         self._field_bytes = 0  # the same once parsed: a head that comes in one piece is not seen on the wire
         self._head_timer: asyncio.TimerHandle | None = None
+        self._untimed_head = False  # one that has begun just now: nearly all are complete before a timer is of use
         self._cycles: list[Any] = []  # uvicorn remembers the newest request only
+        self._exchange: Exchange | None = None  # the one that runs, or ran last
         self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
@@ -54,6 +57,9 @@ class HearthProtocol(HttpToolsProtocol):
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
+        if self._exchange is not None:
+            self._exchange.lose()
+            self._exchange = None  # it knows us, too
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +68,8 @@ class HearthProtocol(HttpToolsProtocol):
             return
         began_in_head, heads = self._in_head, self._heads
         super().data_received(_without_upgrade(data) if began_in_head else data)
+        if self._untimed_head and not self._refused:
+            self._time_head()
         if not (began_in_head and self._in_head) or self._heads != heads or self._refused:
             return  # not all of `data` belongs to a head
         self._head_bytes += len(data)
@@ -72,22 +80,23 @@ class HearthProtocol(HttpToolsProtocol):
         """A head begins."""
         super().on_message_begin()
         self._field_bytes = 0
-        self._time_head()
+        self._untimed_head = True
 
     def on_url(self, url: bytes) -> None:
         """Count the address."""
         super().on_url(url)
-        self._count(url)
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header. What comes after a chunked body looks like one too, and is dropped."""
         if self._in_head:
             super().on_header(name, value)
-            self._count(name, value)
+            self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         """Note that the body follows."""
         self._stop_timer()
+        self._untimed_head = False
         super().on_headers_complete()
         self._in_head = False
         self._heads += 1
@@ -128,13 +137,19 @@ class HearthProtocol(HttpToolsProtocol):
         too_large = self._field_bytes > _MAX_HEAD_BYTES
         self._refuse(_too_large() if too_large else ApiError(400, "invalid_http", "This is not a valid HTTP request."))
 
-    def _count(self, *parts: bytes) -> None:
-        self._field_bytes += sum(len(part) for part in parts)
+    def _count(self, size_bytes: int) -> None:
+        self._field_bytes += size_bytes
         if self._field_bytes > _MAX_HEAD_BYTES:
             raise HeadTooLargeError
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._exchange = Exchange(cycle, app, self.loop)
+        around: Any = self._exchange
+        super()._start_asgi_task(cycle, around)
+
     def _time_head(self) -> None:
         self._stop_timer()
+        self._untimed_head = False
         self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
     def _stop_timer(self) -> None:
@@ -159,8 +174,11 @@ class HearthProtocol(HttpToolsProtocol):
 
 def _without_upgrade(data: bytes) -> bytes:
     """Hide an offer of another protocol: we speak HTTP/1.1 only, but the parser would drop the body (Java's `h2c`)."""
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"x-upgrade", head) + end + rest
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    if b"\r\nupgrade" not in head.lower():
+        return data  # as nearly all do: without a copy of the body
+    return _UPGRADE.sub(b"x-upgrade", head) + data[len(head) :]
 
 
 def _too_large() -> ApiError:

@@ -76,6 +76,9 @@ class Settings(BaseSettings):
     )
     tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")
     tls_key: Path | None = Field(None, description="the certificate's private key, PEM")
+    api_processes: int = Field(
+        1, ge=1, le=64, description="processes that speak HTTP; more than one when one is the limit on many cores"
+    )
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
     write_stall_seconds: float = Field(

@@ -15,6 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from server.errors import to_api_error
+from server.exchange import Exchange
 from server.hangup import ClientGoneError, Hangup
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class _StreamedBody(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
         record: RequestRecord = scope["state"]["record"]
-        out = _Body(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        out = _Body(send, start, Exchange.behind(receive))
         last = b""
         try:
             async with Hangup(receive, self._drain):
@@ -124,15 +126,18 @@ class _StreamedBody(Response):
                 first = await anext(events, b"")
             await out.write(first)
             async for event in events:
-                await out.write(event)
+                if not out.write_at_once(event):
+                    await out.write(event)
 
 
 class _Body:
     """What has been sent of the answer."""
 
-    def __init__(self, send: Send, start: Message) -> None:
+    def __init__(self, send: Send, start: Message, exchange: Exchange | None) -> None:
         self._send = send
         self._start = start
+        # Below another server than ours all goes through `send`.
+        self.write_at_once: Callable[[bytes], bool] = exchange.write if exchange is not None else lambda _: False
         self.begun = False
 
     async def write(self, data: bytes) -> None:

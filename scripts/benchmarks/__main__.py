@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from benchmarks import batch, chat, fair, guidellm, images, keys, many, revisions, soak, speech, start
+from benchmarks import batch, chat, cost, fair, guidellm, images, keys, many, revisions, soak, speech, start
 
 app = typer.Typer(
     name="bench",
@@ -15,6 +15,7 @@ app = typer.Typer(
 
 
 app.command()(chat.chat)
+app.command()(cost.cost)
 app.command()(batch.batch)
 app.command()(fair.fair)
 app.command()(images.images)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 PUBLIC_ID_LENGTH = 12
 SECRET_LENGTH = 43  # 62**43 > 2**256
-CHECKSUM_LENGTH = 6  # 62**6 > 2**32
 
+_PAIRS = tuple(first + second for first in ALPHABET for second in ALPHABET)
 _KEY = re.compile(r"(hk_([0-9A-Za-z]{12})_[0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 _PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
 _NAMED = re.compile(r"(?:hk_)?([0-9A-Za-z]{12})(?:_.*)?", re.DOTALL)
@@ -81,7 +81,10 @@ def _base62(number: int, length: int) -> str:
 
 
 def _checksum(body: str) -> str:
-    return _base62(zlib.crc32(body.encode("ascii")), CHECKSUM_LENGTH)
+    """Like `_base62` of six digits, but two at a time: it is made for the key of every request."""
+    left, last = divmod(zlib.crc32(body.encode("ascii")), len(_PAIRS))
+    first, middle = divmod(left, len(_PAIRS))
+    return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]
 
 
 def _sha256(text: str) -> bytes:

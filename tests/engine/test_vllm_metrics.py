@@ -1,12 +1,12 @@
-"""A histogram that sorts later says the same as one that sorts at once."""
+"""Metrics that take note first and do the rest when somebody looks say the same as those that do it at once."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.backends.vllm_metrics import PatientHistogram
+from engine.backends.vllm_metrics import PatientCounter, PatientGauge, PatientHistogram
 
 BOUNDS = (0.01, 0.1, 0.5, 2.0)
 
@@ -37,3 +37,20 @@ def test_it_does_not_keep_more_and_more() -> None:
     assert len(one._observed) < 5000
     samples = {sample.name: sample.value for sample in next(iter(one.collect())).samples}
     assert samples["seconds_count"] == 10_000
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 1.0, 2.5])), max_size=8))
+def test_counters_and_gauges_of_each_label_say_the_same(done: list[tuple[str, float]]) -> None:
+    pages = []
+    for counter_class, gauge_class in ((Counter, Gauge), (PatientCounter, PatientGauge)):
+        registry = CollectorRegistry()
+        counter = counter_class("sent", "How many", ["model"], registry=registry)
+        gauge = gauge_class("running", "How many now", ["model"], registry=registry)
+        for label, amount in done:
+            counter.labels(label).inc(amount)
+            gauge.labels(label).set(amount)
+            gauge.labels(label).inc()
+            gauge.labels(label).dec(0.5)
+        text = generate_latest(registry).decode().splitlines()
+        pages.append([line for line in text if "_created" not in line])
+    assert pages[0] == pages[1]

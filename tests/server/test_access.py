@@ -59,12 +59,12 @@ def standard_key(server: Server) -> Key:
 
 @pytest.fixture(scope="module")
 def models_only_key(server: Server) -> Key:
-    return server.make_key("models only", options=["--scope", "models"])
+    return server.make_key_by_command("models only", options=["--scope", "models"])
 
 
 @pytest.fixture(scope="module")
 def chat_only_key(server: Server) -> Key:
-    return server.make_key("chat only", options=["--scope", "chat", "--model", "service-pro"])
+    return server.make_key("chat only", scopes=["chat"], models=["service-pro"])
 
 
 def bearer(key: Key) -> dict[str, str]:
@@ -181,7 +181,7 @@ def test_the_scheme_is_read_in_any_case(anonymous: httpx2.Client, admin_key: Key
 
 
 def test_a_revoked_key_is_refused_within_ten_seconds(server: Server, anonymous: httpx2.Client):
-    key = server.make_key("soon gone")
+    key = server.make_key_by_command("soon gone")
     assert anonymous.get("/v1/models", headers=bearer(key)).status_code == 200
     server.revoke(key)
     poll_until(lambda: anonymous.get("/v1/models", headers=bearer(key)).status_code == 401, 10)

@@ -95,7 +95,7 @@ async def test_bad_envelope_is_refused_as_a_whole(
 
 
 async def test_batch_needs_its_scope(http: httpx2.AsyncClient, server: Server) -> None:
-    key = server.make_key("no batch", options=["--scope", "chat"])
+    key = server.make_key("no batch", scopes=["chat"])
     answer = await http.post(PATH, json={"requests": [body()]}, headers={"Authorization": f"Bearer {key.text}"})
     assert_error(answer, 403, "insufficient_permissions", None)
 

@@ -28,7 +28,7 @@ def browser() -> Callable[[str], httpx2.AsyncClient]:
 
     def client(cors_origins: str) -> httpx2.AsyncClient:
         app = create_app(load_settings(cors_origins=cors_origins), load_config(MODELS))
-        app.state.drain, app.state.keys = Drain(), None
+        app.state.drain, app.state.keys, app.state.access_log = Drain(), None, []
         return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://hearth")
 
     return client

@@ -1,9 +1,10 @@
-"""What the end of an engine leaves behind in the server, and the end of what engines are forked from. Real signals."""
+"""What the end of an engine leaves behind in the server, the end of what engines are forked from, and of memory."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ models:
     capabilities: [chat, streaming]
     weights: service-plus
     demo: chat
-    engine: {kv_cache_gib: 0.0625}
+    engine: {kv_cache_gib: 0.0625, stall_seconds: 4}
 tiers:
   standard: {models: [standard]}
 """
@@ -35,6 +36,16 @@ CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Count to 3."}],
     "max_tokens": 8,
 }
+HUNGRY = """\
+  hungry:
+    task: chat
+    tier: standard
+    capabilities: [chat]
+    weights: hungry
+    demo: chat
+    engine: {kv_cache_gib: %s}
+"""
+GIB = 2**30
 DEATHS_UNTIL_A_REST = 5
 BACK_SECONDS = 240
 
@@ -137,3 +148,27 @@ def test_engines_come_back_though_what_they_are_forked_from_was_stopped(server: 
 
     poll_until(back, BACK_SECONDS, describe=server.log)
     assert "was stopped; it is told to go on" in server.log()
+
+
+async def failed(server: Server, client: httpx2.AsyncClient, kv_cache_gib: float) -> str:
+    """Add the hungry model, and return the reason with which it failed."""
+    file = server.data_dir.parent / "models.yaml"
+    file.write_text(YAML.replace("tiers:", HUNGRY % kv_cache_gib + "tiers:"))
+    assert (await client.post("/v1/admin/reload")).status_code == 200
+    deadline = time.monotonic() + 240
+    while (model := (await client.get("/health/ready")).json()["models"]["hungry"])["status"] != "failed":
+        assert time.monotonic() < deadline, model
+    assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+    assert (await client.post("/v1/chat/completions", json=CHAT | {"model": "hungry"})).status_code == 503
+    reason: str = model["reason"]
+    return reason
+
+
+async def test_memory_that_there_is_not_fails_a_model_alone_with_the_numbers_or_after_three_starts(server: Server):
+    assert server.admin_key is not None
+    async with client_with(server, server.admin_key.text) as client:
+        assert "cannot be loaded as it is configured" in await failed(server, client, 4000)
+        assert "`kv_cache_gib` is 4000, and this machine has" in server.log()
+        # What is forked from now on inherits that.
+        fork_server(server).rlimit(psutil.RLIMIT_AS, (6 * GIB, 6 * GIB))
+        assert "did not start, 3 times in a row" in await failed(server, client, 8)

@@ -21,20 +21,34 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+# What a test does not ask need not be loaded for it: of an engine and a worker, or of two engines, the end is the same.
+CHAT = "  {name}: {{task: chat, tier: all, capabilities: [chat, streaming], weights: {name}, demo: chat}}\n"
+VOICE = "  service-voice: {task: speech, tier: all, capabilities: [speech], weights: voices, demo: voices}\n"
+TIERS = "tiers:\n  all: {models: [all]}\n"
+TWO_ENGINES = f"models:\n{CHAT.format(name='service-plus')}{CHAT.format(name='service-pro')}{TIERS}"
+ENGINE_AND_WORKER = f"models:\n{CHAT.format(name='service-plus')}{VOICE}{TIERS}"
 LONG = {
     "messages": [{"role": "user", "content": "Count from 1 to 100."}],
     "temperature": 0,
     "max_tokens": 1900,
     "extra_body": {"ignore_eos": True},
 }
+# `maxLength` makes it one that is compiled by a process of its own.
+SCHEMA = {"type": "object", "properties": {"code": {"type": "string", "maxLength": 4}}, "required": ["code"]}
+COMPILED = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
 SHORT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
 
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """For the tests that a server survives, and for the one after them that it does not."""
-    with Server(tmp_path_factory.mktemp("life")) as server:
+    with server_of(tmp_path_factory.mktemp("life"), TWO_ENGINES) as server:
         yield server
+
+
+def server_of(folder: Path, models: str, **environment: str) -> Server:
+    (folder / "models.yaml").write_text(models)
+    return Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")} | environment)
 
 
 @asynccontextmanager
@@ -149,8 +163,13 @@ def test_second_server_on_the_same_port_says_so(own_server: Server, tmp_path: Pa
     assert second.wait() == 1
 
 
-async def test_kill_9_of_the_server_leaves_no_engine_neither_a_stopped_nor_a_newborn_one(own_server: Server) -> None:
+async def test_kill_9_of_the_server_leaves_no_engine_neither_a_stopped_nor_a_newborn_one_and_no_compiler(
+    own_server: Server,
+) -> None:
     await async_poll_until(lambda: ready(own_server)["code"] == 200, 60)
+    async with client_of(own_server) as client:
+        for model in ("service-plus", "service-pro"):  # compilers are a model's, and end with its engine
+            await client.chat.completions.create(model=model, **SHORT, **COMPILED)  # type: ignore[call-overload]
     stopped, killed = engine_processes(own_server)
     before = {process.pid for process in psutil.Process(own_server.pid).children(recursive=True)}
     stopped.suspend()
@@ -158,6 +177,7 @@ async def test_kill_9_of_the_server_leaves_no_engine_neither_a_stopped_nor_a_new
     # Its successor waits for a handshake with the server, before vLLM has loaded any plugin.
     await async_poll_until(lambda: bool(_newborn(own_server, before)), 30)
     family = psutil.Process(own_server.pid).children(recursive=True)
+    assert [process for process in family if process.name() == "hearth-schemas"]
     os.kill(own_server.pid, signal.SIGKILL)
     assert_all_gone(family)
 
@@ -193,7 +213,7 @@ async def _drain_to_the_end(own_server: Server) -> None:
 @pytest.mark.parametrize("how", ["drain time is over", "second signal, Ctrl-C"])
 async def test_answers_that_outlast_the_drain_end_with_an_error(tmp_path: Path, how: str) -> None:
     twice = how.startswith("second")
-    with Server(tmp_path, environment={"HEARTH_DRAIN_SECONDS": "60" if twice else "0.5"}) as server:
+    with server_of(tmp_path, ENGINE_AND_WORKER, HEARTH_DRAIN_SECONDS="60" if twice else "0.5") as server:
         family = psutil.Process(server.pid).children(recursive=True)
         async with client_of(server) as client:
             streams = [Stream(client, "service-plus") for _ in range(8)]
@@ -220,7 +240,7 @@ def _headers(server: Server) -> dict[str, str]:
 
 
 async def test_sigterm_while_models_load_ends_within_seconds(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+    server = server_of(tmp_path, ENGINE_AND_WORKER)
     try:
         server.start()
         refusal = httpx2.post(

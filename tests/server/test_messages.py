@@ -271,6 +271,6 @@ async def test_errors_are_the_clients_own_with_our_message(claude: anthropic.Asy
         await claude.messages.count_tokens(model=MODEL, messages=messages)
     with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
         await claude.with_options(api_key="hk_wrong").messages.create(**request())
-    models_only = server.make_key("models only, messages", options=["--scope", "models"])
+    models_only = server.make_key("models only, messages", scopes=["models"])
     with pytest.raises(anthropic.PermissionDeniedError, match="scope `chat`"):
         await claude.with_options(api_key=models_only.text).messages.create(**request())

@@ -162,8 +162,8 @@ async def test_nothing_that_a_client_sends_becomes_a_label(http: httpx2.AsyncCli
 async def test_the_page_asks_for_a_key_that_may_read_it(server: Server, http: httpx2.AsyncClient):
     async with httpx2.AsyncClient(base_url=server.root_url) as stranger:
         assert_error(await stranger.get("/metrics"), 401, "invalid_api_key")
-    scraper = server.make_key("prometheus", tier="standard", options=["--scope", "metrics"])
-    chatter = server.make_key("chat only", tier="standard", options=["--scope", "chat"])
+    scraper = server.make_key("prometheus", tier="standard", scopes=["metrics"])
+    chatter = server.make_key("chat only", tier="standard", scopes=["chat"])
 
     async def is_known() -> bool:
         return (await http.get("/v1/usage", headers=_with(chatter.text))).status_code == 200

@@ -11,14 +11,12 @@ import httpx2
 import psutil
 import pytest
 from chat_parts import CHAT, HELLO, MODEL
-from serving import Server, async_poll_until, poll_until
+from serving import async_poll_until
 
 from server.schemas.json_schema import check_schema
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from serving import Key
+    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 
@@ -171,13 +169,3 @@ async def test_json_is_not_padded_with_whitespace(server: Server, admin_key: Key
             text = message["content"] or message["tool_calls"][0]["function"]["arguments"]
             assert set(json.loads(text)) == {"a", "b"}
             assert len(text) <= len(' { "a" : 1 , "b" : 1 } ')
-
-
-def test_compilers_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
-    with Server(tmp_path) as server:
-        key = server.make_key()
-        assert asyncio.run(post(server, key, answer_format(small(0))))[0].status_code == 200
-        running = compilers(server)
-        assert running
-        server.kill()
-        poll_until(lambda: not any(process.is_running() for process in running), 20)

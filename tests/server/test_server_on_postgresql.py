@@ -34,7 +34,7 @@ def test_keys_usage_and_limits_are_kept_there_and_known_keys_outlive_an_outage(
     server = Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml"), "HEARTH_DATABASE_URL": url})
     server.start()
     try:
-        key = server.make_key(tier="all")
+        key = server.make_key_by_command(tier="all")
         with httpx2.Client(base_url=server.root_url, headers={"Authorization": f"Bearer {key.text}"}) as client:
             assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["absent", "voices"]
             postgres.stop()
@@ -54,20 +54,14 @@ def test_keys_usage_and_limits_are_kept_there_and_known_keys_outlive_an_outage(
         assert server.stop() == 0
 
 
-def test_the_same_on_sqlite_is_a_file_that_can_be_saved_while_the_server_runs(tmp_path: Path) -> None:
-    (tmp_path / "models.yaml").write_text(NO_WEIGHTS, encoding="utf-8")
-    server = Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")})
-    server.start()
-    try:
-        key = server.make_key(tier="all")
-        saved = tmp_path / "saved.db"
-        server.hearth("backup", str(saved))
-        with sqlite3.connect(saved) as copy:
-            assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            assert (key.public_id,) in copy.execute("SELECT public_id FROM api_key").fetchall()
-        assert saved.stat().st_mode & 0o777 == 0o600
-    finally:
-        assert server.stop() == 0
+def test_on_sqlite_they_are_in_a_file_that_can_be_saved_while_the_server_runs(server: Server, tmp_path: Path) -> None:
+    key = server.make_key("saved")
+    saved = tmp_path / "saved.db"
+    server.hearth("backup", str(saved))
+    with sqlite3.connect(saved) as copy:
+        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert (key.public_id,) in copy.execute("SELECT public_id FROM api_key").fetchall()
+    assert saved.stat().st_mode & 0o777 == 0o600
 
 
 def unknown(text: str) -> str:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from chat_parts import assert_error
 from key_clients import client_with
-from serving import Server, async_poll_until, poll_until
+from serving import VOICES_ONLY, Server, async_poll_until, poll_until
 from speech_parts import HELLO_EMMA, LONGEST, SPEECH, VOICE_MODEL, seconds, spoken
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_a_server_none_of_whose_models_can_be_served_ends_and_says_so(tmp_path: 
 
 
 def test_one_model_that_cannot_be_served_leaves_the_others_alone(tmp_path: Path):
-    server = server_of(tmp_path, YAML.replace("tiers:", f"  wrong:\n{NOT_THERE}tiers:"))
+    server = server_of(tmp_path, VOICES_ONLY.replace("tiers:", f"  wrong:\n{NOT_THERE}tiers:"))
     try:
         server.start()
         poll_until(lambda: state(server, VOICE_MODEL)["status"] == "ready", BACK_SECONDS, describe=server.log)

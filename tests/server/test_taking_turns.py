@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-_SECONDS = float(os.environ.get("HEARTH_TEST_TURNS_SECONDS", "30"))
+_SECONDS = float(os.environ.get("HEARTH_TEST_TURNS_SECONDS", "20"))
 _SWAP_EVERY_SECONDS = 10.0
 _MODELS = ("service-plus", "service-pro", "service-image")
 YAML = """\

@@ -111,8 +111,8 @@ async def test_the_models_that_speak_are_listed_twice_for_two_kinds_of_clients(h
 
 async def test_a_key_sees_the_voices_of_the_models_it_may_use(server: Server):
     standard = server.make_key("voices", tier="standard")
-    chat_only = server.make_key("no voices", options=["--model", "service-plus"])
-    no_audio = server.make_key("no audio", options=["--scope", "chat", "--scope", "models"])
+    chat_only = server.make_key("no voices", models=["service-plus"])
+    no_audio = server.make_key("no audio", scopes=["chat", "models"])
     async with httpx2.AsyncClient(base_url=server.root_url, timeout=60) as anybody:
 
         async def voices(key: Any, path: str = VOICES) -> httpx2.Response:

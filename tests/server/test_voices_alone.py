@@ -83,7 +83,7 @@ async def test_both_lists_are_open_as_open_webui_asks_for_them_and_nothing_else_
 
 async def test_a_key_that_is_sent_to_an_open_list_is_held_to_what_it_may_do(speaker: Server):
     nothing = speaker.make_key("nothing", tier="nothing")
-    no_audio = speaker.make_key("no audio", tier="standard", options=["--scope", "models"])
+    no_audio = speaker.make_key("no audio", tier="standard", scopes=["models"])
     async with httpx2.AsyncClient(base_url=speaker.root_url, timeout=60) as client:
         for path in (VOICES, SPEECH_MODELS):
             wrong = await client.get(path, headers={"Authorization": "Bearer hk_wrong"})

@@ -1,0 +1,61 @@
+"""The access log: a line for every request that ends, written in bunches, none lost at the end."""
+
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING, Any
+
+from serving import async_poll_until
+
+from engine import Usage
+from server.access_log import AccessLog, RequestRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lines_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "access.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def record(name: str) -> RequestRecord:
+    return RequestRecord(name, "POST", "127.0.0.1")
+
+
+async def test_a_line_holds_what_is_known_and_nothing_else(tmp_path: Path):
+    log, ended = AccessLog(tmp_path), record("one")
+    ended.status, ended.stream = 200, False
+    ended.headers["x-ratelimit-limit-requests"] = "7"
+    ended.used(Usage(3, 0))
+    log.append(ended)
+    log.close()
+    (line,) = lines_in(tmp_path)
+    assert list(line)[:4] == ["time", "request_id", "method", "client"]
+    assert list(line)[-1] == "duration_seconds"
+    known = {"request_id": "one", "method": "POST", "client": "127.0.0.1", "stream": False, "status": 200}
+    assert line == line | known | {"prompt_tokens": 3, "completion_tokens": 0}
+    assert len(line) == 9
+
+
+async def test_lines_are_written_soon_and_in_their_order(tmp_path: Path):
+    log = AccessLog(tmp_path)
+    names = [str(number) for number in range(100)]
+    for name in names[:50]:
+        log.append(record(name))
+    await async_poll_until(lambda: len(lines_in(tmp_path)) == 50, 5)
+    for name in names[50:]:
+        log.append(record(name))
+    log.close()
+    assert [line["request_id"] for line in lines_in(tmp_path)] == names
+
+
+async def test_a_full_file_is_put_aside(tmp_path: Path):
+    folder = tmp_path / "logs"
+    for name in ("old", "new"):
+        log = AccessLog(folder, file_bytes=200)
+        log.append(record(name))
+        log.close()
+    assert [line["request_id"] for line in lines_in(folder)] == ["new"]
+    assert "old" in (folder / "access.jsonl.1").read_text(encoding="utf-8")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
