@@ -14,6 +14,7 @@ from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
 from engine.fair_queue import Urgency
 from engine.images.profile import SIZES
+from engine.load_times import LoadTimes
 from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
 from engine.pool import Pool
@@ -70,7 +71,13 @@ class Engine:
             ram_gib=ram_gib,
             vllm_metrics=vllm_metrics,
         )
-        self._pool = Pool(config.models.values(), self._loader.load, self._loader.residency(), self._loader.holdings)
+        self._pool = Pool(
+            config.models.values(),
+            self._loader.load,
+            self._loader.residency(),
+            self._loader.holdings,
+            LoadTimes(data_dir),
+        )
         self._entrance = Entrance(self._pool)
         self._entrance.size(config.models.values())
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.backends import end
 from engine.errors import LoadError, UnknownModelError
+from engine.load_times import LoadTimes
 from engine.races import first_of
 from engine.residency import Residency
 from engine.sharing import Sharing
@@ -43,9 +44,14 @@ class Pool:
         load: Load,
         residency: Residency | None = None,
         holdings: Holdings | None = None,
+        times: LoadTimes | None = None,
     ) -> None:
-        """`residency` is who takes turns; None: all of them stay loaded. `holdings` is what they have meanwhile."""
-        self._slots = {spec.id: Slot(spec) for spec in specs}
+        """`residency` is who takes turns; None: all of them stay loaded. `holdings` is what they have meanwhile.
+
+        `times` is how long their loads took, before this process, too.
+        """
+        self._times = times or LoadTimes()
+        self._slots = {spec.id: Slot(spec, times=self._times) for spec in specs}
         self._load = load
         self._sharing = Sharing(residency or Residency({}, {}), asyncio.get_running_loop().time, holdings)
         self._director: asyncio.Task[None] | None = None
@@ -77,7 +83,7 @@ class Pool:
                 slot.stale.set()
         self._sharing.going(name for name, slot in self._slots.items() if slot.stale.is_set())
         for spec in wanted.values():
-            self._slots.setdefault(spec.id, Slot(spec))
+            self._slots.setdefault(spec.id, Slot(spec, times=self._times))
         self._slots = {name: self._slots[name] for name in [*wanted, *(self._slots.keys() - wanted.keys())]}
         for slot in list(self._slots.values()):
             self._look_after(slot)
@@ -281,7 +287,7 @@ class Pool:
 
     def _report(self, slot: Slot, phase: str, progress: float) -> None:
         if slot.status == "loading":
-            slot.phase, slot.progress = phase, progress
+            slot.load_on(phase, progress)
             self._changed.set()
 
     def _take_backends(self) -> list[Backend]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelLoadingError, UnavailableError, engine_died
+from engine.load_times import LoadTimes
 from engine.restarts import REST_SECONDS, Streak
 from engine.types import ModelHealth
 
@@ -31,6 +32,7 @@ NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
 }
 _log = logging.getLogger("hearth.pool")
 
+_LONGEST_RETRY_SECONDS = 60
 _SEE_LOG = "The server's log says why."
 
 
@@ -42,10 +44,13 @@ class Slot:
     status: ModelStatus = "loading"
     phase: str = "waiting for its turn"
     progress: float = 0.0
+    times: LoadTimes = field(default_factory=LoadTimes)
     clock: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)
     since: float = field(init=False)
     backend: Backend | None = None
     leaving: Backend | None = None  # takes no more requests and ends with its last answer
+    loads: int = 0
+    phases: list[tuple[str, float]] = field(default_factory=list)  # of this load, with the moment when each began
     restarts: int = 0
     died: bool = False  # since it was last ready
     error: str | None = None
@@ -58,6 +63,7 @@ class Slot:
     def __post_init__(self) -> None:
         self.wanted = self.spec
         self.since = self.clock()
+        self.phases.append((self.phase, self.since))
 
     def want(self, spec: ModelSpec | None) -> None:
         """Take a new configuration: in place where that will do, else by way of `stale`."""
@@ -84,6 +90,7 @@ class Slot:
             self.died = False  # what died is gone, and nothing restarts before somebody asks
         if status == "loading":
             self.settled.clear()
+            self.phases = [(phase, self.since)]
         else:
             self.settled.set()
 
@@ -91,7 +98,21 @@ class Slot:
         """Say what it does, in the same state."""
         self.phase, self.since = phase, self.clock()
 
+    def load_on(self, phase: str, progress: float) -> None:
+        """Say how far the load is."""
+        self.phase, self.progress = phase, progress
+        self.phases.append((phase, self.clock()))
+
+    def remaining_seconds(self) -> float | None:
+        """How long the load should take yet, going by the last one; None where that is not known."""
+        if self.status != "loading":
+            return None
+        phase, began = self.phases[-1]
+        return self.times.remaining(self.spec.id, phase, self.clock() - began, again=self.loads > 0)
+
     def become_ready(self, backend: Backend) -> None:
+        self.times.keep(self.spec.id, self.phases, self.clock(), again=self.loads > 0)
+        self.loads += 1
         self.backend = backend
         self.died = False
         self.error = self.reason = None
@@ -162,9 +183,12 @@ class Slot:
             return self._failed()
         if self.died or self.backend is not None:
             return engine_died()
+        remaining = self.remaining_seconds()
+        if remaining is None:
+            remaining = 5 if self.progress >= 0.5 else 10
         return ModelLoadingError(
             f"This model is still being loaded ({self.phase}). Try again in a few seconds.",
-            retry_after_seconds=5 if self.progress >= 0.5 else 10,
+            retry_after_seconds=min(max(math.ceil(remaining), 1), _LONGEST_RETRY_SECONDS),
         )
 
     def _failed(self) -> UnavailableError:
@@ -180,12 +204,14 @@ class Slot:
 
     def health(self) -> ModelHealth:
         """Return what it is doing."""
+        remaining = self.remaining_seconds()
         return ModelHealth(
             id=self.spec.id,
             status=self.status,
             phase=self.phase,
             progress=self.progress,
             elapsed_seconds=round(self.clock() - self.since, 1),
+            remaining_seconds=None if remaining is None else round(remaining, 1),
             restarts=self.restarts,
             error=self.error,
             reason=self.reason,

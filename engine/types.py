@@ -209,6 +209,8 @@ class ModelInfo:
 class ModelHealth:
     """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
 
+    `remaining_seconds` is how long a load should take yet, going by the last one; None where that is not known.
+
     `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
     wrong with a failed model to anybody. `restarts` counts deaths since the start, `waiting` the requests that wait for
     a model that takes turns to be loaded.
@@ -223,6 +225,7 @@ class ModelHealth:
     error: str | None
     reason: str | None = None
     waiting: int = 0
+    remaining_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,8 @@ _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
     "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
 }
+
+_COUNTDOWN_SECONDS = 1.0
 
 
 class Banner:
@@ -43,26 +48,30 @@ class Banner:
             BarColumn(bar_width=24),
             TextColumn("{task.fields[phase]}"),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
         )
 
     async def follow(self, engine: Engine) -> None:
         """Greet, show the models coming up, and say when all is ready; then report what changes."""
         self._greet()
-        tasks = {health.id: self._bars.add_task(health.id, total=1.0, phase="") for health in engine.health()}
+        tasks = {health.id: self._bars.add_task(health.id, total=1.0, phase="", left="") for health in engine.health()}
         if self._console.is_terminal:
             self._bars.start()
         announced = False
         while True:
             for health in engine.health():
-                self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase)
+                task = tasks[health.id]
+                self._bars.update(task, completed=health.progress, phase=health.phase, left=_left(health))
                 self._report(health)
             settled = all(health.status in SETTLED for health in engine.health())
             if settled and not announced:
                 announced = True
                 self.close()
                 self._announce(engine)
-            await engine.wait_for_change()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_COUNTDOWN_SECONDS if self._bars.live.is_started else None):
+                    await engine.wait_for_change()
 
     def draining(self, running: int, seconds: float) -> None:
         """Say that the server is ending."""
@@ -93,7 +102,8 @@ class Banner:
             return
         self._said[health.id] = health.phase
         if not self._bars.live.is_started:
-            self._say(f"  {health.id}: {health.phase}")
+            left = _left(health)
+            self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
@@ -130,3 +140,8 @@ class Banner:
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False)
         sys.stdout.flush()
+
+
+def _left(health: ModelHealth) -> str:
+    """How long a load should take yet, where the last one tells."""
+    return "" if health.remaining_seconds is None else f"about {math.ceil(health.remaining_seconds)} s left"

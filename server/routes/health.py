@@ -50,6 +50,7 @@ def _model(health: ModelHealth) -> dict[str, Any]:
         "phase": health.phase,
         "progress": health.progress,
         "elapsed_seconds": health.elapsed_seconds,
+        "remaining_seconds": health.remaining_seconds,
         "restarts": health.restarts,
         "reason": health.reason,
     }
