@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -54,11 +55,11 @@ def _read(file: Path) -> dict[str, dict[str, float]]:
     try:
         kept: Mapping[str, Mapping[str, float]] = json.loads(file.read_text(encoding="utf-8"))["seconds_to_ready"]
         return {
-            str(name): {str(phase): float(seconds) for phase, seconds in phases.items()}
+            str(name): {str(phase): float(took) for phase, took in phases.items() if math.isfinite(took)}
             for name, phases in kept.items()
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         _log.warning("%s cannot be read (%s): the next start will not say how long it takes.", file, error)
         return {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +24,9 @@ _FILE_BYTES = 64 * 2**20
 _FILES_KEPT = 4
 # Lines of this long are written together: a thread that is woken for each of them takes the event loop's time.
 _BUNCH_SECONDS = 0.1
+_TELL_AGAIN_SECONDS = 60.0
+
+_log = logging.getLogger("hearth.server")
 
 
 @dataclass(slots=True)
@@ -79,6 +84,16 @@ _LOGGED = tuple(name for name in RequestRecord.__slots__ if name not in {"starte
 _values_of = attrgetter(*_LOGGED)
 
 
+class _LinesFile(RotatingFileHandler):
+    _told = -math.inf
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  # logging's names
+        """Say so once a minute; logging would print the lines with a trace, ten times a second."""
+        if time.monotonic() - self._told > _TELL_AGAIN_SECONDS:
+            self._told = time.monotonic()
+            _log.warning("The access log cannot be written (%s): lines are lost. Is the disk full?", sys.exc_info()[1])
+
+
 class AccessLog:
     """Writes to `folder`/access.jsonl (64 MiB, four old ones kept), up to 0.1 s after a request's end.
 
@@ -88,9 +103,7 @@ class AccessLog:
     def __init__(self, folder: Path, *, file_bytes: int = _FILE_BYTES) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # set-up may have made it, for everybody to read
-        self._file = RotatingFileHandler(
-            folder / "access.jsonl", maxBytes=file_bytes, backupCount=_FILES_KEPT, encoding="utf-8"
-        )
+        self._file = _LinesFile(folder / "access.jsonl", maxBytes=file_bytes, backupCount=_FILES_KEPT, encoding="utf-8")
         self._thread = ThreadPoolExecutor(1, "access-log")  # of its own: one bunch after the other
         self._loop = asyncio.get_running_loop()
         self._lines: list[str] = []

@@ -18,6 +18,7 @@ from server.schemas.chat import ChatCompletionBody
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.types import OnStep
     from server.dependencies import Access
     from server.metering import MeteredEngine
     from server.settings import Settings
@@ -87,8 +88,14 @@ def total(answers: Sequence[dict[str, Any]]) -> Usage:
     )
 
 
-def to_chat_request(
-    body: ChatCompletionBody, key: ApiKey, access: Access, settings: Settings, *, urgency: Urgency = Urgency.INTERACTIVE
+def to_chat_request(  # noqa: PLR0913  # who asks, what for, and how
+    body: ChatCompletionBody,
+    key: ApiKey,
+    access: Access,
+    settings: Settings,
+    *,
+    urgency: Urgency = Urgency.INTERACTIVE,
+    on_step: OnStep | None = None,
 ) -> ChatRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
@@ -128,6 +135,7 @@ def to_chat_request(
         ignore_eos=bool(body.ignore_eos),
         owner=key.public_id,
         urgency=urgency,
+        on_step=on_step,
     )
 
 

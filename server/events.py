@@ -9,10 +9,33 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from engine import ChatStep, Usage
     from server.access_log import RequestRecord
+
+
+class AtOnce:
+    """Takes steps from the engine to the connection at the moment at which they are made.
+
+    To wake the request's task for each token, through all the layers around it, costs as much as the rest of a token.
+    What cannot be written so is left to the task: the first step, the last, and all while the client reads too slowly.
+    """
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self.encoder: Encoder | None = None
+        self.write: Callable[[bytes], bool] | None = None  # from when on the answer has begun
+
+    def on_step(self, step: ChatStep) -> bool:
+        """Write a step of an encoder that keeps no state; False: it has to be yielded. See `ChatRequest.on_step`."""
+        if self.write is None or self.encoder is None:
+            return False
+        data = self.encoder.step(step)
+        if data and not self.write(data):
+            return False
+        self._record.used(step.usage)
+        return True
 
 
 class Encoder(Protocol):
@@ -44,6 +67,7 @@ async def events_of(
         with naming or nullcontext():
             async for step in steps:
                 record.first_token()
+                record.used(step.usage)
                 data = head + encoder.step(step)
                 head = b""
                 for delta in step.deltas:
@@ -51,8 +75,6 @@ async def events_of(
                 if data:
                     yield data
     finally:
-        if step is not None:
-            record.used(step.usage)
         await steps.aclose()
     if step is not None:
         yield encoder.end(step.usage)

@@ -50,12 +50,14 @@ class Exchange:
             outgoing.holding = True
             try:
                 awaited = resume(value)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]  # uvicorn checks that it is None
-            finally:
-                outgoing.holding = False
-                outgoing.flush()
+            except BaseException as end:
+                value = None  # no circle of an error and this frame: it would hold the request's body
+                outgoing.release()
+                if isinstance(end, StopIteration):
+                    return end.value  # type: ignore[no-any-return]  # uvicorn checks that it is None
+                raise
             try:
+                outgoing.release()  # should that fail, the app has to end in good order all the same
                 resume, value = work.send, (yield awaited)
             except BaseException as error:  # noqa: BLE001  # the app's to handle, as if it had waited itself
                 resume, value = work.throw, error
@@ -104,7 +106,7 @@ class _Outgoing:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
-        self.holding = False  # until `flush`
+        self.holding = False  # until `release`
         self.is_closing: Callable[[], bool] = transport.is_closing
 
     def write(self, data: bytes) -> None:
@@ -113,6 +115,10 @@ class _Outgoing:
             self._transport.write(data)
         else:
             self._held += data
+
+    def release(self) -> None:
+        self.holding = False
+        self.flush()
 
     def flush(self) -> None:
         if self._held:

@@ -65,9 +65,10 @@ class Hangup:
         self._expired.remove_done_callback(self._interrupt)
         self._gone.remove_done_callback(self._interrupt)
         self._gone.cancel()
-        if self._reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
+        reason, self._reason = self._reason, self._gone  # an interruption that is on its way comes too late
+        if reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
             return
-        raise (shutting_down() if self._reason is self._expired else ClientGoneError) from None
+        raise (shutting_down() if reason is self._expired else ClientGoneError) from None
 
     def _interrupt(self, reason: asyncio.Future[None]) -> None:
         if self._reason is None:

@@ -9,9 +9,9 @@ import asyncio
 import time
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine import FinishedImage
+from engine import ChatRequest, FinishedImage
 from server.hangup import ClientGoneError
 from server.limits import headers_of
 from server.store import StoreUnavailableError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from engine import (
-        ChatRequest,
         ChatResult,
         ChatStep,
         Engine,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         TextRequest,
         Usage,
     )
+    from engine.types import OnStep
     from server.access_log import RequestRecord
     from server.image_quota import ImageQuota
     from server.limits import Limiter
@@ -64,6 +64,17 @@ class _Call:
         """Its turn has come: from here on it costs."""
         self.began = True
         self.waited_seconds = time.monotonic() - self.queued_at
+
+    def noting(self, on_step: OnStep | None) -> OnStep | None:
+        """Note the usage of steps that are never yielded, too."""
+        if on_step is None:
+            return None
+
+        def noted(step: ChatStep) -> bool:
+            self.usage = step.usage
+            return on_step(step)
+
+        return noted
 
     def tokens_spent(self) -> int:
         """How many of the tokens that were taken for it are not given back, once it has ended."""
@@ -208,8 +219,15 @@ class MeteredEngine:
             await self._take(call, prompt_tokens + longest_answer_tokens, asked=asked)
             call.queued_at = time.monotonic()
 
-        share = self._meter.limiter.limits(self._key).queue_share
-        return replace(request, owner=self._key.public_id, queue_share=share, before_turn=take, on_turn=call.begin)
+        known: dict[str, Any] = {
+            "owner": self._key.public_id,
+            "queue_share": self._meter.limiter.limits(self._key).queue_share,
+            "before_turn": take,
+            "on_turn": call.begin,
+        }
+        if isinstance(request, ChatRequest):
+            known["on_step"] = call.noting(request.on_step)
+        return replace(request, **known)
 
     async def _take(self, call: _Call, tokens: int, *, asked: bool) -> None:
         if call.tokens is not None:  # a batch's item that starts over, since the engine died before its turn

@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 
 from server.access_log import RequestRecord
 from server.errors import ApiError, to_api_error
-from server.hangup import shutting_down
+from server.hangup import ClientGoneError, shutting_down
 from server.request_headers import header_of
 from server.response_headers import add_security_headers
 from server.store import StoreUnavailableError
@@ -63,8 +63,13 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientGoneError:
+            pass  # there is nobody to answer
         except Exception as error:  # noqa: BLE001  # last resort: the app's own handlers have answered or cannot
-            to_api_error(error)
+            api_error = to_api_error(error)
+            if record.status is None:
+                record.error_code = api_error.code
+                await api_error.response()(scope, receive, send_with_id)
         finally:
             record.route = getattr(scope.get("route"), "path", None)
             record.status = record.status or 499  # nothing was sent: there was nobody to send it to

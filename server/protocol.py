@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _MAX_HEAD_BYTES = 64 * 2**10
+_MOST_PIPELINED = 64  # requests of one connection that wait for their answers: each takes memory before its key is seen
 _HEAD_SECONDS = 10.0  # from the connection, or a head's first byte, to its last
 _LINGER_SECONDS = 1
 _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=[ \t]*:)")
@@ -25,6 +27,10 @@ _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=[ \t]*:)")
 
 class HeadTooLargeError(Exception):
     """Raised within the parser, which then gives up on the connection."""
+
+
+class PipelineError(Exception):
+    """Raised within the parser when too many requests wait, like the one above."""
 
 
 class HearthProtocol(HttpToolsProtocol):
@@ -39,7 +45,7 @@ class HearthProtocol(HttpToolsProtocol):
         self._field_bytes = 0  # the same once parsed: a head that comes in one piece is not seen on the wire
         self._head_timer: asyncio.TimerHandle | None = None
         self._untimed_head = False  # one that has begun just now: nearly all are complete before a timer is of use
-        self._cycles: list[Any] = []  # uvicorn remembers the newest request only
+        self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
         self._exchange: Exchange | None = None  # the one that runs, or ran last
         self._writes: WriteWatch
 
@@ -51,24 +57,21 @@ class HearthProtocol(HttpToolsProtocol):
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every request of this connection that its client left, also those behind the newest."""
+        """Tell every request of this connection that its client left."""
         self._stop_timer()
         self._writes.end()
-        for cycle in self._cycles:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if self._exchange is not None:
-            self._exchange.lose()
-            self._exchange = None  # it knows us, too
+        self._lose()
+        self._exchange = None  # it knows us, too
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read on, but not for ever: httptools would keep a header of any length in memory, before any key is seen."""
         if self._refused:
             return
-        began_in_head, heads = self._in_head, self._heads
+        began_in_head, heads, idle = self._in_head, self._heads, self.timeout_keep_alive_task is not None
         super().data_received(_without_upgrade(data) if began_in_head else data)
-        if self._untimed_head and not self._refused:
+        begun = self._untimed_head or (idle and self._heads == heads)  # an empty line has ended the idle time, too
+        if begun and not self._refused:
             self._time_head()
         if not (began_in_head and self._in_head) or self._heads != heads or self._refused:
             return  # not all of `data` belongs to a head
@@ -100,7 +103,11 @@ class HearthProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._heads += 1
-        self._cycles = [*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle]
+        while self._cycles and self._cycles[0].response_complete:  # they are answered in their order
+            self._cycles.popleft()
+        self._cycles.append(self.cycle)
+        if len(self._cycles) > _MOST_PIPELINED:
+            raise PipelineError
 
     def on_message_complete(self) -> None:
         """Note that the next request may follow."""
@@ -134,8 +141,13 @@ class HearthProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
         """Answer what the parser gave up on, then close."""
-        too_large = self._field_bytes > _MAX_HEAD_BYTES
-        self._refuse(_too_large() if too_large else ApiError(400, "invalid_http", "This is not a valid HTTP request."))
+        if self._field_bytes > _MAX_HEAD_BYTES:
+            self._refuse(_too_large())
+        elif len(self._cycles) > _MOST_PIPELINED:
+            sentence = f"More than {_MOST_PIPELINED} requests wait on this connection. Open more, or wait for answers."
+            self._refuse(ApiError(400, "too_many_pipelined", sentence))
+        else:
+            self._refuse(ApiError(400, "invalid_http", "This is not a valid HTTP request."))
 
     def _count(self, size_bytes: int) -> None:
         self._field_bytes += size_bytes
@@ -157,7 +169,22 @@ class HearthProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _lose(self) -> None:
+        """Nothing more is written to any request of this connection, also of those behind the newest."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self._exchange is not None:
+            self._exchange.lose()
+
     def _refuse(self, error: ApiError) -> None:
+        begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
+        self._lose()
+        if begun:  # within an answer this would be taken for a part of it
+            self._refused = True
+            self._stop_timer()
+            self.transport.close()
+            return
         error.headers.update({"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"})
         error.headers.update(SECURITY_HEADERS)
         response = error.response()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from server.access_log import RequestRecord
     from server.drain import Drain
     from server.errors import ApiError
+    from server.events import AtOnce
 
 _log = logging.getLogger("hearth.server")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -43,13 +44,17 @@ def event_stream(
     drain: Drain,
     keep_alive_seconds: float,
     failure: Callable[[ApiError], bytes] = error_event,
+    at_once: AtOnce | None = None,
 ) -> Response:
     """Answer with `events`, each item one write; `failure` encodes a failure after the start.
 
     Nothing is sent before the first item, so that a failure before it keeps its HTTP status; if that takes longer than
-    `keep_alive_seconds`, the stream opens all the same and a comment goes out in every such interval.
+    `keep_alive_seconds`, the stream opens all the same and a comment goes out in every such interval. After it,
+    `at_once` may write beside `events`.
     """
-    return _StreamedBody(events, drain, "text/event-stream", keep_alive_seconds, failure)
+    body = _StreamedBody(events, drain, "text/event-stream", keep_alive_seconds, failure)
+    body.at_once = at_once
+    return body
 
 
 def file_stream(pieces: AsyncGenerator[bytes, None], *, media_type: str, drain: Drain) -> Response:
@@ -94,6 +99,7 @@ class _StreamedBody(Response):
         self._drain = drain
         self._keep_alive_seconds = keep_alive_seconds
         self._failure = failure
+        self.at_once: AtOnce | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
@@ -125,6 +131,8 @@ class _StreamedBody(Response):
             async with _Comments(out, self._keep_alive_seconds):
                 first = await anext(events, b"")
             await out.write(first)
+            if self.at_once is not None:
+                self.at_once.write = out.write_at_once
             async for event in events:
                 if not out.write_at_once(event):
                     await out.write(event)

@@ -11,6 +11,7 @@ from typing import Any
 
 def take_cache_at_start() -> None:
     """Have vLLM's runner write to all of the cache once (0.3 s a GiB). Safe to call twice."""
+    import torch
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     if "initialize_kv_cache_tensors" in vars(CPUModelRunner):
@@ -19,8 +20,11 @@ def take_cache_at_start() -> None:
 
     def initialize_kv_cache_tensors(runner: Any, *arguments: Any, **named: Any) -> Any:
         caches = inherited(runner, *arguments, **named)
-        for cache in caches.values():
-            cache.zero_()
+        # Layers share buffers, and some have the whole of one.
+        buffers = {cache.untyped_storage().data_ptr(): cache for cache in caches.values()}
+        for cache in buffers.values():
+            whole = cache.new_empty(0, dtype=torch.uint8)
+            whole.set_(cache.untyped_storage()).zero_()
         return caches
 
     CPUModelRunner.initialize_kv_cache_tensors = initialize_kv_cache_tensors

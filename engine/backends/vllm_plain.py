@@ -16,8 +16,9 @@ from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from engine.backends.plain_steps import PlainSteps
 from engine.backends.vllm_plain_prompt import PlainPrompt
-from engine.backends.vllm_plain_steps import PlainSteps, register
+from engine.backends.vllm_plain_steps import register
 from engine.backends.vllm_request import translate
 from engine.errors import EngineError
 from engine.types import ChatChoice, ChatRequest, ChatResult
@@ -88,7 +89,7 @@ class PlainChat:
 
         Raises vLLM's exceptions, and `GenerationError`.
         """
-        engine, steps = self._engine, PlainSteps()
+        engine, steps = self._engine, PlainSteps(request.on_step)
         if engine.errored:
             raise EngineDeadError
         core_request = self._core_request(request, token_ids, max_tokens, streamed=streamed)

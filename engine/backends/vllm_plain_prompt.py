@@ -74,17 +74,21 @@ class PlainPrompt:
         if not (all(map(_is_plain, messages)) and is_short(messages) and self._swiftness.likely()):
             return None
         with self._swiftness:
-            try:
-                text = self._render(messages=messages, **self._variables)
-            except Exception:  # noqa: BLE001  # whatever a template does not like is said by the one who is paid for it
-                return None
-            ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
+            return self._made_of(messages)
+
+    def _made_of(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
+        try:
+            text = self._render(messages=messages, **self._variables)
+        except Exception:  # noqa: BLE001  # whatever a template does not like is said by the one who is paid for it
+            return None
+        ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
         return ids
 
     async def agrees_with(self, serving: Any, requests: Sequence[Any]) -> bool:
         """Try whether vLLM makes the same of `requests`, plain ones of its own."""
         for request in requests:
-            mine = self.token_ids([dict(message) for message in request.messages])
+            # However slow: a trial that is left out proves nothing, and machines are busy while models are loaded.
+            mine = self._made_of([dict(message) for message in request.messages])
             if mine is None:
                 continue
             try:

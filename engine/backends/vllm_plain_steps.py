@@ -6,7 +6,6 @@ own `ChatStep` where vLLM has decoded it.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine.output_processor import RequestState
@@ -18,41 +17,7 @@ from engine.types import ChatDelta, ChatStep, Usage
 if TYPE_CHECKING:
     from vllm.v1.engine import FinishReason
 
-
-class PlainSteps:
-    """Steps on their way to whoever waits for them: one task. Stands where vLLM has its `RequestOutputCollector`."""
-
-    __slots__ = ("_error", "_step", "_waiter")
-
-    def __init__(self) -> None:
-        self._step: ChatStep | None = None
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: ChatStep | Exception) -> None:
-        """Take a step, or what ended the request. Steps that nobody has fetched yet become one."""
-        if not isinstance(item, ChatStep):
-            self._error = item
-        elif self._step is None:
-            self._step = item
-        else:
-            (held,), (new,) = self._step.deltas, item.deltas
-            held.content += new.content
-            held.finish_reason, held.stop_text = new.finish_reason, new.stop_text
-            self._step.usage = item.usage
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def get(self) -> ChatStep:
-        """Return the next step. Raises what was put."""
-        if self._step is None and self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        if self._error is not None:
-            raise self._error
-        step, self._step = self._step, None
-        assert step is not None  # noqa: S101  # something was put
-        return step
+    from engine.backends.plain_steps import PlainSteps
 
 
 class _Plain(RequestState):  # type: ignore[misc]

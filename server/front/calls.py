@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,15 @@ from server.front.messages import (
     Failed,
     Gone,
     Headers,
+    PassedOn,
     Request,
     Result,
-    Step,
     Taken,
     ToFront,
     ToLead,
+    unsayable,
 )
+from server.front.step_window import StepWindow
 from server.store import ApiKey
 
 if TYPE_CHECKING:
@@ -67,12 +70,16 @@ class FrontCalls:
         self._say = say
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._requests: dict[int, LeadRequest] = {}
+        self._windows: dict[int, StepWindow] = {}
 
     def on_message(self, message: ToLead) -> None:
         """Take what is about calls and requests."""
         if isinstance(message, Taken | Body | Gone):
             if (request := self._requests.get(message.call)) is not None:
                 request.on_message(message)
+        elif isinstance(message, PassedOn):
+            if (window := self._windows.get(message.call)) is not None:
+                window.passed_on(message.steps)
         elif isinstance(message, Call):
             self._begin(message.call, self._answer(message))
         elif isinstance(message, Request):
@@ -83,6 +90,15 @@ class FrontCalls:
             self._app.state.metrics.finished(message.record)
         elif isinstance(message, Cancel) and (task := self._tasks.get(message.call)) is not None:
             task.cancel()
+
+    def instead(self, message: ToFront) -> ToFront | None:
+        """End the call of which something cannot be said."""
+        call: int | None = getattr(message, "call", None)
+        if call is None:
+            return None
+        if (task := self._tasks.get(call)) is not None:
+            task.cancel()
+        return unsayable(call)
 
     def on_lost(self) -> None:
         """The front is gone: nobody waits for any of this."""
@@ -96,6 +112,7 @@ class FrontCalls:
     def _forget(self, call: int) -> None:
         self._tasks.pop(call, None)
         self._requests.pop(call, None)
+        self._windows.pop(call, None)
 
     async def _answer(self, call: Call) -> None:
         state = self._app.state
@@ -113,6 +130,7 @@ class FrontCalls:
             )
 
     async def _run(self, call: Call, engine: MeteredEngine) -> None:
+        self._windows[call.call] = window = StepWindow(call.call, self._say)
         if call.method in {"text", "text_stream"}:
             text = _text_request(call.request)
             if call.method == "text":
@@ -127,10 +145,11 @@ class FrontCalls:
             if call.method == "chat":
                 self._say(Result(call.call, await engine.chat(chat)))
                 return
-            stream = engine.chat_stream(chat)
+            stream = engine.chat_stream(replace(chat, on_step=window.offer))
         async with aclosing(stream) as steps:
             async for step in steps:
-                self._say(Step(call.call, step))
+                window.say(step)
+                await window.room()
         self._say(End(call.call))
 
 

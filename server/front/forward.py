@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from server.front.messages import Body, End, Gone, More, Piece, Request, Start, Taken
+from server.front.messages import Body, End, Failed, Gone, More, Piece, Request, Start, Taken
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -25,7 +25,7 @@ class Forward:
         async with self._lead.line() as line:
             self._lead.say(_request(line.number, scope))
             try:
-                while not isinstance(message := await line.next(), End):
+                while not isinstance(message := await line.next(), End | Failed):
                     if isinstance(message, More):
                         reading = asyncio.create_task(self._read(line, receive))
                     elif isinstance(message, Start):

@@ -28,6 +28,7 @@ from server.front.messages import (
     Stop,
     ToFront,
     ToLead,
+    unsayable,
 )
 from server.front.wire import Wire
 from server.heap import freeze, give_back_when_idle
@@ -50,7 +51,7 @@ class Front:
     """What the lead has said, and what runs because of it."""
 
     def __init__(self) -> None:
-        self._wire: Wire[ToFront, ToLead] = Wire(ToFront, self._on_message, self._on_lost)
+        self._wire: Wire[ToFront, ToLead] = Wire(ToFront, self._on_message, self._on_lost, self._instead)
         self._lead = Lead(self._wire.say)
         self._begin: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
         self._certificate: Certificate | None = None
@@ -115,6 +116,11 @@ class Front:
             app.drain.cut()
         elif isinstance(message, Stop):
             self._server.should_exit = True
+
+    def _instead(self, message: ToLead) -> None:
+        """Fail a call that cannot be asked; what else cannot be said is left out."""
+        if (call := getattr(message, "call", None)) is not None:
+            self._lead.on_message(unsayable(call))
 
     def _on_lost(self) -> None:
         """Without a lead there is nothing to be had here."""

@@ -96,9 +96,12 @@ class Fronts:
             front = await FrontProcess.start(self._app, self._listeners[number], _rights(self._app.state.config))
         except OSError as error:
             _log.error("API process %d cannot be started: %s", number + 1, error.strerror)
+            self._refuse(number)
             return False
         self._running[number] = front
         front.say(_rights(self._app.state.config))  # it may have changed just now
+        if self._ending:  # begun since, and it was not yet there to be told
+            front.say(Drain(0.0))
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_SECONDS):
                 await front.listening.wait()
@@ -106,16 +109,20 @@ class Fronts:
             return True
         _log.error("API process %d (process id %d) does not come up; its own messages say why.", number + 1, front.pid)
         front.kill()
-        with suppress(OSError):  # else connections would wait here for a process that does not come
-            self._listeners[number].shutdown(socket.SHUT_RDWR)
+        self._refuse(number)
         return False
+
+    def _refuse(self, number: int) -> None:
+        """Leave connections to the other sockets until somebody listens here again: they would wait for nobody."""
+        with suppress(OSError):
+            self._listeners[number].shutdown(socket.SHUT_RDWR)
 
     async def _watch(self) -> None:
         """Kill who hangs: its clients would wait for ever, and so would everybody that the kernel sends there."""
         while True:
             await asyncio.sleep(_PING_SECONDS)
             for front in self._running.values():
-                if front.listening.is_set() and front.ping() >= _MOST_UNANSWERED:
+                if front.listening.is_set() and not front.gone.is_set() and front.ping() >= _MOST_UNANSWERED:
                     _log.error("The API process with the id %d hangs and is killed.", front.pid)
                     front.kill()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from server.front.messages import Body, Call, Ended, Gone, Request, Taken, ToLead
+    from server.front.messages import Body, Call, Ended, Gone, PassedOn, Request, Taken, ToLead
 
 About: TypeAlias = Headers | Step | Result | Counted | Failed | End | Start | Piece | More
 
@@ -72,7 +72,7 @@ class Lead:
     """`say` sends it a message."""
 
     def __init__(self, say: Callable[[ToLead], None]) -> None:
-        self.say: Callable[[Call | Request | Body | Gone | Taken | Cancel | Ended], None] = say
+        self.say: Callable[[Call | Request | Body | Gone | Taken | PassedOn | Cancel | Ended], None] = say
         self._lines: dict[int, Line] = {}
         self._numbers = count(1)
 

@@ -81,6 +81,13 @@ class Taken(Said):
     size_bytes: int
 
 
+class PassedOn(Said):
+    """So many steps of a stream have gone to the client, or wait in its connection."""
+
+    call: int
+    steps: int
+
+
 class Cancel(Said):
     """Nobody waits for the call any more."""
 
@@ -165,6 +172,12 @@ class End(Said):
     call: int
 
 
+def unsayable(call: int) -> Failed:
+    """Make the end of a call of which something cannot travel: as if it had failed in one process."""
+    sentence = "Something in this request or its answer cannot be passed on. Try again, or ask in other words."
+    return Failed(call, 500, "internal_error", sentence, "server_error", None, {})
+
+
 class Start(Said):
     """The head of an HTTP answer."""
 
@@ -217,7 +230,7 @@ class Stop(Said):
     """End the process."""
 
 
-ToLead: TypeAlias = Listening | Call | Request | Body | Gone | Taken | Cancel | Ended | Drained | Pong
+ToLead: TypeAlias = Listening | Call | Request | Body | Gone | Taken | PassedOn | Cancel | Ended | Drained | Pong
 ToFront: TypeAlias = (
     Begin
     | Rights

@@ -30,7 +30,7 @@ class FrontProcess:
         self.gone = asyncio.Event()
         self.exit_status: int | None = None
         self._unanswered = 0  # pings
-        self._wire: Wire[ToLead, ToFront] = Wire(ToLead, self._on_message, self._on_lost)
+        self._wire: Wire[ToLead, ToFront] = Wire(ToLead, self._on_message, self._on_lost, self._instead)
         self._calls = FrontCalls(app, self._wire.say)
         self._child: subprocess.Popen[bytes]
         self._pid_fd: int
@@ -78,6 +78,9 @@ class FrontProcess:
             self._unanswered = 0
         else:
             self._calls.on_message(message)
+
+    def _instead(self, message: ToFront) -> ToFront | None:
+        return self._calls.instead(message)
 
     def _on_lost(self) -> None:
         """Everything that it has said was read: what is counted and logged is complete."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine import ChatRequest, TextRequest
 from server.errors import ApiError
-from server.front.messages import Asker, Call, Counted, Failed, Headers, Method, Result, Step
+from server.front.messages import Asker, Call, Counted, Failed, Headers, Method, PassedOn, Result, Step
+from server.front.step_window import TOLD_EVERY_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from server.store import ApiKey
 
 # What the lead adds itself: they are functions.
-_OF_THE_LEAD = {"before_turn", "on_turn"}
+_OF_THE_LEAD = {"before_turn", "on_turn", "on_step"}
 _FIELDS = {
     kind: tuple(field.name for field in fields(kind) if field.name not in _OF_THE_LEAD)
     for kind in (ChatRequest, TextRequest)
@@ -57,8 +58,13 @@ class RemoteEngine:
 
     async def _steps(self, method: Method, request: ChatRequest | TextRequest) -> AsyncGenerator[ChatStep, None]:
         async with self._called(method, request) as line:
+            passed_on = 0
             while (message := await self._next(line, Step)) is not None:
                 yield message.step
+                passed_on += 1
+                if passed_on == TOLD_EVERY_STEPS:
+                    self._lead.say(PassedOn(line.number, passed_on))
+                    passed_on = 0
 
     async def _one(self, method: Method, request: ChatRequest | TextRequest, kind: type[_Kind]) -> _Kind:
         async with self._called(method, request) as line:

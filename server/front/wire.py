@@ -6,6 +6,7 @@ A frame is its length in four bytes, big-endian, then a list of messages in msgp
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -15,18 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LENGTH_BYTES = 4
+_UNSAYABLE = (TypeError, ValueError, OverflowError)  # a UnicodeEncodeError is a ValueError
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
+_log = logging.getLogger("hearth.front")
+
 
 class Wire(asyncio.Protocol, Generic[_In, _Out]):
-    """`kinds` is the union of what may come. `on_message` is called for each, `on_lost` once, at the end."""
+    """`kinds` is the union of what may come. `on_message` is called for each, `on_lost` once, at the end.
 
-    def __init__(self, kinds: Any, on_message: Callable[[_In], None], on_lost: Callable[[], None]) -> None:
+    `instead` is asked what to say in place of what msgpack cannot hold, like half a surrogate pair that a model wrote.
+    """
+
+    def __init__(
+        self,
+        kinds: Any,
+        on_message: Callable[[_In], None],
+        on_lost: Callable[[], None],
+        instead: Callable[[_Out], _Out | None],
+    ) -> None:
         self._decoder: msgspec.msgpack.Decoder[list[_In]] = msgspec.msgpack.Decoder(list[kinds])
         self._encoder = msgspec.msgpack.Encoder()
         self._on_message = on_message
         self._on_lost = on_lost
+        self._instead = instead
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._unsaid: list[_Out] = []
@@ -48,10 +62,26 @@ class Wire(asyncio.Protocol, Generic[_In, _Out]):
         unsaid, self._unsaid = self._unsaid, []
         if not unsaid or self._transport is None or self._transport.is_closing():
             return
-        frame = bytearray(_LENGTH_BYTES)
-        self._encoder.encode_into(unsaid, frame, _LENGTH_BYTES)
-        frame[:_LENGTH_BYTES] = (len(frame) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
+        try:
+            frame = self._frame(unsaid)
+        except _UNSAYABLE:
+            frame = self._frame([message for message in map(self._sayable, unsaid) if message is not None])
         self._transport.write(frame)
+
+    def _frame(self, messages: list[_Out]) -> bytearray:
+        frame = bytearray(_LENGTH_BYTES)
+        self._encoder.encode_into(messages, frame, _LENGTH_BYTES)
+        frame[:_LENGTH_BYTES] = (len(frame) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
+        return frame
+
+    def _sayable(self, message: _Out) -> _Out | None:
+        """One that cannot be said must not take with it what others have said in the same turn."""
+        try:
+            self._encoder.encode(message)
+        except _UNSAYABLE:
+            _log.error("What cannot be sent between processes was left out: a %s.", type(message).__name__)
+            return self._instead(message)
+        return message
 
     def close(self) -> None:
         """Send what was said, and hang up."""

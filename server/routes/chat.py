@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
 from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
-from server.events import events_of
+from server.events import AtOnce, events_of
 from server.hangup import until_hangup
 from server.schemas import chat_answer
 from server.schemas.chat import ChatCompletionBody
@@ -36,11 +36,12 @@ async def create_chat_completion(
     drain: TheDrain,
 ) -> Response:
     """Answer a conversation, whole or, with `stream: true`, as server-sent events."""
-    chat = to_chat_request(body, key, access, settings)
     record: RequestRecord = request.state.record
+    at_once = AtOnce(record)
+    chat = to_chat_request(body, key, access, settings, on_step=at_once.on_step if body.stream else None)
     record.model, record.stream = body.model, bool(body.stream)
     if body.stream:
-        encoder = chat_answer.ChunkEncoder(
+        at_once.encoder = encoder = chat_answer.ChunkEncoder(
             id_=f"chatcmpl-{chat.request_id}",
             created=int(time.time()),
             model=chat.model,
@@ -51,6 +52,7 @@ async def create_chat_completion(
             events_of(engine.chat_stream(chat), encoder, record, head=encoder.start()),
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
+            at_once=at_once,
         )
     result = await until_hangup(engine.chat(chat), request.receive, drain)
     record.answered(result)

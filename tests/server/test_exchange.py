@@ -66,6 +66,9 @@ class Recorder(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         pass
 
@@ -262,6 +265,29 @@ async def test_a_client_that_leaves_is_noticed_without_a_task_that_watches(path:
     await connection.ended()
     assert connection.left == ["slow" if path == "/slow" else "stream"]
     assert [record.status for record in connection.log] == [499]
+
+
+async def test_what_is_no_request_ends_a_stream_and_is_not_answered_within_it():
+    connection = Connection()
+    connection.protocol.data_received(ask("/events"))
+    await connection.written(1)
+    connection.protocol.data_received(b"\0\r\n\r\n")
+    await connection.ended()
+    assert connection.left == ["stream"]
+    assert len(connection.writes) == 1
+    assert connection.transport.is_closing()
+    assert [record.status for record in connection.log] == [499]
+
+
+async def test_a_connection_holds_so_many_waiting_requests_and_no_more():
+    connection = Connection()
+    connection.protocol.data_received(ask("/quick") * 64)
+    await async_poll_until(lambda: len(connection.log) == 64, 5)
+    assert not connection.transport.is_closing()
+    crowded = Connection()
+    crowded.protocol.data_received(ask("/quick") * 66)
+    assert b"too_many_pipelined" in b"".join(crowded.writes)
+    await async_poll_until(crowded.transport.is_closing, 5)
 
 
 async def test_below_another_server_events_are_sent_and_a_client_that_leaves_is_noticed():
