@@ -107,6 +107,14 @@ def ready(server: Server) -> dict[str, Any]:
     return {"code": answer.status_code, **answer.json()}
 
 
+def running(server: Server) -> float:
+    """HTTP requests being answered, this one included; up to a second old."""
+    assert server.admin_key is not None
+    headers = {"Authorization": f"Bearer {server.admin_key.text}"}
+    page = httpx2.get(f"{server.root_url}/metrics", headers=headers, timeout=10).text
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("hearth_requests_running "))
+
+
 async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_model_goes_on(own_server: Server) -> None:
     async with client_of(own_server) as client:
         # Which process is whose: only the killed model's streams end.
@@ -142,12 +150,13 @@ async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_mod
 
 async def test_plain_request_on_a_killed_engine_gets_503(own_server: Server) -> None:
     async with client_of(own_server) as client:
+        stream = Stream(client, "service-plus")
+        await stream.started.wait()
         requests = [
             asyncio.create_task(client.chat.completions.create(model=model, **LONG))  # type: ignore[call-overload]
             for model in ("service-plus", "service-pro")
         ]
-        stream = Stream(client, "service-plus")
-        await stream.started.wait()
+        await async_poll_until(lambda: running(own_server) >= 4, 10)  # those three, and the one that asks
         for process in engine_processes(own_server):
             process.kill()
         outcomes = await asyncio.gather(*requests, return_exceptions=True)

@@ -193,7 +193,7 @@ async def test_an_unknown_model_is_not_found_and_a_key_without_the_scope_is_refu
     http: httpx2.AsyncClient, server: Server
 ):
     assert_error(await http.post(PATH, json=BASE | {"model": "nobody"}), 404, "model_not_found", "model")
-    key = await asyncio.to_thread(server.make_key, "no-chat", options=["--scope", "models"])
+    key = await asyncio.to_thread(server.make_key, "no-chat", scopes=["models"])
     response = await http.post(PATH, json=BASE, headers={"Authorization": f"Bearer {key.text}"})
     assert_error(response, 403, "insufficient_permissions")
 
