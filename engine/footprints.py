@@ -5,14 +5,14 @@ A footprint is bytes on one device without the KV cache, whose size is given and
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import time
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from engine.small_files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,14 +64,10 @@ class Footprints:
         """Keep them, whole or not at all. A disk that is full costs a log line."""
         now = int(time.time())
         entries = {key: {"bytes": used, "written_at": now} for key, used in sorted(self.measured.items())}
-        new = data_dir / f".{FILE_NAME}.{os.getpid()}"
         try:
-            new.write_text(json.dumps({"footprints": entries}, indent=1) + "\n", encoding="utf-8")
-            new.replace(data_dir / FILE_NAME)
+            replace_file(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s).", data_dir / FILE_NAME, error.strerror)
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
 
 
 def _key(variant: VariantSpec, split: int, device: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from typing import TYPE_CHECKING
+
+from engine.small_files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,10 +40,8 @@ class LoadTimes:
         self._known[_key(model, again=again)] = took
         if self._file is None:
             return
-        unfinished = self._file.with_suffix(f".{os.getpid()}.new")
         try:
-            unfinished.write_text(json.dumps({"seconds_to_ready": self._known}, indent=1), encoding="utf-8")
-            unfinished.replace(self._file)
+            replace_file(self._file, json.dumps({"seconds_to_ready": self._known}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s): the next start will not say how long it takes.", self._file, error)
 

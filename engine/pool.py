@@ -46,12 +46,9 @@ class Pool:
         holdings: Holdings | None = None,
         times: LoadTimes | None = None,
     ) -> None:
-        """`residency` is who takes turns; None: all of them stay loaded. `holdings` is what they have meanwhile.
-
-        `times` is how long their loads took, before this process, too.
-        """
-        self._times = times or LoadTimes()
-        self._slots = {spec.id: Slot(spec, times=self._times) for spec in specs}
+        """`residency`: who takes turns; None: nobody. `holdings`: what they have now. `times`: of earlier loads."""
+        self._new_slot = partial(Slot, times=times or LoadTimes())
+        self._slots = {spec.id: self._new_slot(spec) for spec in specs}
         self._load = load
         self._sharing = Sharing(residency or Residency({}, {}), asyncio.get_running_loop().time, holdings)
         self._director: asyncio.Task[None] | None = None
@@ -82,9 +79,8 @@ class Pool:
             if slot.spec.id in outdated:
                 slot.stale.set()
         self._sharing.going(name for name, slot in self._slots.items() if slot.stale.is_set())
-        for spec in wanted.values():
-            self._slots.setdefault(spec.id, Slot(spec, times=self._times))
-        self._slots = {name: self._slots[name] for name in [*wanted, *(self._slots.keys() - wanted.keys())]}
+        going = {name: slot for name, slot in self._slots.items() if name not in wanted}
+        self._slots = {name: self._slots.get(name) or self._new_slot(spec) for name, spec in wanted.items()} | going
         for slot in list(self._slots.values()):
             self._look_after(slot)
         self._tell()

@@ -111,8 +111,9 @@ class Slot:
         return self.times.remaining(self.spec.id, phase, self.clock() - began, again=self.loads > 0)
 
     def become_ready(self, backend: Backend) -> None:
-        self.times.keep(self.spec.id, self.phases, self.clock(), again=self.loads > 0)
-        self.loads += 1
+        if self.status == "loading":  # and was not asleep
+            self.times.keep(self.spec.id, self.phases, self.clock(), again=self.loads > 0)
+            self.loads += 1
         self.backend = backend
         self.died = False
         self.error = self.reason = None

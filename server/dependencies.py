@@ -23,7 +23,7 @@ from server.settings import Settings
 from server.store import Actor, ApiKey, AuditLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
 
 async def engine_of(request: Request) -> Engine:
@@ -107,19 +107,21 @@ class Access:
         for info in self.models(key):
             if info.id == model:
                 return info
-        raise no_such_model()
+        raise _no_such_model()
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for whoever needs no more than to know that the key may use it."""
         spec, tier = self._config.models.get(model), self._config.tiers.get(key.tier)
-        if spec is None or tier is None or spec.tier not in tier.models:
-            raise no_such_model()
-        if key.models is not None and model not in key.models:
-            raise no_such_model()
+        check_right(key, model, None if spec is None else spec.tier, () if tier is None else tier.models)
 
 
-def no_such_model() -> ApiError:
-    """Make the error for a model that is not there, or not for this key."""
+def check_right(key: ApiKey, model: str, tier: str | None, allowed: Collection[str]) -> None:
+    """Raise `ApiError` unless a key that has the tiers `allowed` may use a model of `tier`; None: there is no such."""
+    if tier not in allowed or (key.models is not None and model not in key.models):
+        raise _no_such_model()
+
+
+def _no_such_model() -> ApiError:
     return ApiError(
         404,
         "model_not_found",

@@ -33,18 +33,6 @@ CANARY = "Zwieback-canary"
 NO_COMPILER = {"CC": "/nonexistent/cc", "CXX": "/nonexistent/c++"}
 READY_SECONDS = 120.0
 STOP_SECONDS = 60.0
-# The models that speak load fastest.
-VOICES_ONLY = """\
-models:
-  service-voice:
-    task: speech
-    tier: standard
-    capabilities: [speech]
-    weights: voices
-    demo: voices
-tiers:
-  standard: {models: [standard]}
-"""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from serving import BIN, ROOT, VOICES_ONLY, Server
+from serving import BIN, ROOT, Server
+from small_models import VOICES_ONLY
 
 from server.settings import Settings
 

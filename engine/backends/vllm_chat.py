@@ -120,7 +120,7 @@ class VllmChat:
         from engine.backends.vllm_errors import translated_errors
         from engine.backends.vllm_text import text_steps
 
-        max_tokens = self._spec.engine.max_output_tokens if request.max_tokens is None else request.max_tokens
+        max_tokens = self._most_tokens(request)
         async with self.admission.visit(request, len(request.prompts) * request.n) as visit:
             with translated_errors(self.context_length, None, "prompt"):
                 steps = text_steps(self._serving, request, max_tokens=max_tokens, sized=visit.enter)
@@ -173,7 +173,7 @@ class VllmChat:
     async def _begun(self, request: ChatRequest, visit: Visit, *, stream: bool) -> Any:
         """Return the steps, or the whole answer, once the prompt is rendered and its turn has come."""
         if self._plain is not None:
-            max_tokens = self._spec.engine.max_output_tokens if request.max_tokens is None else request.max_tokens
+            max_tokens = self._most_tokens(request)
             token_ids = self._plain.prompt(request, max_tokens)
             if token_ids is not None:
                 rest = self.context_length - len(token_ids)
@@ -191,6 +191,10 @@ class VllmChat:
                 await visit.enter(prompt_tokens, longest_answer_tokens)
 
             return await self._serving.begin(translated, sized)
+
+    def _most_tokens(self, request: ChatRequest | TextRequest) -> int | None:
+        """Of each answer; None: as many as fit."""
+        return self._spec.engine.max_output_tokens if request.max_tokens is None else request.max_tokens
 
     def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
         from engine.backends.vllm_request import translate

@@ -20,13 +20,14 @@ from engine.backends.plain_steps import PlainSteps
 from engine.backends.vllm_plain_prompt import PlainPrompt
 from engine.backends.vllm_plain_steps import register
 from engine.backends.vllm_request import translate
+from engine.chat_fold import fold
 from engine.errors import EngineError
-from engine.types import ChatChoice, ChatRequest, ChatResult
+from engine.types import ChatRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from engine.types import ChatDelta, ChatStep
+    from engine.types import ChatResult, ChatStep
 
 # Of sampling parameters; a client that never asks for the same twice gains nothing and must not fill the memory.
 _REMEMBERED = 256
@@ -113,8 +114,7 @@ class PlainChat:
 
     async def complete(self, request: ChatRequest, token_ids: list[int], max_tokens: int | None) -> ChatResult:
         """Return the whole answer. Cancelling aborts."""
-        (step,) = [step async for step in self.stream(request, token_ids, max_tokens, streamed=False)]
-        return ChatResult((_choice(step.deltas[0]),), step.usage)
+        return await fold(self.stream(request, token_ids, max_tokens, streamed=False))
 
     def _core_request(
         self, request: ChatRequest, token_ids: list[int], max_tokens: int | None, *, streamed: bool
@@ -162,11 +162,6 @@ class PlainChat:
         return self._engine.input_processor.process_inputs(
             request.request_id, tokens_input([0]), parameters, ("generate",)
         )
-
-
-def _choice(delta: ChatDelta) -> ChatChoice:
-    assert delta.finish_reason is not None  # noqa: S101  # the last one
-    return ChatChoice(0, delta.content, "", (), None, delta.finish_reason, delta.stop_text)
 
 
 def _adjusts_everything(parser_class: Any) -> bool:

@@ -6,14 +6,12 @@ from there come here through the entry point `vllm.general_plugins`.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 from multiprocessing import forkserver
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from engine.ties import end_with_starter
 
 
 def register() -> None:
@@ -46,11 +44,6 @@ def tie_to_parent() -> None:
         os._exit(1)  # it died between our fork and the line above
     # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
     os.setpgid(0, 0)
-
-
-def end_with_starter() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _let_fork_server_end() -> None:

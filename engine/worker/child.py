@@ -5,20 +5,18 @@ Holds no model and no queue: what waits and what runs is the service's. Ends wit
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import logging
 import os
-import signal
 import socket
-import struct
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError, GenerationError, LoadError, OverloadedError, RequestError
+from engine.ties import end_with_maker_of
 from engine.worker.frames import FrameError, FrameReader, to_frame
 from engine.worker.messages import (
     Cancel,
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hearth.worker")
 
 PROCESS_NAME = "hearth-worker"
-_PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 2**18
 
 
@@ -52,7 +49,7 @@ def main() -> None:
     """Serve the socket whose number is the first argument, then end this process."""
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
-    _tie_to_parent(end)
+    end_with_maker_of(end)  # the socket's end comes too late for one that hangs
     Path("/proc/self/comm").write_text(PROCESS_NAME, encoding="ascii")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     status = Child(end).run()
@@ -227,17 +224,6 @@ def _log_trace(what: str, error: BaseException, *, with_message: bool = False) -
         lines = [*traceback.format_tb(cause.__traceback__), f"{type(cause).__name__}: {said}\n", *lines]
         cause = cause.__cause__
     _log.error("%s\n%s", what, "".join(lines).rstrip())
-
-
-def _tie_to_parent(end: socket.socket) -> None:
-    """Make the kernel end this process with its parent; the socket's end comes too late for one that hangs.
-
-    The kernel's signal follows the thread that started this process. Who made the socket pair is who started us.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    if os.getppid() != struct.unpack("3i", credentials)[0]:
-        os._exit(1)  # it died before the line above
 
 
 if __name__ == "__main__":

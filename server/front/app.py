@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from server.app import bare_app
-from server.dependencies import no_such_model
+from server.dependencies import check_right
 from server.drain import Drain
 from server.front.forward import Forward
 from server.front.messages import Ended
@@ -64,16 +64,13 @@ class _Access:
 
     def model(self, key: ApiKey, model: str) -> Model:
         """Return what is known of the model. Raises `ApiError` unless the key may use it."""
-        known = self._rights.models.get(model)
-        if known is None or known.tier not in self._rights.tiers.get(key.tier, ()):
-            raise no_such_model()
-        if key.models is not None and model not in key.models:
-            raise no_such_model()
-        return known
+        self.check(key, model)
+        return self._rights.models[model]
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`."""
-        self.model(key, model)
+        known = self._rights.models.get(model)
+        check_right(key, model, None if known is None else known.tier, self._rights.tiers.get(key.tier, ()))
 
 
 def _report(lead: Lead, record: RequestRecord) -> None:

@@ -66,6 +66,18 @@ async def test_a_restart_is_not_taken_for_a_start(tmp_path: Path, models: Path) 
     assert slot.health().remaining_seconds == 11.0
 
 
+async def test_to_wake_up_is_no_load(tmp_path: Path, models: Path) -> None:
+    clock = Clock()
+    slot = slot_of(clock, LoadTimes(tmp_path), models)
+    load(slot, clock)
+    slot.enter("sleeping", "makes room for another model", 0.0)
+    clock.now += 3600
+    slot.become_ready(object())  # type: ignore[arg-type]  # nobody asks it anything
+    assert load(slot_of(clock, LoadTimes(tmp_path), models), clock) == [10.0, 5.0, 0.5]
+    slot.lose()
+    assert slot.health().remaining_seconds is None  # it was never loaded a second time
+
+
 async def test_a_load_that_takes_longer_than_the_last_has_no_time_left_but_goes_on(
     tmp_path: Path, models: Path
 ) -> None:

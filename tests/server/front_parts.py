@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 from key_clients import client_with
+from process_parts import title
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,13 +21,6 @@ TWO = {"HEARTH_API_PROCESSES": "2"}
 def fronts(server: Server) -> list[psutil.Process]:
     """The API processes that live, the oldest first."""
     return [child for child in psutil.Process(server.pid).children() if "server.front" in title(child)]
-
-
-def title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 async def pid_behind(server: Server, client: httpx2.AsyncClient) -> int:

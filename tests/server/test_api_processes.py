@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import signal
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx2
 import openai
@@ -20,37 +19,20 @@ from front_parts import TWO, client_each, fronts, pid_behind
 from key_clients import client_with
 from leaving_parts import line_of
 from limit_parts import LONG, SHORT, answers, streaming, until_answered
-from serving import VOICES_ONLY, Key, Server, async_poll_until, poll_until
+from metrics_parts import Page
+from process_parts import assert_all_gone
+from serving import Key, Server, async_poll_until
+from small_models import CHAT_ENTRY, IMAGE_ENTRY, VOICE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 
-YAML = """\
-models:
-  service-plus:
-    task: chat
-    tier: standard
-    capabilities: [chat, streaming, function_calling]
-    weights: service-plus
-    demo: chat
-    engine: {context_length: 2048}
-  service-voice: {task: speech, tier: standard, capabilities: [speech], weights: voices, demo: voices}
-  service-image:
-    task: image
-    tier: standard
-    capabilities: [image_generation]
-    weights: service-image
-    demo: image
-    profile: z-image-turbo
-tiers:
-  standard: {models: [standard]}
-"""
+YAML = models_yaml(CHAT_ENTRY, VOICE_ENTRY, IMAGE_ENTRY)
 MOST = 24
-ABORTED = 'hearth_answers_total{kind="chat",model="service-plus",outcome="aborted"}'
-ANSWERED = 'hearth_requests_total{method="POST",model="service-plus",route="/v1/chat/completions",status="200"}'
+ABORTED = ("hearth_answers_total", {"kind": "chat", "model": MODEL, "outcome": "aborted"})
+ANSWERED = ("hearth_requests_total", {"method": "POST", "model": MODEL, "route": CHAT, "status": "200"})
 _REFILL_SECONDS = 3.0  # of one request at 20 a minute
 
 
@@ -255,9 +237,9 @@ async def test_every_request_is_counted_and_logged_once(two: Server, admin: http
     assert {(line["status"], line["client"], line["completion_tokens"]) for line in logged} == {(200, "127.0.0.1", 1)}
 
 
-async def counted(admin: httpx2.AsyncClient, sample: str) -> float:
-    found = re.search(rf"^{re.escape(sample)} (.*)$", (await admin.get("/metrics")).text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+async def counted(admin: httpx2.AsyncClient, sample: tuple[str, dict[str, str]]) -> float:
+    name, labels = sample
+    return Page((await admin.get("/metrics")).text).value(name, **labels)
 
 
 async def until(count: Callable[[], Awaitable[float]], wanted: float, seconds: float = 5) -> None:
@@ -314,82 +296,5 @@ async def test_sigterm_lets_running_answers_finish_and_leaves_no_process(two: Se
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
     assert two.wait() == 0, two.log()
-    poll_until(lambda: not any(alive(process) for process in family), 5, describe=lambda: str(family))
+    assert_all_gone(family)
     assert "Traceback" not in two.log()
-
-
-# Without a chat model, which takes long to load
-
-
-def small(folder: Path, processes: int) -> Server:
-    (folder / "models.yaml").write_text(VOICES_ONLY)
-    return Server(
-        folder, environment={"HEARTH_MODELS": str(folder / "models.yaml"), "HEARTH_API_PROCESSES": str(processes)}
-    )
-
-
-VOICE = {"model": "service-voice", "messages": [{"role": "user", "content": "Hello"}]}
-REFUSED: list[tuple[str, str, Any]] = [
-    ("POST", CHAT, VOICE),  # by the engine
-    ("POST", CHAT, VOICE),  # by the limits
-    ("POST", CHAT, VOICE | {"model": "no-such-model"}),
-    ("POST", CHAT, VOICE | {"temperature": 9}),
-    ("POST", CHAT, VOICE | {"stream": True}),
-    ("POST", CHAT, b'{"model": NaN}'),
-    ("POST", CHAT, b"x" * 2**21),
-    ("POST", "/v1/messages", VOICE | {"max_tokens": 3}),
-    ("POST", "/v1/messages", VOICE | {"max_tokens": 0}),
-    ("POST", "/v1/responses", {"model": "service-voice", "input": 3}),
-    ("POST", "/v1/completions", {"model": "service-voice", "prompt": []}),
-    ("POST", f"{CHAT}/", VOICE),
-    ("POST", "/chat/completions", VOICE),
-    ("GET", CHAT, None),
-    ("OPTIONS", CHAT, None),
-    ("DELETE", "/v1/models", None),
-    ("POST", "/v1/audio/speech", {"model": "service-voice", "input": ""}),
-    ("GET", "/v1/images/files/none.png", None),
-]
-_OWN = {"date", "x-request-id"}
-
-
-def refusals(server: Server) -> list[Any]:
-    """What each is answered, with a key that has one request per minute, and without any."""
-    assert server.admin_key is not None
-    made = httpx2.post(
-        f"{server.base_url}/admin/keys",
-        json={"name": "one", "tier": "standard", "limits": {"requests_per_minute": 1}},
-        headers={"Authorization": f"Bearer {server.admin_key.text}"},
-        timeout=30,
-    )
-    headers = {"Authorization": f"Bearer {made.json()['key']}"}
-    found = []
-    for sent in (headers, {}):
-        for method, path, body in REFUSED:
-            content = {"content": body} if isinstance(body, bytes) else {"json": body}
-            typed = sent | {"Content-Type": "application/json"}
-            answer = httpx2.request(method, server.root_url + path, headers=typed, timeout=30, **content)
-            kept = {name: value for name, value in answer.headers.items() if name not in _OWN}
-            found.append((method, path, answer.status_code, kept, answer.content))
-    return found
-
-
-def test_refusals_are_the_same_as_of_one_process_and_kill_9_of_the_lead_leaves_none(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "2").mkdir()
-    with small(tmp_path / "1", 1) as one:
-        expected = refusals(one)
-        assert fronts(one) == []
-    with small(tmp_path / "2", 2) as two:
-        for found, wanted in zip(refusals(two), expected, strict=True):
-            assert found == wanted
-        family = psutil.Process(two.pid).children(recursive=True)
-        assert len(fronts(two)) == 2
-        os.kill(two.pid, signal.SIGKILL)
-        poll_until(lambda: not any(alive(process) for process in family), 5, describe=lambda: str(family))
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

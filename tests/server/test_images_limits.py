@@ -13,6 +13,7 @@ from chat_parts import assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, fill_up, image_events, path_of, stored
 from key_clients import client_of, client_with
 from serving import Server
+from small_models import IMAGE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -22,19 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-YAML = """\
-models:
-  service-image:
-    task: image
-    tier: standard
-    capabilities: [image_generation]
-    weights: service-image
-    demo: image
-    profile: z-image-turbo
-tiers:
-  standard: {models: [standard]}
-  three: {models: [standard], images_per_day: 3}
-"""
+YAML = models_yaml(IMAGE_ENTRY, tiers="  three: {models: [standard], images_per_day: 3}\n")
 ENVIRONMENT = {
     "HEARTH_IMAGE_RETENTION_HOURS": "0.002",  # 7.2 seconds
     "HEARTH_KEEP_ALIVE_SECONDS": "0.05",

@@ -13,7 +13,9 @@ import httpx2
 import openai
 import psutil
 import pytest
-from serving import Server, async_poll_until, open_socket, poll_until, raw_request
+from metrics_parts import Page
+from process_parts import assert_all_gone, title
+from serving import Server, async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -64,24 +66,6 @@ def engine_processes(server: Server) -> list[psutil.Process]:
     return [child for child in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in title(child)]
 
 
-def title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def assert_all_gone(processes: list[psutil.Process], seconds: float = 5) -> None:
-    poll_until(lambda: not any(alive(process) for process in processes), seconds, describe=lambda: str(processes))
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 class Stream:
     """A streamed answer that is being read in the background; `outcome` is how it ended."""
 
@@ -112,7 +96,7 @@ def running(server: Server) -> float:
     assert server.admin_key is not None
     headers = {"Authorization": f"Bearer {server.admin_key.text}"}
     page = httpx2.get(f"{server.root_url}/metrics", headers=headers, timeout=10).text
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("hearth_requests_running "))
+    return Page(page).value("hearth_requests_running")
 
 
 async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_model_goes_on(own_server: Server) -> None:

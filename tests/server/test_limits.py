@@ -14,6 +14,7 @@ from chat_parts import CHAT, MODEL, assert_error
 from key_clients import client_of, client_with
 from limit_parts import LONG, SHORT, TOO_LONG, answers, streaming, until_answered
 from serving import BIN, ROOT, Server, async_poll_until
+from small_models import CHAT_ENTRY, models_yaml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -23,22 +24,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-YAML = """\
-models:
-  service-plus:
-    task: chat
-    tier: standard
-    capabilities: [chat, streaming, function_calling]
-    weights: service-plus
-    demo: chat
-    engine: {context_length: 2048}
-tiers:
-  standard: {models: [standard]}
+YAML = models_yaml(
+    CHAT_ENTRY,
+    tiers="""\
   requests: {models: [standard], requests_per_minute: 20}
   tokens: {models: [standard], tokens_per_minute: 1000}
   parallel: {models: [standard], parallel_requests: 2}
   batches: {models: [standard], batch_items: 3}
-"""
+""",
+)
 BATCH = f"{CHAT}/batch"
 _REFILL_SECONDS = 3.0  # of one request at 20 a minute
 

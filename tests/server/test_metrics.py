@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, PROMPTS, assert_error, body, raw_stream
-from prometheus_client.parser import text_string_to_metric_families as parse
+from metrics_parts import Page
 from serving import CANARY, ROOT, async_poll_until
 
 from server.access_log import RequestRecord
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from serving import Server
 
 CHATS = ("service-plus", "service-pro")
-
-
-class Page:
-    """One reading of the page."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._samples = [sample for family in parse(text) for sample in family.samples]
-
-    def value(self, name: str, **labels: str) -> float:
-        """The sum of what fits."""
-        return sum(
-            sample.value for sample in self._samples if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    def labels(self, name: str, label: str) -> set[str]:
-        return {sample.labels[label] for sample in self._samples if sample.name == name}
 
 
 async def read(http: httpx2.AsyncClient) -> Page:

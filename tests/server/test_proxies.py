@@ -11,6 +11,7 @@ import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
 from proxy_parts import PROXIES, Proxy, missing_reason
 from serving import Server, async_poll_until, poll_until
+from small_models import CHAT_ENTRY, models_yaml
 from tls_pair import Pair, make_pair
 
 if TYPE_CHECKING:
@@ -20,18 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 ORIGIN = "https://chat.example.org"
-YAML = """\
-models:
-  service-plus:
-    task: chat
-    tier: standard
-    capabilities: [chat, streaming, function_calling]
-    weights: service-plus
-    demo: chat
-    engine: {context_length: 2048}
-tiers:
-  standard: {models: [standard]}
-"""
+YAML = models_yaml(CHAT_ENTRY)
 LONG = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Count from 1 to 100."}],

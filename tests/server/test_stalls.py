@@ -12,7 +12,8 @@ import psutil
 import pytest
 from chat_parts import assert_error
 from key_clients import client_with
-from serving import VOICES_ONLY, Server, async_poll_until, poll_until
+from serving import Server, async_poll_until, poll_until
+from small_models import VOICES_ONLY
 from speech_parts import HELLO_EMMA, LONGEST, SPEECH, VOICE_MODEL, seconds, spoken
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from chat_parts import CHAT, HELLO
 from image_parts import GENERATE, SMALL
 from key_clients import client_with
 from serving import Server
+from small_models import IMAGE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -28,20 +29,13 @@ pytestmark = pytest.mark.engine
 _SECONDS = float(os.environ.get("HEARTH_TEST_TURNS_SECONDS", "20"))
 _SWAP_EVERY_SECONDS = 10.0
 _MODELS = ("service-plus", "service-pro", "service-image")
-YAML = """\
-models:
+YAML = models_yaml(
+    """\
   service-plus: {task: chat, tier: standard, capabilities: [chat, streaming], weights: service-plus, demo: chat}
   service-pro: {task: chat, tier: standard, capabilities: [chat, streaming, vision], weights: service-pro, demo: vision}
-  service-image:
-    task: image
-    tier: standard
-    capabilities: [image_generation]
-    weights: service-image
-    demo: image
-    profile: z-image-turbo
-tiers:
-  standard: {models: [standard]}
-"""
+""",
+    IMAGE_ENTRY,
+)
 
 
 @pytest.fixture(scope="module")

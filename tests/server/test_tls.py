@@ -13,7 +13,8 @@ import httpx2
 import pytest
 from chat_parts import assert_error
 from cryptography import x509
-from serving import BIN, ROOT, VOICES_ONLY, Server, poll_until, raw_request
+from serving import BIN, ROOT, Server, poll_until, raw_request
+from small_models import VOICES_ONLY
 from speech_parts import HELLO_EMMA, SPEECH
 from tls_pair import Pair, make_pair
 from typer.testing import CliRunner

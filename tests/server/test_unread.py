@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 import uvloop
 from leaving_parts import line_of
-from serving import VOICES_ONLY, Server, open_socket, poll_until, raw_request
+from serving import Server, open_socket, poll_until, raw_request
+from small_models import VOICES_ONLY
 from speech_parts import LONGEST, SPEECH, VOICE_MODEL
 from starlette.applications import Starlette
 from starlette.middleware import Middleware

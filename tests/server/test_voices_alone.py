@@ -14,7 +14,8 @@ import psutil
 import pytest
 from chat_parts import assert_error
 from leaving_parts import line_of
-from serving import VOICES_ONLY, Server, async_poll_until
+from serving import Server, async_poll_until
+from small_models import VOICES_ONLY
 from speech_parts import (
     HELLO_EMMA,
     LONGEST,

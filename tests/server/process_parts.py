@@ -1,0 +1,29 @@
+"""What tests of processes share: what one is called, whether it lives, and that all of some are gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+from serving import poll_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def assert_all_gone(processes: Iterable[psutil.Process], seconds: float = 5) -> None:
+    poll_until(lambda: not any(alive(process) for process in processes), seconds, describe=lambda: str(processes))

@@ -1,0 +1,39 @@
+"""Small models.yaml files for tests that start a server of their own: the fewer models, the sooner it is ready."""
+
+from __future__ import annotations
+
+CHAT_ENTRY = """\
+  service-plus:
+    task: chat
+    tier: standard
+    capabilities: [chat, streaming, function_calling]
+    weights: service-plus
+    demo: chat
+    engine: {context_length: 2048}
+"""
+IMAGE_ENTRY = """\
+  service-image:
+    task: image
+    tier: standard
+    capabilities: [image_generation]
+    weights: service-image
+    demo: image
+    profile: z-image-turbo
+"""
+# The models that speak load fastest.
+VOICE_ENTRY = """\
+  service-voice:
+    task: speech
+    tier: standard
+    capabilities: [speech]
+    weights: voices
+    demo: voices
+"""
+
+
+def models_yaml(*entries: str, tiers: str = "") -> str:
+    """Put a file together; `tiers` are lines for others than the one that may use all of `standard`."""
+    return f"models:\n{''.join(entries)}tiers:\n  standard: {{models: [standard]}}\n{tiers}"
+
+
+VOICES_ONLY = models_yaml(VOICE_ENTRY)
