@@ -7,8 +7,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from engine.backends import vllm_launch
 from engine.capabilities import check_request, check_text, of_kind
 from engine.chat_fold import fold
+from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
@@ -53,12 +55,16 @@ class Engine:
         mark_files: bool = True,
         ram_gib: float | None = None,
         vllm_metrics: bool = False,
+        keep_loads: bool = True,
     ) -> None:
         """`images` limits the pictures that clients send; `mark_files`: those made here say so in their metadata.
 
         `data_dir` keeps what each model took in memory, for the next plan; None: nothing is kept. `ram_gib` is all the
         RAM that models may take; None: what is free, less a margin. `vllm_metrics`: see the method of that name.
+        Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
+        loads_dir = data_dir if keep_loads else None
+        self._compiled = CompiledModels(data_dir, vllm_launch.versions())
         self._config = config
         self._created = int(time.time())
         self._pictures = Pictures(images or ImageLimits())
@@ -67,7 +73,8 @@ class Engine:
             weights_dir,
             self._pictures,
             mark_files=mark_files,
-            data_dir=data_dir,
+            data_dir=loads_dir,
+            compiled=self._compiled,
             ram_gib=ram_gib,
             vllm_metrics=vllm_metrics,
         )
@@ -76,7 +83,7 @@ class Engine:
             self._loader.load,
             self._loader.residency(),
             self._loader.holdings,
-            LoadTimes(data_dir),
+            LoadTimes(loads_dir),
         )
         self._entrance = Entrance(self._pool)
         self._entrance.size(config.models.values())
@@ -234,6 +241,11 @@ class Engine:
     async def wait_for_change(self) -> None:
         """Return when a model's state or phase has changed since the last call. For one waiting task."""
         await self._pool.wait_for_change()
+
+    @property
+    def uncompiled(self) -> list[str]:
+        """Models that would answer faster on this CPU if they were compiled once, in the order of models.yaml."""
+        return [name for name in self._config.models if name in self._compiled.lacking]
 
     @property
     def swaps(self) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.backends.speech_model import SpeechModel
     from engine.backends.vllm_chat import VllmChat
     from engine.backends.vllm_launch import StarterThread
+    from engine.compiled import CompiledModels
     from engine.config import Config, ModelSpec
     from engine.pictures import Pictures
     from engine.planned import Planned
@@ -43,6 +44,7 @@ class Loader:
         *,
         mark_files: bool,
         data_dir: Path | None = None,
+        compiled: CompiledModels,
         ram_gib: float | None = None,
         vllm_metrics: bool = False,
     ) -> None:
@@ -62,6 +64,7 @@ class Loader:
         self.served: dict[str, Served] = {}  # what each model was last loaded with
         self._pictures = pictures
         self._mark_files = mark_files
+        self._compiled = compiled
         self._vllm_metrics = vllm_metrics
         self._starters: dict[str, StarterThread] = {}
         self._gpu_turn = asyncio.Lock()
@@ -120,8 +123,7 @@ class Loader:
         from engine.backends import vllm_launch
 
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
-        compiles = any(spec.engine.enforce_eager is False for spec in chats)
-        vllm_launch.prepare(max((self._cpu_threads(spec) for spec in chats), default=1), compiles=compiles)
+        vllm_launch.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
 
     def clean_up(self) -> None:
         """Remove what `prepare` made."""
@@ -192,8 +194,12 @@ class Loader:
         metrics = CollectorRegistry() if self._vllm_metrics else None
         self._check_cache(spec)
         sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
-        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
-        return await VllmChat.load(launch)
+        compiled = self._compiled.wanted(spec, folder) if self._on_cpu() else not spec.engine.enforce_eager
+        launch = Launch(
+            spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep, compiled=compiled
+        )
+        with self._compiled.used(spec, folder) if compiled and self._on_cpu() else contextlib.nullcontext():
+            return await VllmChat.load(launch)
 
     async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
         from engine.backends.image_model import ImageModel

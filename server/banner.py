@@ -118,6 +118,11 @@ class Banner:
                 f"ones: `{HEARTH} plan` shows what fits this machine, and scripts/download-weights fetches it "
                 "(docs/weights.md; voices: docs/voices.md)."
             )
+        if engine.uncompiled:
+            self._say(
+                f"Faster on this CPU once compiled: {', '.join(engine.uncompiled)}. `{HEARTH} compile` does it, in a "
+                "minute or two, for the next start."
+            )
         failed = len(models) - len(usable)
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
         self._say(f"\n{self._curl(usable, engine)}\n")

@@ -13,6 +13,7 @@ from engine.config import load_config
 from engine.errors import EngineError
 from server import (
     cli_audit,
+    cli_compile,
     cli_doctor,
     cli_keys,
     cli_plan,
@@ -48,6 +49,7 @@ for command in (
     cli_restore.restore,
 ):
     app.command()(command)
+app.command("compile")(cli_compile.compile_models)
 
 
 def _version(*, asked: bool) -> None:

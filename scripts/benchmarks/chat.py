@@ -88,6 +88,9 @@ def chat(  # noqa: PLR0913  # one argument per option
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each row and target; medians are shown.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long one run takes.")] = 2.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer, exactly.")] = 64,
+    compiled: Annotated[
+        bool | None, typer.Option("--compiled/--eager", help="Of all targets' models. Default: as models.yaml says.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One short run at 1 and 32 streams: is it all right?")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
@@ -106,7 +109,8 @@ def chat(  # noqa: PLR0913  # one argument per option
     )
     if not plan.loads:
         raise typer.BadParameter("With neither --streams nor --rate there is nothing to measure.")
-    with ending_cleanly(), open_workplace(models, model, weights_dir) as place:
+    engine = {} if compiled is None else {"enforce_eager": not compiled}
+    with ending_cleanly(), open_workplace(models, model, weights_dir, engine=engine) as place:
         if plot is not None:
             check_plots()
         report, rows = asyncio.run(_benchmark(plan, place))

@@ -120,7 +120,7 @@ def serve_arguments(place: Workplace, *, rust: bool) -> list[str]:
     """Return the command line that gives `vllm serve` the model and the settings of Hearth's engine."""
     spec, folder, is_demo = _planned(place)
     nobody = cast("Any", None)  # its processes are not ours to start
-    launch = vllm_start.Launch(spec, folder, is_demo, nobody, nobody, nobody, nobody)
+    launch = vllm_start.Launch(spec, folder, is_demo, nobody, nobody, nobody, nobody, compiled=_is_compiled(spec))
     arguments = vllm_start._engine_arguments(launch)  # noqa: SLF001  # so that they cannot drift apart
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}
@@ -162,10 +162,17 @@ def _parsers(spec: ChatModelSpec, folder: Path) -> list[str]:
     return flags + ([] if reasoning is None else ["--reasoning-parser", reasoning])
 
 
+def _is_compiled(spec: Any) -> bool:
+    """As Hearth starts it where it has compiled nothing before."""
+    asked = spec.engine.enforce_eager
+    return not asked if asked is not None else not vllm_launch.runs_on_cpu()
+
+
 def _environment(place: Workplace, rust: Path | None) -> dict[str, str]:
     environment = vllm_launch._ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
     if vllm_launch.runs_on_cpu():
-        environment |= vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
+        if not _is_compiled(place.spec):
+            environment |= vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
         environment["PYTHONPATH"] = f"{_named_vllm(place)}{os.pathsep}{environment.get('PYTHONPATH', '')}"
     if rust is not None:
         environment |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}

