@@ -23,7 +23,7 @@ class Ticket:
 
 
 class Visit:
-    """One request at the door. `enter` waits for its turn; `answer_tokens` is kept up to date while it runs."""
+    """One request at the door. `enter` waits for its turn; `answer_tokens` must be right when it leaves."""
 
     def __init__(
         self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stack: AsyncExitStack

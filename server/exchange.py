@@ -111,7 +111,8 @@ class _Outgoing:
 
     def write(self, data: bytes) -> None:
         if not self.holding or len(self._held) + len(data) > _MOST_HELD_BYTES:
-            self.flush()
+            if self._held:
+                self.flush()
             self._transport.write(data)
         else:
             self._held += data

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 # Python's own are 700, 10, 10: with hundreds of streams the first is reached within one engine step.
 _THRESHOLDS = (20_000, 20, 20)
+# All that vLLM makes while it is imported stays: to look through it on the way would cost a second of the start.
+_THRESHOLDS_AT_START = (1_000_000, 20, 20)
+_START_SECONDS = 60.0
 _TRIM_SECONDS = 10.0
 _GROWN = 1.03
 
@@ -31,7 +34,9 @@ async def freeze_when_settled(engine: Engine) -> None:
 
     Once only: what a later load leaves behind in cycles must be found, and few loads follow.
     """
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*_THRESHOLDS_AT_START)
+    # Weights may take an hour to load, beside models that answer and leave garbage.
+    asyncio.get_running_loop().call_later(_START_SECONDS, gc.set_threshold, *_THRESHOLDS)
     while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the one waiter for changes is the banner
         await asyncio.sleep(_LOOK_SECONDS)
     freeze()

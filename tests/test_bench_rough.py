@@ -57,6 +57,7 @@ async def test_a_burst_sends_every_request_over_a_connection_of_its_own():
         seen = await rough_load.measure(job, host="127.0.0.1", port=server.port, key="k")
     assert (server.connections, len(server.requests), len(seen.answered_seconds)) == (70, 70, 70)
     assert len({request.split(b"\r\n\r\n")[1] for request in server.requests}) == 70
+    assert {job.request(one, 0).sentences for one in range(70)} == {1}
     refusing = plain(REFUSAL, "503 Service Unavailable", "Retry-After: 2\r\n")
     async with answering(refusing) as server:
         seen = await rough_load.measure(job, host="127.0.0.1", port=server.port, key="k")
@@ -84,6 +85,8 @@ def test_lengths_and_who_hangs_up_are_decided_by_the_seed():
     assert sum(one is not None for one in leaves) == pytest.approx(250, rel=0.2)
     tokens = [job.request(0, number).max_tokens for number in range(1000)]
     assert (min(tokens), max(tokens)) == (1, 128)
+    prompts = [job.request(0, number).messages(0)[0]["content"] for number in range(1000)]
+    assert {prompt.count("the garden") for prompt in prompts} == set(range(1, 9))
     assert [job.request(0, number).streamed for number in range(3)] == [True, False, True]
 
 

@@ -15,11 +15,13 @@ class PlainSteps:
     """Steps on their way to whoever waits for them: one task. Stands where vLLM has its `RequestOutputCollector`.
 
     `on_step` is `ChatRequest.on_step`: to wake the task for each step costs as much as all else that a token does.
+    `answer_tokens` are those of all steps that have left.
     """
 
-    __slots__ = ("_error", "_on_step", "_step", "_waiter")
+    __slots__ = ("_error", "_on_step", "_step", "_waiter", "answer_tokens")
 
     def __init__(self, on_step: OnStep | None = None) -> None:
+        self.answer_tokens = 0
         self._on_step = on_step
         self._step: ChatStep | None = None
         self._error: Exception | None = None
@@ -46,10 +48,13 @@ class PlainSteps:
         if self._waiter is None or self._waiter.done() or step.deltas[0].finish_reason is not None:
             return False
         try:
-            return on_step(step)
+            taken = on_step(step)
         except Exception as error:  # noqa: BLE001  # ends this request, and not those behind it in vLLM's loop
             self._error = error
             return False
+        if taken:
+            self.answer_tokens = step.usage.completion_tokens
+        return taken
 
     async def get(self) -> ChatStep:
         """Return the next step. Raises what was put."""
@@ -60,4 +65,5 @@ class PlainSteps:
             raise self._error
         step, self._step = self._step, None
         assert step is not None  # noqa: S101  # something was put
+        self.answer_tokens = step.usage.completion_tokens
         return step

@@ -179,7 +179,7 @@ class VllmChat:
                 rest = self.context_length - len(token_ids)
                 await visit.enter(len(token_ids), rest if max_tokens is None else max_tokens)
                 if stream:
-                    return self._plain.stream(_counting(request, visit), token_ids, max_tokens)
+                    return self._plain.stream(request, token_ids, max_tokens, visit)
                 return await self._plain.complete(request, token_ids, max_tokens)
         async with contextlib.AsyncExitStack() as pixels:
             decoded = self._pictures.decoded(request, most=self._spec.engine.max_images)
@@ -257,19 +257,6 @@ class VllmChat:
                 logprobs=True,  # compiled on first use on a GPU
             )
         )
-
-
-def _counting(request: ChatRequest, visit: Visit) -> ChatRequest:
-    """Have steps counted that are never yielded."""
-    on_step = request.on_step
-    if on_step is None:
-        return request
-
-    def counted(step: ChatStep) -> bool:
-        visit.answer_tokens = step.usage.completion_tokens
-        return on_step(step)
-
-    return replace(request, on_step=counted)
 
 
 def _white_picture() -> str:

@@ -74,7 +74,11 @@ class PatientHistogram(Histogram):
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002  # vLLM has none
         """Keep it."""
-        self._observed.append(amount)
+        self.observe_all((amount,))
+
+    def observe_all(self, amounts: Iterable[float]) -> None:
+        """Keep them."""
+        self._observed.extend(amounts)
         if len(self._observed) >= _MOST_KEPT:
             self._sort()
 
@@ -84,7 +88,7 @@ class PatientHistogram(Histogram):
 
     def _sort(self) -> None:
         observed, self._observed = self._observed, []
-        for place, times in Count(bisect_left(self._upper_bounds, amount) for amount in observed).items():
+        for place, times in Count(map(partial(bisect_left, self._upper_bounds), observed)).items():
             self._buckets[place].inc(times)
         self._sum.inc(sum(observed))
 
@@ -110,5 +114,14 @@ def stat_logger_into(registry: CollectorRegistry) -> type[Any]:
         _histogram_cls = staticmethod(partial(PatientHistogram, registry=registry))
         _spec_decoding_cls = SpecDecoding
         _perf_metrics_cls = Performance
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            """Observe the one thing that there is of every token all at once, and the rest as ever."""
+            if iteration_stats is not None:
+                latencies, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
+                self.histogram_inter_token_latency[engine_idx].observe_all(latencies)
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
     return StatLogger

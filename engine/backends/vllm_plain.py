@@ -18,7 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from engine.backends.plain_steps import PlainSteps
 from engine.backends.vllm_plain_prompt import PlainPrompt
-from engine.backends.vllm_plain_steps import register
+from engine.backends.vllm_plain_steps import register, shorten
 from engine.backends.vllm_request import translate
 from engine.chat_fold import fold
 from engine.errors import EngineError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from engine.types import ChatResult, ChatStep
+    from engine.visit import Visit
 
 # Of sampling parameters; a client that never asks for the same twice gains nothing and must not fill the memory.
 _REMEMBERED = 256
@@ -64,6 +65,7 @@ class PlainChat:
         prompt = PlainPrompt.of(serving, requests[0])
         if prompt is None or not await prompt.agrees_with(serving, requests):
             return None
+        shorten(engine.output_processor)
         return cls(engine, serving, prompt)
 
     def prompt(self, request: ChatRequest, max_tokens: int | None) -> list[int] | None:
@@ -84,11 +86,18 @@ class PlainChat:
         return token_ids
 
     async def stream(
-        self, request: ChatRequest, token_ids: list[int], max_tokens: int | None, *, streamed: bool = True
+        self,
+        request: ChatRequest,
+        token_ids: list[int],
+        max_tokens: int | None,
+        visit: Visit | None,
+        *,
+        streamed: bool = True,
     ) -> AsyncGenerator[ChatStep]:
         """Yield what each engine step brought, or, not `streamed`, the whole answer as one. Closing it aborts.
 
-        Raises vLLM's exceptions, and `GenerationError`.
+        `visit` learns at the end how many tokens there were, also of steps that are never yielded. Raises vLLM's
+        exceptions, and `GenerationError`.
         """
         engine, steps = self._engine, PlainSteps(request.on_step)
         if engine.errored:
@@ -111,10 +120,13 @@ class PlainChat:
         except Exception as error:
             await engine.abort(core_request.request_id, internal=True)
             raise EngineGenerateError from error
+        finally:
+            if visit is not None:
+                visit.answer_tokens = steps.answer_tokens
 
     async def complete(self, request: ChatRequest, token_ids: list[int], max_tokens: int | None) -> ChatResult:
         """Return the whole answer. Cancelling aborts."""
-        return await fold(self.stream(request, token_ids, max_tokens, streamed=False))
+        return await fold(self.stream(request, token_ids, max_tokens, None, streamed=False))
 
     def _core_request(
         self, request: ChatRequest, token_ids: list[int], max_tokens: int | None, *, streamed: bool

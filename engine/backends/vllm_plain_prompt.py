@@ -20,7 +20,8 @@ from vllm.renderers.hf import (
     resolve_chat_template_kwargs,
 )
 
-from engine.backends.vllm_rendering import Swiftness, is_short
+from engine.backends.swiftness import Swiftness
+from engine.backends.vllm_rendering import is_short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.renderers.hf import safe_apply_chat_template
 
+from engine.backends.swiftness import Swiftness
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
 # Of text; some 2,000 tokens, half a millisecond's work.
 _SHORT_CHARACTERS = 8192
 _FEW_MESSAGES = 32
-# A template may be slow at will, and this machine busy: after one such conversation so many go to the thread.
-_SLOW_SECONDS = 0.05
-_AVOIDED = 1000
 
 
 def render_short_ones_here(renderer: Any) -> None:
@@ -38,29 +37,6 @@ def render_short_ones_here(renderer: Any) -> None:
         _short_prompt,
     )
     renderer.__class__ = _one_by_one(type(renderer))
-
-
-class Swiftness:
-    """Whether work of one kind has been quick enough to be done on the event loop."""
-
-    def __init__(self) -> None:
-        self._avoided = 0
-
-    def likely(self) -> bool:
-        """Ask before each piece of work; after a slow one the answer is no for a while."""
-        if not self._avoided:
-            return True
-        self._avoided -= 1
-        return False
-
-    def __enter__(self) -> None:
-        """Begin to measure."""
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        """Note how long it took."""
-        if time.perf_counter() - self._began > _SLOW_SECONDS:
-            self._avoided = _AVOIDED
 
 
 class _Here:

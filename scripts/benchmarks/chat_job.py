@@ -22,7 +22,7 @@ class ChatJob(msgspec.Struct, frozen=True):
 
     With a `rate` (requests/s) they are sent at the moments of a Poisson process instead, which `seed` decides,
     whether earlier ones are answered or not. `label` sets the prompts apart from those of every other run: nothing
-    but the start of the template is cached.
+    but the start of the template is cached. `sentences` is how long they are.
     """
 
     model: str
@@ -33,6 +33,7 @@ class ChatJob(msgspec.Struct, frozen=True):
     label: str
     rate: float = 0.0
     seed: int = 0
+    sentences: int = 1
 
     def moments(self) -> list[float]:
         """Return when each request is to be sent, in seconds from the start; with a `rate` only."""
@@ -41,7 +42,7 @@ class ChatJob(msgspec.Struct, frozen=True):
 
     def messages(self, index: int) -> list[dict[str, Any]]:
         """Return the conversation of request number `index`."""
-        return [{"role": "user", "content": f"{self.label}-{index}. {_TEXT}"}]
+        return [{"role": "user", "content": " ".join([f"{self.label}-{index}.", *[_TEXT] * self.sentences])}]
 
 
 class Measurement(msgspec.Struct):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.http_answers import Answer
 
 _SHOWN = 3
+_MAX_SENTENCES = 8
 _LEAVES_SECONDS = 0.5
 
 
@@ -35,11 +36,21 @@ class RoughJob(msgspec.Struct, frozen=True):
     seed: int = 0
 
     def request(self, stream: int, number: int) -> ChatJob:
-        """Return the job whose request 0 this stream sends as its `number`th. Lengths vary in a closed loop."""
-        chance = self._chance(stream, number)
-        tokens = chance.randint(1, 2 * self.max_tokens) if self.seconds else self.max_tokens
-        streamed = not self.seconds or number % 2 == 0
-        return ChatJob(self.model, 1, 1, streamed, tokens, f"{self.label}-{stream}-{number}")
+        """Return the job whose request 0 this stream sends as its `number`th.
+
+        In a closed loop the lengths of prompts and answers vary: an engine keeps something for every size of a step
+        that it has seen, and a load of one size would never fill what it keeps.
+        """
+        chance, label = self._chance(stream, number), f"{self.label}-{stream}-{number}"
+        if not self.seconds:
+            return ChatJob(self.model, 1, 1, streamed=True, max_tokens=self.max_tokens, label=label)
+        return ChatJob(
+            *(self.model, 1, 1),
+            streamed=number % 2 == 0,
+            max_tokens=chance.randint(1, 2 * self.max_tokens),
+            label=label,
+            sentences=chance.randint(1, _MAX_SENTENCES),
+        )
 
     def leaves_after_seconds(self, stream: int, number: int) -> float | None:
         """Return when the client hangs up, None if it stays."""

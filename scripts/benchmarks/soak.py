@@ -42,7 +42,8 @@ class Plan:
     leaving: float
     max_tokens: int
     method: str = (
-        "closed loop, streamed and plain in turn; slopes by least squares on block means, first quarter left out"
+        "closed loop, streamed and plain in turn, prompts and answers of varying length; "
+        "slopes by least squares on block means, first quarter left out"
     )
 
 

@@ -46,6 +46,9 @@ class ChunkEncoder:
             _encode(model),
         )
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        # What stands around the text of nearly every chunk.
+        self._before = self._head + b'{"index":0,"delta":{"content":'
+        self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._include_usage = include_usage
         self._n = n
 
@@ -60,11 +63,11 @@ class ChunkEncoder:
 
     def step(self, step: ChatStep) -> bytes:
         """Return the chunks of one engine step. The end of a choice is a chunk of its own with an empty delta."""
+        if len(step.deltas) == 1 and step.deltas[0].finish_reason is None:
+            return self._content(step.deltas[0])
         parts: list[bytes] = []
         for delta in step.deltas:
-            content = self._content(delta)
-            if content is not None:
-                parts.append(content)
+            parts.append(self._content(delta))
             if delta.finish_reason is not None:
                 parts.append(
                     self._chunk(
@@ -80,10 +83,12 @@ class ChunkEncoder:
             return DONE
         return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + DONE
 
-    def _content(self, delta: ChatDelta) -> bytes | None:
+    def _content(self, delta: ChatDelta) -> bytes:
         if not (delta.reasoning or delta.tool_calls or delta.logprobs is not None):
             if not delta.content:
-                return None
+                return b""
+            if delta.index == 0:
+                return self._before + _encode(delta.content) + self._after
             return self._chunk(
                 b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
                 % (delta.index, _encode(delta.content))

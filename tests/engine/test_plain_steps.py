@@ -55,7 +55,7 @@ async def test_a_step_is_taken_at_once_only_while_the_reader_waits() -> None:
     reader = await waiting_reader(steps)
     steps.put(step("d", 4))
     steps.put(step("e", 5))
-    assert (taker.seen, reader.done()) == (["d", "e"], False)
+    assert (taker.seen, reader.done(), steps.answer_tokens) == (["d", "e"], False, 5)
     steps.put(step("f", 6, "stop"))  # the last one is always the reader's
     assert (await reader).deltas[0].content == "f"
     assert taker.seen == ["d", "e"]
@@ -70,7 +70,9 @@ async def test_what_is_not_taken_comes_to_the_reader_and_so_does_all_behind_it()
     steps.put(step("b", 2))
     taker.willing = True
     steps.put(step("c", 3))  # b is on its way
+    assert steps.answer_tokens == 1
     assert (await reader).deltas[0].content == "bc"
+    assert steps.answer_tokens == 3
     assert taker.seen == ["a"]
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine import ChatRequest, Engine, load_config
+from engine import ChatRequest, ChatStep, Engine, load_config
 
 USER = {"role": "user", "content": "Say hello."}
 MODEL = "service-plus"
@@ -101,14 +101,29 @@ async def answers(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict
     sent.clear()
     whole = await engine.chat(request)
     steps = [step async for step in engine.chat_stream(replace(request, request_id=f"{request.request_id}-s"))]
+    taken = await taken_at_once(engine, replace(request, request_id=f"{request.request_id}-t"))
     (*_, last) = (delta for step in steps for delta in step.deltas)
     said: list[Any] = [[usage.prompt_tokens, usage.reasoning_tokens] for usage in (steps[-1].usage, whole.usage)]
     if request.seed is not None or request.temperature == 0:
         said += [choice.content for choice in whole.choices]
         said += [steps[-1].usage.completion_tokens, whole.usage.completion_tokens]
-        said += ["".join(delta.content for step in steps for delta in step.deltas if delta.index == 0)]
+        said += ["".join(delta.content for step in steps for delta in step.deltas if delta.index == 0), *taken]
         said += [whole.choices[0].finish_reason, whole.choices[0].stop_text, last.finish_reason, last.stop_text]
     return {"core": [known(one) for one in sent], "said": said}
+
+
+async def taken_at_once(engine: Engine, request: ChatRequest) -> list[Any]:
+    """Ask for a stream whose steps are taken when they are made, where the way has that."""
+    all_steps: list[ChatStep] = []
+
+    def take(step: ChatStep) -> bool:
+        all_steps.append(step)
+        return True
+
+    async for step in engine.chat_stream(replace(request, on_step=take)):
+        all_steps.append(step)  # noqa: PERF401  # in the order in which they come
+    text = "".join(delta.content for step in all_steps for delta in step.deltas if delta.index == 0)
+    return [text, all_steps[-1].usage.completion_tokens]
 
 
 def known(request: Any) -> dict[str, Any]:
