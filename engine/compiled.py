@@ -6,15 +6,19 @@ which models it has; the code itself is vLLM's (engine/backends/vllm_compiled.py
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from engine.errors import LoadError
 from engine.small_files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from engine.config import ChatModelSpec
@@ -24,61 +28,77 @@ FILE_NAME = "compiled.json"
 _log = logging.getLogger("hearth.compiled")
 
 
-class CompiledModels:
-    """By model, what its code was made for. Kept in one small JSON file."""
+def compiler() -> str | None:
+    """Return the C++ compiler that torch would use: `CXX`, else g++; None if it is not here."""
+    return shutil.which(os.environ.get("CXX") or "g++")
 
-    def __init__(self, data_dir: Path | None, versions: str) -> None:
-        """`versions` names vLLM's and torch's. `data_dir` None: nothing is kept, and nothing known."""
+
+class CompiledModels:
+    """By model and folder, what its code was made for. Kept in one small JSON file that other processes write, too."""
+
+    def __init__(self, data_dir: Path | None, versions: Callable[[], str]) -> None:
+        """`versions` names what code depends on beside the model. `data_dir` None: nothing is kept, nothing known."""
         self._file = None if data_dir is None else data_dir / FILE_NAME
         self._versions = versions
-        self.lacking: set[str] = set()  # what starts uncompiled only because nobody has compiled it
-        self._made_for = {} if self._file is None else _read(self._file)
+        self._unusable: set[str] = set()
+        self.lacking: set[str] = set()  # what was started uncompiled for want of code
 
-    def wanted(self, spec: ChatModelSpec, weights: Path) -> bool:
+    def choose(self, spec: ChatModelSpec, weights: Path) -> bool:
         """Whether it starts compiled: because models.yaml says so, or says nothing and it has been compiled before."""
-        there = self._made_for.get(spec.id) == self._would_be_for(spec, weights)
-        asked = spec.engine.enforce_eager
-        (self.lacking.discard if there or asked is not None else self.lacking.add)(spec.id)
-        return there if asked is None else not asked
+        self.lacking.discard(spec.id)
+        if spec.engine.enforce_eager is not None:
+            return not spec.engine.enforce_eager
+        place = _place(spec, weights)
+        usable = place not in self._unusable and compiler() is not None  # vLLM asks it for its version
+        if usable and self._read().get(place) == self._made_for(spec):
+            return True
+        self.lacking.add(spec.id)
+        return False
 
     @contextmanager
     def used(self, spec: ChatModelSpec, weights: Path) -> Iterator[None]:
         """Hold while it starts compiled. If it fails, and models.yaml does not insist, the next try is uncompiled."""
         try:
             yield
+        except LoadError:  # of the model, not of its code
+            raise
         except Exception:
-            if spec.engine.enforce_eager is None and self._made_for.pop(spec.id, None) is not None:
+            if spec.engine.enforce_eager is None:
+                self._unusable.add(_place(spec, weights))
                 _log.warning(
-                    "%s does not start with the code that was compiled for it; from now on it starts uncompiled. "
-                    "`hearth compile %s` makes new code.",
+                    "%s does not start with the code that was compiled for it. Until the server is restarted it runs "
+                    "uncompiled, and slower. `hearth compile %s` makes new code.",
                     *(spec.id, spec.id),
                 )
-                self._write()
             raise
-        made_for = self._would_be_for(spec, weights)
-        if self._made_for.get(spec.id) != made_for:
-            self._made_for[spec.id] = made_for
-            self._write()
+        self._keep(spec, weights)
 
-    def _would_be_for(self, spec: ChatModelSpec, weights: Path) -> dict[str, str]:
-        settings = f"dtype {spec.engine.dtype}, max_num_seqs {spec.engine.max_num_seqs}"
-        return {"weights": str(weights.resolve()), "versions": self._versions, "settings": settings}
-
-    def _write(self) -> None:
-        if self._file is None:
+    def _keep(self, spec: ChatModelSpec, weights: Path) -> None:
+        if self._file is None or self._read().get(_place(spec, weights)) == self._made_for(spec):
             return
         try:
-            replace_file(self._file, json.dumps({"compiled": self._made_for}, indent=1) + "\n")
+            with self._file.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                made = self._read() | {_place(spec, weights): self._made_for(spec)}
+                replace_file(self._file, json.dumps({"compiled": made}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s): the next start runs its models uncompiled.", self._file, error)
 
+    def _made_for(self, spec: ChatModelSpec) -> str:
+        return f"{self._versions()}, dtype {spec.engine.dtype}, max_num_seqs {spec.engine.max_num_seqs}"
 
-def _read(file: Path) -> dict[str, dict[str, str]]:
-    try:
-        kept: Mapping[str, Mapping[str, str]] = json.loads(file.read_text(encoding="utf-8"))["compiled"]
-        return {str(model): {str(key): str(value) for key, value in of.items()} for model, of in kept.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        _log.warning("%s cannot be read (%s): models run uncompiled until `hearth compile`.", file, error)
-        return {}
+    def _read(self) -> dict[str, str]:
+        if self._file is None:
+            return {}
+        try:
+            kept: dict[str, str] = json.loads(self._file.read_text(encoding="utf-8"))["compiled"]
+            return {str(place): str(made_for) for place, made_for in kept.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            _log.warning("%s cannot be read (%s): models run uncompiled until `hearth compile`.", self._file, error)
+            return {}
+
+
+def _place(spec: ChatModelSpec, weights: Path) -> str:
+    return f"{spec.id}: {weights.resolve()}"

@@ -64,7 +64,7 @@ class Engine:
         Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
         loads_dir = data_dir if keep_loads else None
-        self._compiled = CompiledModels(data_dir, vllm_launch.versions())
+        self._compiled = CompiledModels(data_dir, vllm_launch.versions)
         self._config = config
         self._created = int(time.time())
         self._pictures = Pictures(images or ImageLimits())

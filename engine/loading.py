@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
@@ -194,12 +195,13 @@ class Loader:
         metrics = CollectorRegistry() if self._vllm_metrics else None
         self._check_cache(spec)
         sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
-        compiled = self._compiled.wanted(spec, folder) if self._on_cpu() else not spec.engine.enforce_eager
-        launch = Launch(
-            spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep, compiled=compiled
-        )
-        with self._compiled.used(spec, folder) if compiled and self._on_cpu() else contextlib.nullcontext():
-            return await VllmChat.load(launch)
+        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
+        if not self._on_cpu():
+            return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager))
+        if not self._compiled.choose(spec, folder):
+            return await VllmChat.load(replace(launch, compiled=False))
+        with self._compiled.used(spec, folder):
+            return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None))
 
     async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
         from engine.backends.image_model import ImageModel

@@ -23,7 +23,7 @@ class Ticket:
 
 
 class Visit:
-    """One request at the door. `enter` waits for its turn; `answer_tokens` must be right when it leaves."""
+    """One request at the door. `enter` waits for its turn; what `count` was told last must be right when it leaves."""
 
     def __init__(
         self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stack: AsyncExitStack
@@ -34,15 +34,10 @@ class Visit:
         self._stack = stack
         self._ticket: Ticket | None = None
 
-    @property
-    def answer_tokens(self) -> int:
-        """Tokens of all its answers so far."""
-        return 0 if self._ticket is None else self._ticket.answer_tokens
-
-    @answer_tokens.setter
-    def answer_tokens(self, tokens: int) -> None:
+    def count(self, answer_tokens: int) -> None:
+        """Note how many tokens all its answers have so far. Of one that has not entered yet there are none."""
         if self._ticket is not None:
-            self._ticket.answer_tokens = tokens
+            self._ticket.answer_tokens = answer_tokens
 
     async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
         """Ask whoever sent it, then wait for its turn. Both numbers are of all its sequences together."""

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED
+from engine.compiled import compiler
 from server.command_name import HEARTH
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Banner:
                 f"ones: `{HEARTH} plan` shows what fits this machine, and scripts/download-weights fetches it "
                 "(docs/weights.md; voices: docs/voices.md)."
             )
-        if engine.uncompiled:
+        if engine.uncompiled and compiler() is not None:
             self._say(
                 f"Faster on this CPU once compiled: {', '.join(engine.uncompiled)}. `{HEARTH} compile` does it, in a "
                 "minute or two, for the next start."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import sysconfig
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,15 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import SETTLED, Engine, EngineError, LoadError
 from engine.backends.vllm_launch import runs_on_cpu
+from engine.compiled import compiler
 from engine.config import ChatModelSpec
+from engine.planned import Planned, hardware_for
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.log_lines import set_up_log
 
 if TYPE_CHECKING:
     from engine import Config
     from server.settings import Settings
-
-_COMPILERS = ("g++", "clang++")
 
 
 def compile_models(
@@ -40,25 +41,39 @@ def compile_models(
     if not runs_on_cpu():
         typer.echo("On a GPU there is nothing to do: a model is compiled at its first start, and vLLM keeps the code.")
         return
-    if not any(map(shutil.which, _COMPILERS)):
-        refuse(
-            "A C++ compiler is needed, and neither g++ nor clang++ is here. Pick one: 1. install it, with the headers "
-            "of Python (Debian, Ubuntu: apt-get install g++ python3-dev), and say this again; 2. leave it: models run "
-            "uncompiled.",
-            code=1,
-        )
+    _check_tools()
     try:
         settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         refuse(f"{settings.data_dir} cannot be made: {error.strerror}. Name another one with --data-dir.", code=1)
     set_up_log(settings.log_level)
-    done = {}
+    done, failed = [], []
     for spec in chosen:
-        done[spec.id] = asyncio.run(_compiled(config, spec, settings, drawn=not as_json))
+        try:
+            done.append(asyncio.run(_compiled(config, spec, settings, drawn=not as_json)))
+        except EngineError as error:
+            failed.append(spec.id)
+            typer.echo(f"{spec.id} cannot be compiled, and goes on running uncompiled: {error.message}", err=True)
     if as_json:
-        print_json({"compiled": [{"model": name, "seconds": round(took, 1)} for name, took in done.items()]})
-    else:
-        typer.echo(f"Compiled: {', '.join(done)}. Models use it from their next start on.")
+        print_json({"compiled": done, "failed": failed})
+    for one in [] if as_json else done:
+        typer.echo(f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s. Its next start uses it.")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _check_tools() -> None:
+    lacking = []
+    if compiler() is None:
+        lacking.append("a C++ compiler (`g++`, or what CXX names)")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        lacking.append("Python's headers (`Python.h`)")
+    if lacking:
+        refuse(
+            f"To compile, {' and '.join(lacking)} would be needed here. Pick one: 1. install it (Debian, Ubuntu: "
+            "apt-get install g++ python3-dev) and say this again; 2. leave it: models run uncompiled.",
+            code=1,
+        )
 
 
 def _chosen(config: Config, names: list[str] | None) -> list[ChatModelSpec]:
@@ -66,17 +81,26 @@ def _chosen(config: Config, names: list[str] | None) -> list[ChatModelSpec]:
     for name in names or ():
         if name not in chats:
             refuse(f"{name!r} is no chat model of models.yaml. There are: {', '.join(chats) or 'none'}.")
-    if not chats:
-        refuse("There is no chat model in models.yaml, and only those are compiled.", code=1)
-    return [chats[name] for name in dict.fromkeys(names or chats)]
+    eager = [name for name, spec in chats.items() if spec.engine.enforce_eager]
+    for name in names or ():
+        if name in eager:
+            refuse(
+                f"models.yaml says `enforce_eager: true` of {name}, so it is never run compiled. Take that out first."
+            )
+    found = [chats[name] for name in dict.fromkeys(names or chats) if name not in eager]
+    if not found:
+        refuse("models.yaml has no chat model that may be compiled.", code=1)
+    return found
 
 
-async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, drawn: bool) -> float:
-    """Start the model alone, compiled, and end it. Returns the seconds that took; ends the command if it fails."""
-    insisting = spec.model_copy(update={"engine": spec.engine.model_copy(update={"enforce_eager": False})})
-    alone = replace(config, models={spec.id: insisting})
+async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, drawn: bool) -> dict[str, Any]:
+    """Start the model alone, compiled, from the folder that a server would take, and end it. Raises `EngineError`s."""
+    hardware = hardware_for(on_cpu=True, ram_gib=settings.ram_gib)
+    folder, is_demo = Planned(config, settings.weights_dir, settings.data_dir, hardware).folder(spec)
+    insisting = {"engine": spec.engine.model_copy(update={"enforce_eager": False}), "variants": ()}
+    alone = spec.model_copy(update=insisting if is_demo else insisting | {"weights": str(folder.resolve())})
     engine = Engine(
-        alone,
+        replace(config, models={spec.id: alone}),
         weights_dir=settings.weights_dir,
         data_dir=settings.data_dir,
         ram_gib=settings.ram_gib,
@@ -86,11 +110,10 @@ async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, 
     try:
         await engine.start()
         await _ready(engine, drawn=drawn)
-    except EngineError as error:
-        refuse(f"{spec.id} cannot be compiled: {error.message} It goes on running uncompiled.", code=1)
     finally:
         await engine.stop()
-    return time.monotonic() - begun
+    seconds = round(time.monotonic() - begun, 1)
+    return {"model": spec.id, "weights": "demo" if is_demo else str(folder), "seconds": seconds}
 
 
 async def _ready(engine: Engine, *, drawn: bool) -> None:
@@ -99,9 +122,9 @@ async def _ready(engine: Engine, *, drawn: bool) -> None:
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), disable=not drawn) as bars:
         (health,) = engine.health()
         bar = bars.add_task(health.id, total=1.0, phase="")
-        while health.status not in SETTLED:
+        while health.status not in SETTLED and health.error is None:
             await engine.wait_for_change()
             (health,) = engine.health()
             bars.update(bar, completed=health.progress, phase=health.phase)
-    if health.status == "failed":
-        raise LoadError(health.error or "It does not start.")
+    if health.status != "ready":
+        raise LoadError(health.error or "It did not start; the lines above say why.")

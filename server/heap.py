@@ -29,16 +29,25 @@ _TRIM_SECONDS = 10.0
 _GROWN = 1.03
 
 
+def collect_rarely() -> None:
+    """Hardly look for garbage until `freeze_when_settled` is done. Before anything is loaded."""
+    gc.set_threshold(*_THRESHOLDS_AT_START)
+
+
 async def freeze_when_settled(engine: Engine) -> None:
     """Wait until every model is loaded, or has failed, for the first time; then take what lives out of all collections.
 
-    Once only: what a later load leaves behind in cycles must be found, and few loads follow.
+    Once only: what a later load leaves behind in cycles must be found, and few loads follow. So what comes with the
+    first model that is loaded on demand, where none is at the start, is not covered.
     """
-    gc.set_threshold(*_THRESHOLDS_AT_START)
     # Weights may take an hour to load, beside models that answer and leave garbage.
-    asyncio.get_running_loop().call_later(_START_SECONDS, gc.set_threshold, *_THRESHOLDS)
-    while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the one waiter for changes is the banner
-        await asyncio.sleep(_LOOK_SECONDS)
+    soon = asyncio.get_running_loop().call_later(_START_SECONDS, gc.set_threshold, *_THRESHOLDS)
+    try:
+        while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the one waiter for changes is the banner
+            await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        soon.cancel()
+        gc.set_threshold(*_THRESHOLDS)
     freeze()
 
 
@@ -58,7 +67,8 @@ async def give_back_when_idle(drain: Drain) -> None:
     while True:
         await asyncio.sleep(_TRIM_SECONDS)
         if not drain.running and _resident_bytes() > kept * _GROWN:
-            gc.collect()  # quick: what stays is frozen
+            if gc.get_freeze_count():  # quick, since what stays is frozen; before that it would halt everybody
+                gc.collect()
             await asyncio.to_thread(trim, 0)
             kept = _resident_bytes()
 

@@ -66,7 +66,7 @@ class _Call:
         self.waited_seconds = time.monotonic() - self.queued_at
 
     def noting(self, on_step: OnStep | None) -> OnStep | None:
-        """Note the usage of steps that are never yielded, too."""
+        """Note the usage of steps that are never yielded, too: tokens count that were made, whoever got them."""
         if on_step is None:
             return None
 

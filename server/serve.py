@@ -19,7 +19,7 @@ from server.addresses import is_loopback
 from server.app import create_app
 from server.banner import Banner
 from server.command_name import keys_command
-from server.heap import freeze_when_settled, give_back_when_idle
+from server.heap import collect_rarely, freeze_when_settled, give_back_when_idle
 from server.http_config import http_config
 from server.instance import only_one
 from server.loop import new_loop
@@ -126,6 +126,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell the person at the terminal."""
+        collect_rarely()
         await super().startup(sockets)
         if self._fronts is not None and not await self._fronts.start():
             self._deaf = self.should_exit = True

@@ -15,7 +15,7 @@ class PlainSteps:
     """Steps on their way to whoever waits for them: one task. Stands where vLLM has its `RequestOutputCollector`.
 
     `on_step` is `ChatRequest.on_step`: to wake the task for each step costs as much as all else that a token does.
-    `answer_tokens` are those of all steps that have left.
+    `answer_tokens` are those of all steps that were made: they count, fetched or not.
     """
 
     __slots__ = ("_error", "_on_step", "_step", "_waiter", "answer_tokens")
@@ -29,6 +29,8 @@ class PlainSteps:
 
     def put(self, item: ChatStep | Exception) -> None:
         """Take a step, or what ended the request. Steps that nobody has fetched yet become one."""
+        if isinstance(item, ChatStep):
+            self.answer_tokens = item.usage.completion_tokens
         if not isinstance(item, ChatStep):
             self._error = item
         elif self._on_step is not None and self._is_taken(item, self._on_step):
@@ -48,13 +50,10 @@ class PlainSteps:
         if self._waiter is None or self._waiter.done() or step.deltas[0].finish_reason is not None:
             return False
         try:
-            taken = on_step(step)
+            return on_step(step)
         except Exception as error:  # noqa: BLE001  # ends this request, and not those behind it in vLLM's loop
             self._error = error
             return False
-        if taken:
-            self.answer_tokens = step.usage.completion_tokens
-        return taken
 
     async def get(self) -> ChatStep:
         """Return the next step. Raises what was put."""
@@ -65,5 +64,4 @@ class PlainSteps:
             raise self._error
         step, self._step = self._step, None
         assert step is not None  # noqa: S101  # something was put
-        self.answer_tokens = step.usage.completion_tokens
         return step

@@ -72,6 +72,7 @@ class VllmChat:
             undo.callback(watch.kill)
             receive_eagerly(engine)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
+            watch.kill_without(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
             await engine.reset_mm_cache()
             launch.report("checking the chat template", 0.8)
@@ -93,7 +94,7 @@ class VllmChat:
                 steps = await self._begun(request, visit, stream=True)
                 try:
                     async for step in steps:
-                        visit.answer_tokens = step.usage.completion_tokens
+                        visit.count(step.usage.completion_tokens)
                         yield step
                 finally:
                     await steps.aclose()
@@ -112,7 +113,7 @@ class VllmChat:
         async with self.admission.visit(request, request.n) as visit:
             with translated_errors(self.context_length, _grammar_field(request)):
                 result: ChatResult = await self._begun(request, visit, stream=False)
-                visit.answer_tokens = result.usage.completion_tokens
+                visit.count(result.usage.completion_tokens)
                 return result
 
     async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
@@ -126,7 +127,7 @@ class VllmChat:
                 steps = text_steps(self._serving, request, max_tokens=max_tokens, sized=visit.enter)
                 async with contextlib.aclosing(steps):
                     async for step in steps:
-                        visit.answer_tokens = step.usage.completion_tokens
+                        visit.count(step.usage.completion_tokens)
                         yield step
 
     async def count_tokens(self, request: ChatRequest) -> int:

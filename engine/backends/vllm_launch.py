@@ -7,10 +7,12 @@ happens under `CONFIG_LOCK`, one engine at a time.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.metadata
 import logging
 import os
 import queue
+import re
 import shutil
 import tempfile
 import threading
@@ -36,6 +38,8 @@ CONFIG_LOCK = threading.Lock()
 _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first
+    # vLLM sets it while the first engine starts. Code is found by it: it must not be news to a second fork server.
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
 }
 
 _ENVIRONMENT = {
@@ -48,7 +52,7 @@ _ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "5",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # On a CPU oneDNN keeps 0.35 MiB for every size of a step, 1024 of them if let: half a GiB per engine in the end.
+    # On a CPU oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let: half a GiB was seen.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
 }
 
@@ -68,13 +72,17 @@ def _distribution() -> str:
 
 def cache_folder() -> Path:
     """Where vLLM keeps what it compiled, as it finds it itself: `VLLM_CACHE_ROOT`, or below the user's cache."""
-    users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("VLLM_CACHE_ROOT") or Path(users) / "vllm").expanduser()
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # works without a home
+    return Path(os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or Path(users, "vllm")))  # noqa: PTH111
 
 
 def versions() -> str:
-    """Name what compiled code depends on."""
-    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in (_distribution(), "torch"))
+    """Name what compiled code depends on: vLLM, torch, and what the processor can do."""
+    names = [f"{name} {importlib.metadata.version(name)}" for name in (_distribution(), "torch")]
+    processors = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    abilities = re.search(r"^(?:flags|Features)\s*:(.*)$", processors, re.MULTILINE)
+    known = hashlib.sha256(abilities[1].encode() if abilities else b"").hexdigest()
+    return ", ".join([*names, f"processor {known[:12]}"])
 
 
 def prepare(cpu_threads: int) -> None:
@@ -89,10 +97,28 @@ def prepare(cpu_threads: int) -> None:
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
     os.environ.update(_CPU_ENVIRONMENT)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torchinductor"))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_torch_cache())
     # Before vLLM has set up its own loggers it speaks through ours.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     vllm_fork_server.start()
+
+
+def _torch_cache() -> Path:
+    """Where torch keeps code: where nobody else could have put any, unlike its own choice. It ends without a folder."""
+    folder = cache_folder() / "torchinductor"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+        problem = "it is not ours to write to"
+    except OSError as error:
+        problem = error.strerror or "it cannot be made"
+    _log.warning(
+        "vLLM's cache %s cannot be used (%s): models run uncompiled, and each start takes longer. Set VLLM_CACHE_ROOT "
+        "to a folder of the server's user.",
+        *(folder.parent, problem),
+    )
+    return Path(os.environ["VLLM_RPC_BASE_PATH"], "torchinductor")
 
 
 def clean_up() -> None:
@@ -157,11 +183,27 @@ def process_context() -> ForkServerContext | SpawnContext:
     return _ForkServer() if runs_on_cpu() else _Spawn()
 
 
-_here = threading.local()  # `told`: who wants to know which processes a job of a starter thread starts
+# Of a starter thread's job. `told`: who wants to know which processes it starts; `may_compile`: whether these may.
+_log = logging.getLogger("hearth.vllm")
+
+_here = threading.local()
+
+
+@contextmanager
+def compiling(*, allowed: bool) -> Iterator[None]:
+    """Hold while an engine starts. Not `allowed`: it fails where vLLM has no code for it, and compiles nothing."""
+    _here.may_compile = allowed
+    try:
+        yield
+    finally:
+        _here.may_compile = True
 
 
 class _ForkedEngine(ForkServerProcess):
+    may_compile = True
+
     def start(self) -> None:
+        self.may_compile = getattr(_here, "may_compile", True)
         vllm_fork_server.ensure_running()
         super().start()
         _tell_of(self)
@@ -169,6 +211,8 @@ class _ForkedEngine(ForkServerProcess):
     def run(self) -> None:
         # Not left to the plugin: before vLLM loads that, it waits minutes for a server that may be gone.
         tie_to_parent()
+        if not self.may_compile:
+            os.environ["VLLM_FORCE_AOT_LOAD"] = "1"
         super().run()
 
 

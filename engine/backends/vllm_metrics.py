@@ -119,9 +119,14 @@ def stat_logger_into(registry: CollectorRegistry) -> type[Any]:
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
             """Observe the one thing that there is of every token all at once, and the rest as ever."""
-            if iteration_stats is not None:
-                latencies, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
-                self.histogram_inter_token_latency[engine_idx].observe_all(latencies)
-            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            if iteration_stats is None:
+                super().record(scheduler_stats, None, mm_cache_stats, engine_idx)
+                return
+            latencies, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
+            self.histogram_inter_token_latency[engine_idx].observe_all(latencies)
+            try:
+                super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            finally:
+                iteration_stats.inter_token_latencies_iter = latencies  # other loggers are told of the same object
 
     return StatLogger

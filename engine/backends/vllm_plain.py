@@ -112,17 +112,17 @@ class PlainChat:
                 yield step
                 if ended:
                     return
-        except (asyncio.CancelledError, GeneratorExit):
-            await engine.abort(core_request.request_id, internal=True)
+        except EngineDeadError:
             raise
-        except (EngineDeadError, EngineError):
+        except (asyncio.CancelledError, GeneratorExit, EngineError):
+            await engine.abort(core_request.request_id, internal=True)  # does nothing if vLLM itself has ended it
             raise
         except Exception as error:
             await engine.abort(core_request.request_id, internal=True)
             raise EngineGenerateError from error
         finally:
             if visit is not None:
-                visit.answer_tokens = steps.answer_tokens
+                visit.count(steps.answer_tokens)
 
     async def complete(self, request: ChatRequest, token_ids: list[int], max_tokens: int | None) -> ChatResult:
         """Return the whole answer. Cancelling aborts."""

@@ -57,8 +57,11 @@ class _Plain(RequestState):  # type: ignore[misc]
 class _PlainStream(_Plain):
     """The same, told of at each step, and without stop strings: nobody looks back at text that is sent."""
 
-    def goes_on(self, output: EngineCoreOutput, timestamp: float | None, stats: IterationStats | None) -> bool:
-        """Do all that vLLM's loop does with a token between the first and the last; False: it is one for that loop."""
+    def take(self, output: EngineCoreOutput, timestamp: float | None, stats: IterationStats | None) -> bool:
+        """Do all that vLLM's loop does with a token between the first and the last; False: it is one for that loop.
+
+        Raises what the tokenizer does; what has been done of a token by then cannot be done again.
+        """
         if (
             self.is_prefilling
             or output.finish_reason is not None
@@ -111,13 +114,23 @@ class _Outputs(OutputProcessor):  # type: ignore[misc]
         iteration_stats: IterationStats | None = None,
         weight_version: str | None = None,
     ) -> Any:
-        """Return what vLLM makes of those that are left."""
-        states, left = self.request_states, []
+        """Return what vLLM makes of those that are left, and abort those that could not be decoded."""
+        states, left, failed = self.request_states, [], []
         for output in engine_core_outputs:
             state = states.get(output.request_id)
-            if type(state) is not _PlainStream or not state.goes_on(output, engine_core_timestamp, iteration_stats):
+            if type(state) is not _PlainStream:
                 left.append(output)
-        return super().process_outputs(left, engine_core_timestamp, iteration_stats, weight_version)
+                continue
+            try:
+                if not state.take(output, engine_core_timestamp, iteration_stats):
+                    left.append(output)
+            except Exception as error:  # noqa: BLE001  # one request ends: raised, it would end vLLM's loop, and so all
+                self._finish_request(state)
+                state.queue.put(error)
+                failed.append(output.request_id)
+        done = super().process_outputs(left, engine_core_timestamp, iteration_stats, weight_version)
+        done.reqs_to_abort.extend(failed)
+        return done
 
 
 def shorten(output_processor: Any) -> None:

@@ -32,6 +32,7 @@ for _name in (
 ):
     with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
         importlib.import_module(_name)
-# Nor are they an engine's to look through: it would copy every page that it shares with this process.
+# Nor are they an engine's to look through: it would copy every page that it shares with this process. The garbage among
+# them, in cycles, is left on purpose: it is little, and to look for it would take longer than it is worth.
 gc.freeze()
 gc.enable()

@@ -43,6 +43,8 @@ class Launch:
     """How it leaves its GPUs to another model; None: by its end."""
     compiled: bool = True
     """False: it starts sooner and answers slower."""
+    only_kept_code: bool = False
+    """Compiled, but it fails where that would have to be done now."""
 
 
 def start_engine(launch: Launch) -> Any:
@@ -61,19 +63,20 @@ def start_engine(launch: Launch) -> Any:
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             vllm_launch.start_engines_our_way()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
-        return AsyncLLM.from_vllm_config(
-            vllm_config=config,
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            enable_log_requests=False,
-            disable_log_stats=launch.metrics is None,
-            stat_loggers=None if launch.metrics is None else [stat_logger_into(launch.metrics)],
-        )
+        with vllm_launch.compiling(allowed=not launch.only_kept_code):
+            return AsyncLLM.from_vllm_config(
+                vllm_config=config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=False,
+                disable_log_stats=launch.metrics is None,
+                stat_loggers=None if launch.metrics is None else [stat_logger_into(launch.metrics)],
+            )
 
 
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
     spec, engine = launch.spec, launch.spec.engine
     arguments: dict[str, Any] = {
-        "model": str(launch.weights),
+        "model": str(launch.weights.resolve()),  # what it compiles is found by this name again
         "served_model_name": [spec.id],
         "load_format": "safetensors",
         "trust_remote_code": False,

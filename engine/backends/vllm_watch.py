@@ -27,6 +27,7 @@ class EngineWatch:
         self._processes: list[BaseProcess] = []
         self._sentinels: list[int] = []
         self._on_gone: Callable[[], None] | None = None
+        self._ended = False
         self._guard = Guard(patience, self.pids, self._on_hang)
         self._guard.begin()
 
@@ -47,8 +48,16 @@ class EngineWatch:
             self._sentinels.append(sentinel)
             loop.add_reader(sentinel, self._gone)
 
+    def kill_without(self, reader: asyncio.Task[None]) -> None:
+        """Kill the processes should `reader` end first: nobody would ever hear of them again, nor that they are gone.
+
+        vLLM catches and logs whatever its own half raises, and refuses every request from then on.
+        """
+        reader.add_done_callback(lambda _: None if self._ended else self.kill())
+
     def end(self) -> None:
         """Watch no more. Safe to call twice."""
+        self._ended = True
         self._guard.end()
         loop = asyncio.get_running_loop()
         for sentinel in self._sentinels:

@@ -90,8 +90,13 @@ class Child:
         module, _, name = self._asked.service.partition(":")
         before = gc.get_threshold()
         gc.set_threshold(*_THRESHOLDS_AT_LOAD)
-        opened: Service = getattr(importlib.import_module(module), name)(self._asked.options, self, self._report)
-        gc.set_threshold(*before)
+        try:
+            opened: Service = getattr(importlib.import_module(module), name)(self._asked.options, self, self._report)
+        finally:
+            gc.set_threshold(*before)
+        # What the load left in cycles goes now; the rest stays, and no job has to wait while it is looked through.
+        gc.collect()
+        gc.freeze()
         self._service = opened
         self._send(Ready(opened.info))
         return opened

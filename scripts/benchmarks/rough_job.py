@@ -45,7 +45,9 @@ class RoughJob(msgspec.Struct, frozen=True):
         if not self.seconds:
             return ChatJob(self.model, 1, 1, streamed=True, max_tokens=self.max_tokens, label=label)
         return ChatJob(
-            *(self.model, 1, 1),
+            model=self.model,
+            streams=1,
+            requests=1,
             streamed=number % 2 == 0,
             max_tokens=chance.randint(1, 2 * self.max_tokens),
             label=label,

@@ -36,6 +36,7 @@ _UNEQUAL = (
     "Hearth checks a key, counts its usage and keeps turns; vllm serve is asked without a key",
     "Hearth's engine is forked from a process that has its imports, vllm serve's is started anew",
     "Hearth compiles schemas in a process of its own",
+    "where models are compiled, vllm serve also compiles single functions at their first use; Hearth never does",
 )
 
 
@@ -171,8 +172,9 @@ def _is_compiled(spec: Any) -> bool:
 def _environment(place: Workplace, rust: Path | None) -> dict[str, str]:
     environment = vllm_launch._ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
     if vllm_launch.runs_on_cpu():
-        if not _is_compiled(place.spec):
-            environment |= vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
+        environment |= vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
+        if _is_compiled(place.spec):
+            del environment["TORCHDYNAMO_DISABLE"]  # Hearth's plugin lifts it for models only
         environment["PYTHONPATH"] = f"{_named_vllm(place)}{os.pathsep}{environment.get('PYTHONPATH', '')}"
     if rust is not None:
         environment |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust)}

@@ -46,8 +46,8 @@ class ChunkEncoder:
             _encode(model),
         )
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        # What stands around the text of nearly every chunk.
-        self._before = self._head + b'{"index":0,"delta":{"content":'
+        # What stands around the text of nearly every chunk, by index before it.
+        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(n)]
         self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._include_usage = include_usage
         self._n = n
@@ -87,12 +87,7 @@ class ChunkEncoder:
         if not (delta.reasoning or delta.tool_calls or delta.logprobs is not None):
             if not delta.content:
                 return b""
-            if delta.index == 0:
-                return self._before + _encode(delta.content) + self._after
-            return self._chunk(
-                b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
-                % (delta.index, _encode(delta.content))
-            )
+            return self._before[delta.index] + _encode(delta.content) + self._after
         fields: dict[str, Any] = {}
         if delta.content or delta.logprobs is not None:
             fields["content"] = delta.content

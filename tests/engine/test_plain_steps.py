@@ -70,10 +70,16 @@ async def test_what_is_not_taken_comes_to_the_reader_and_so_does_all_behind_it()
     steps.put(step("b", 2))
     taker.willing = True
     steps.put(step("c", 3))  # b is on its way
-    assert steps.answer_tokens == 1
     assert (await reader).deltas[0].content == "bc"
     assert steps.answer_tokens == 3
     assert taker.seen == ["a"]
+
+
+async def test_the_answer_has_as_many_tokens_as_were_made_whoever_left_before_they_were_fetched() -> None:
+    steps = PlainSteps()
+    for tokens in (1, 2, 5):
+        steps.put(step("a", tokens))
+    assert steps.answer_tokens == 5
 
 
 async def test_a_taker_that_fails_ends_its_own_request_and_not_the_loop_that_puts() -> None:

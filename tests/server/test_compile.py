@@ -15,8 +15,6 @@ from chat_parts import HELLO, MODEL, PROMPTS, ask, ask_streamed, promised
 from serving import BIN, ROOT, Server
 from small_models import CHAT_ENTRY, models_yaml
 
-from engine.backends.vllm_launch import cache_folder
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
     from pathlib import Path
@@ -25,6 +23,7 @@ pytestmark = pytest.mark.engine
 
 COMPILE_SECONDS = 400.0
 COMPILER = {"CC": "gcc", "CXX": "g++"}  # part of what vLLM finds its code by; other servers of tests have none
+FAILED = "service-plus does not start with the code that was compiled for it."
 HINT = "Faster on this CPU once compiled: service-plus."
 
 
@@ -43,8 +42,9 @@ def compiled(folder: Path) -> Path:
         pytest.skip("g++ is not installed (apt-get install g++)")
     done = hearth_compile(folder, folder / "data")
     assert done.returncode == 0, done.stderr
-    (one,) = json.loads(done.stdout)["compiled"]
-    assert one["model"] == "service-plus"
+    told = json.loads(done.stdout)
+    (one,) = told["compiled"]
+    assert (one["model"], one["weights"], told["failed"]) == ("service-plus", "demo", [])
     assert one["seconds"] > 0
     return folder / "data"
 
@@ -66,7 +66,12 @@ async def client(fast: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def server_in(folder: Path, environment: Mapping[str, str] | None = None) -> Server:
-    return Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml"), **(environment or {})})
+    models = {"HEARTH_MODELS": str(folder / "models.yaml")}
+    return Server(folder, environment=models | cache_in(folder) | dict(environment or {}))
+
+
+def cache_in(folder: Path) -> dict[str, str]:
+    return {"VLLM_CACHE_ROOT": str(folder / "cache")}
 
 
 def hearth_compile(
@@ -76,7 +81,7 @@ def hearth_compile(
     return subprocess.run(
         [BIN / "hearth", "compile", *where, "--data-dir", str(data_dir), "--json", *arguments],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | COMPILER | dict(environment or {}),
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | COMPILER | cache_in(folder) | dict(environment or {}),
         capture_output=True,
         text=True,
         timeout=COMPILE_SECONDS,
@@ -91,31 +96,33 @@ async def test_a_compiled_model_answers_every_promised_prompt_word_for_word(clie
     assert wrong == {}
 
 
-async def test_what_vllm_would_compile_at_first_use_is_not_compiled(client: openai.AsyncOpenAI) -> None:
-    code = set(cache_folder().rglob("*.so"))
+async def test_what_vllm_would_compile_at_first_use_is_not_compiled(client: openai.AsyncOpenAI, folder: Path) -> None:
+    code = set((folder / "cache").rglob("*.so"))
     answer = await client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=3)
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.content or ()) > 0
     assert len(code) > 0
-    assert set(cache_folder().rglob("*.so")) == code
+    assert set((folder / "cache").rglob("*.so")) == code
 
 
-def test_a_server_starts_compiled_and_says_nothing_of_it(fast: Server) -> None:
+def test_a_server_starts_with_the_code_that_is_there(fast: Server) -> None:
     fast.wait_for_line("service-plus: starting the engine process, compiled")
+    assert FAILED not in fast.log()  # it would have been, had vLLM not loaded it
     assert HINT not in fast.log()
 
 
-def test_where_the_code_cannot_be_used_the_model_starts_uncompiled(
+def test_where_vllms_cache_cannot_be_used_the_model_starts_uncompiled(
     folder: Path, compiled: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "models.yaml").write_bytes((folder / "models.yaml").read_bytes())
     (tmp_path / "data").mkdir()
     shutil.copy(compiled / "compiled.json", tmp_path / "data")
-    with server_in(tmp_path) as running:
+    (tmp_path / "cache").touch()
+    with server_in(tmp_path, COMPILER) as running:
         log = running.log()
-        assert "service-plus does not start with the code that was compiled for it" in log
+        assert "cannot be used (Not a directory): models run uncompiled" in log
+        assert FAILED in log  # it looked for its code, and did not compile though it could
         assert HINT in log
-        assert json.loads((tmp_path / "data" / "compiled.json").read_text()) == {"compiled": {}}
         assert running.stop() == 0
 
 
