@@ -1,6 +1,6 @@
 """Which chat models were compiled on this machine, so that a start on a CPU uses what is there and never waits for it.
 
-vLLM compiles a model at its first start, for up to a minute on a CPU, and keeps the code in its cache. Here stands for
+vLLM compiles a model at its first start, for a minute or two on a CPU, and keeps the code in its cache. Here stands for
 which models it has; the code itself is vLLM's (engine/backends/vllm_compiled.py has it load what it kept).
 """
 
@@ -85,7 +85,9 @@ class CompiledModels:
             _log.warning("%s cannot be written (%s): the next start runs its models uncompiled.", self._file, error)
 
     def _made_for(self, spec: ChatModelSpec) -> str:
-        return f"{self._versions()}, dtype {spec.engine.dtype}, max_num_seqs {spec.engine.max_num_seqs}"
+        engine = spec.engine
+        settings = f"dtype {engine.dtype}, max_num_seqs {engine.max_num_seqs}, context_length {engine.context_length}"
+        return f"{self._versions()}, {settings}"
 
     def _read(self) -> dict[str, str]:
         if self._file is None:

@@ -126,8 +126,8 @@ class ChatEngineSpec(Spec):
     cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
     enforce_eager: bool | None = None
-    """true: skip compilation and CUDA graphs, for a faster start and slower answers. false: compile. null: compile, but
-    on a CPU only run compiled what `hearth compile` has compiled before."""
+    """true: skip compilation and CUDA graphs, for a faster start and slower answers. false: compile. null: compile; but
+    on a CPU, run compiled only what `hearth compile` has compiled."""
     tool_parser: Word | None = None
     """vLLM's parser of function calls, like hermes or llama3_json. null: chosen from the
     model's family; none: no parser."""

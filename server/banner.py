@@ -122,7 +122,7 @@ class Banner:
         if engine.uncompiled and compiler() is not None:
             self._say(
                 f"Faster on this CPU once compiled: {', '.join(engine.uncompiled)}. `{HEARTH} compile` does it, in a "
-                "minute or two, for the next start."
+                "minute or two for each, for the next start."
             )
         failed = len(models) - len(usable)
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")

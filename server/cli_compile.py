@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import sysconfig
 import time
 from dataclasses import replace
@@ -17,8 +18,10 @@ from engine import SETTLED, Engine, EngineError, LoadError
 from engine.backends.vllm_launch import runs_on_cpu
 from engine.compiled import compiler
 from engine.config import ChatModelSpec
-from engine.planned import Planned, hardware_for
+from engine.hardware import read_hardware, with_ram
+from engine.planned import Planned
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.instance import running_pid
 from server.log_lines import set_up_log
 
 if TYPE_CHECKING:
@@ -39,7 +42,12 @@ def compile_models(
     config = config_for(settings)
     chosen = _chosen(config, names)
     if not runs_on_cpu():
-        typer.echo("On a GPU there is nothing to do: a model is compiled at its first start, and vLLM keeps the code.")
+        typer.echo(
+            "On a GPU there is nothing to do: a model is compiled at its first start, and vLLM keeps the code.",
+            err=True,
+        )
+        if as_json:
+            print_json({"compiled": [], "failed": []})
         return
     _check_tools()
     try:
@@ -57,7 +65,9 @@ def compile_models(
     if as_json:
         print_json({"compiled": done, "failed": failed})
     for one in [] if as_json else done:
-        typer.echo(f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s. Its next start uses it.")
+        typer.echo(f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s.")
+    if done and not as_json:
+        typer.echo("Start the server anew to use it; a reload leaves models alone that have not changed.")
     if failed:
         raise typer.Exit(1)
 
@@ -66,12 +76,13 @@ def _check_tools() -> None:
     lacking = []
     if compiler() is None:
         lacking.append("a C++ compiler (`g++`, or what CXX names)")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         lacking.append("Python's headers (`Python.h`)")
     if lacking:
         refuse(
             f"To compile, {' and '.join(lacking)} would be needed here. Pick one: 1. install it (Debian, Ubuntu: "
-            "apt-get install g++ python3-dev) and say this again; 2. leave it: models run uncompiled.",
+            f"sudo apt-get install g++ python{version}-dev) and say this again; 2. leave it: models run uncompiled.",
             code=1,
         )
 
@@ -95,9 +106,11 @@ def _chosen(config: Config, names: list[str] | None) -> list[ChatModelSpec]:
 
 async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, drawn: bool) -> dict[str, Any]:
     """Start the model alone, compiled, from the folder that a server would take, and end it. Raises `EngineError`s."""
-    hardware = hardware_for(on_cpu=True, ram_gib=settings.ram_gib)
-    folder, is_demo = Planned(config, settings.weights_dir, settings.data_dir, hardware).folder(spec)
-    insisting = {"engine": spec.engine.model_copy(update={"enforce_eager": False}), "variants": ()}
+    machine = with_ram(read_hardware(server_pid=running_pid(settings.data_dir)), settings.ram_gib)
+    planned = Planned(config, settings.weights_dir, settings.data_dir, replace(machine, gpus=()))
+    folder, is_demo = planned.folder(spec)
+    engine_spec = planned.chat_spec(spec, is_demo=is_demo).engine.model_copy(update={"enforce_eager": False})
+    insisting = {"engine": engine_spec, "variants": ()}
     alone = spec.model_copy(update=insisting if is_demo else insisting | {"weights": str(folder.resolve())})
     engine = Engine(
         replace(config, models={spec.id: alone}),

