@@ -13,6 +13,7 @@ from skipping_loop import SkippingLoop
 from test_planned import put
 
 from engine import load_config
+from engine.compiled import CompiledModels
 from engine.hardware import GIB, imagined
 from engine.holdings import Holdings, Shares
 from engine.loading import Loader
@@ -191,7 +192,10 @@ class Planning:
         self.second = model("b", variant("two", beside_gib), task="image")
         put(folder / "one")
         put(folder / "two")
-        self.loader = Loader(config_of(self.first), folder, Pictures(ImageLimits()), mark_files=False)
+        compiled = CompiledModels(None, str)
+        self.loader = Loader(
+            config_of(self.first), folder, Pictures(ImageLimits()), mark_files=False, compiled=compiled
+        )
         self.loader._hardware = imagined("1x24")
         self.plan(self.first)
         self.alone = self.planned_bytes("a")
