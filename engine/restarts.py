@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 _LONGEST_BACKOFF_SECONDS = 60.0
-_STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
+STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
 _FIRST_LOAD_ATTEMPTS = 3
 _MOST_FAILURES = 5
 REST_SECONDS = 600.0
@@ -36,7 +36,7 @@ class Streak:
     def died(self, now_seconds: float) -> None:
         """Its engine is gone."""
         ready_at = now_seconds if self._ready_at is None else self._ready_at
-        self.failures = 0 if now_seconds - ready_at > _STEADY_SECONDS else self.failures + 1
+        self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
 
     @property
     def verdict(self) -> Verdict:
