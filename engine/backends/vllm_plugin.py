@@ -19,19 +19,26 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def register() -> None:
-    """Called by vLLM itself in each of its processes; does nothing in the process that serves HTTP."""
+    """Called by vLLM itself in each of its processes; the one that serves HTTP only learns what kernels there are."""
+    from engine.backends.vllm_launch import runs_on_cpu
+
+    if runs_on_cpu():
+        from engine.backends.vllm_cpu_kernels import register_kernels
+
+        register_kernels()
     if multiprocessing.parent_process() is None:
         return
     from engine.backends.vllm_compiled import compile_only_models, load_what_was_compiled
     from engine.backends.vllm_cpu_cache import take_cache_at_start
     from engine.backends.vllm_grammar_process import widen_engine
-    from engine.backends.vllm_launch import runs_on_cpu
     from engine.backends.vllm_seeds import spare_seeds
+    from engine.backends.vllm_slots import spare_searches
 
     tie_to_parent()
     gc.set_threshold(*_GC_THRESHOLDS)
     _init_amx()
     widen_engine()
+    spare_searches()
     if runs_on_cpu():
         spare_seeds()
         take_cache_at_start()

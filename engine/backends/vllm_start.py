@@ -104,6 +104,10 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
+        if not launch.compiled:
+            from engine.backends.vllm_cpu_kernels import priority
+
+            arguments["ir_op_priority"] = priority()
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -68,6 +68,7 @@ class Plan:
     repeats: int
     seconds: float
     max_tokens: int
+    plugin: bool
     method: str = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
 
     @property
@@ -91,6 +92,9 @@ def chat(  # noqa: PLR0913  # one argument per option
     compiled: Annotated[
         bool | None, typer.Option("--compiled/--eager", help="Of all targets' models. Default: as models.yaml says.")
     ] = None,
+    plugin: Annotated[
+        bool, typer.Option("--plugin", help="Give vLLM's servers Hearth's engine plugin: only front ends differ then.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One short run at 1 and 32 streams: is it all right?")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
@@ -106,6 +110,7 @@ def chat(  # noqa: PLR0913  # one argument per option
         1 if quick else repeats,
         1.0 if quick else seconds,
         max_tokens,
+        plugin,
     )
     if not plan.loads:
         raise typer.BadParameter("With neither --streams nor --rate there is nothing to measure.")
@@ -113,7 +118,7 @@ def chat(  # noqa: PLR0913  # one argument per option
     with ending_cleanly(), open_workplace(models, model, weights_dir, engine=engine) as place:
         if plot is not None:
             check_plots()
-        report, rows = asyncio.run(_benchmark(plan, place))
+        report, rows = asyncio.run(_benchmark(plan, replace(place, plugin=plan.plugin)))
         if plot is not None:
             save_plot(list(zip(plan.loads, rows, strict=True)), plot)
     if deliver(report, output, as_json=as_json):

@@ -30,6 +30,8 @@ class Workplace:
     spec: ModelSpec
     environment: dict[str, str]
     beside: tuple[ModelSpec, ...] = ()  # the other models, if there are any
+    plugin: bool = False
+    """Whether vLLM's own servers get what Hearth adds to vLLM's engine, too, and not only their own."""
 
     def log(self, name: str) -> Path:
         """Return the file that the process `name` prints to."""

@@ -1,0 +1,51 @@
+"""Spares vLLM's scheduler the search for memory that a request has already, in the process that schedules.
+
+At each step vLLM (0.32) goes through all of finding, taking and keeping blocks of the KV cache for each running
+request, though one more token nearly always fits into the last block: a fifteenth of a step of 128 requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def spare_searches() -> None:
+    """Have `KVCacheManager` answer at once where there is nothing to find, take or keep. Safe to call twice."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    if not hasattr(KVCacheManager, "hearth_inherited"):
+        KVCacheManager.hearth_inherited = KVCacheManager.allocate_slots
+        KVCacheManager.allocate_slots = _short(KVCacheManager.allocate_slots)
+
+
+def _short(allocate_slots: Any) -> Any:
+    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+    from vllm.v1.request import RequestStatus
+
+    running = RequestStatus.RUNNING
+
+    def fits(manager: Any, request: Any) -> bool:
+        """Whether one more token goes into the last block and leaves room there: a full one is kept for others."""
+        groups = manager.coordinator.single_type_managers
+        blocks, tokens = groups[0], request.num_computed_tokens + 1
+        size = blocks.block_size
+        return (
+            len(groups) == 1
+            and type(blocks) is FullAttentionManager
+            and size == blocks.block_pool.hash_block_size
+            and tokens % size != 0
+            and tokens < len(blocks.req_to_blocks[request.request_id]) * size
+        )
+
+    def short(
+        manager: Any, request: Any, num_new_tokens: int, *rest: Any, num_lookahead_tokens: int = 0, **named: Any
+    ) -> Any:
+        # Of all that the call can be about, this is one more token of a running request, and no guesses beyond it.
+        plain = num_new_tokens == 1 and request.status is running and not (num_lookahead_tokens or rest or named)
+        if plain and fits(manager, request):
+            return manager.empty_kv_cache_blocks
+        return allocate_slots(
+            manager, request, num_new_tokens, *rest, num_lookahead_tokens=num_lookahead_tokens, **named
+        )
+
+    return short
