@@ -20,29 +20,25 @@ def spare_searches() -> None:
 
 def _short(allocate_slots: Any) -> Any:
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-    from vllm.v1.request import RequestStatus
-
-    running = RequestStatus.RUNNING
 
     def fits(manager: Any, request: Any) -> bool:
-        """Whether one more token goes into the last block and leaves room there: a full one is kept for others."""
+        """Whether one more token goes into the last block, and those that are full then are kept for others already."""
         groups = manager.coordinator.single_type_managers
-        blocks, tokens = groups[0], request.num_computed_tokens + 1
-        size = blocks.block_size
-        return (
-            len(groups) == 1
-            and type(blocks) is FullAttentionManager
-            and size == blocks.block_pool.hash_block_size
-            and tokens % size != 0
-            and tokens < len(blocks.req_to_blocks[request.request_id]) * size
+        if len(groups) != 1 or type(groups[0]) is not FullAttentionManager:
+            return False
+        (blocks,), name, tokens = groups, request.request_id, request.num_computed_tokens + 1
+        size: int = blocks.block_size
+        return bool(
+            size == blocks.block_pool.hash_block_size
+            and tokens <= len(blocks.req_to_blocks[name]) * size
+            and (not blocks.enable_caching or tokens // size <= blocks.num_cached_block.get(name, 0))
         )
 
     def short(
         manager: Any, request: Any, num_new_tokens: int, *rest: Any, num_lookahead_tokens: int = 0, **named: Any
     ) -> Any:
-        # Of all that the call can be about, this is one more token of a running request, and no guesses beyond it.
-        plain = num_new_tokens == 1 and request.status is running and not (num_lookahead_tokens or rest or named)
-        if plain and fits(manager, request):
+        # Of all that the call can be about, this is one more token, no guesses beyond it, and nothing of a new request.
+        if num_new_tokens == 1 and not (num_lookahead_tokens or rest or named) and fits(manager, request):
             return manager.empty_kv_cache_blocks
         return allocate_slots(
             manager, request, num_new_tokens, *rest, num_lookahead_tokens=num_lookahead_tokens, **named
