@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED
 from engine.compiled import compiler
+from server.cli_tables import time_left
 from server.command_name import HEARTH
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Banner:
         while True:
             for health in engine.health():
                 task = tasks[health.id]
-                self._bars.update(task, completed=health.progress, phase=health.phase, left=_left(health))
+                left = time_left(health.remaining_seconds)
+                self._bars.update(task, completed=health.progress, phase=health.phase, left=left)
                 self._report(health)
             settled = all(health.status in SETTLED for health in engine.health())
             if settled and not announced:
@@ -103,7 +104,7 @@ class Banner:
             return
         self._said[health.id] = health.phase
         if not self._bars.live.is_started:
-            left = _left(health)
+            left = time_left(health.remaining_seconds)
             self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")
 
     def _announce(self, engine: Engine) -> None:
@@ -146,8 +147,3 @@ class Banner:
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False)
         sys.stdout.flush()
-
-
-def _left(health: ModelHealth) -> str:
-    """How long a load should take yet, where the last one tells."""
-    return "" if health.remaining_seconds is None else f"about {math.ceil(health.remaining_seconds)} s left"

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.cli_store import AsJson, DataDir, refuse, settings_for
-from server.cli_tables import fitted, print_rich
+from server.cli_tables import fitted, print_rich, time_left
 from server.instance import running_pid
 from server.status_socket import StatusError, ask
 from server.weights_progress import size_text
@@ -126,7 +126,9 @@ def standing(found: Status) -> str:
 def _row(model: ModelState) -> tuple[Text, ...]:
     state = Text(model.status, _COLORS.get(model.status, ""))
     if model.status not in {"ready", "failed"}:
-        state.append(f": {model.phase}" + (f", {model.progress:.0%}" if 0 < model.progress < 1 else ""), "default")
+        progress = f"{model.progress:.0%}" if 0 < model.progress < 1 else ""
+        parts = (model.phase, progress, time_left(model.remaining_seconds))
+        state.append(f": {', '.join(filter(None, parts))}", "default")
     cells = (served_with(model), memory_text(model.memory), str(model.running), str(model.waiting), work_text(model))
     return (Text(model.id), state, *(Text(cell) for cell in cells), Text(str(model.restarts)))
 

@@ -5,6 +5,7 @@ What is in them is the verbs' affair.
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,11 @@ _WIDEST = 10_000
 def terminal_width() -> int:
     """Return how wide a line may be; in a pipe there is no such limit, and this is what charts are drawn for."""
     return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
+
+
+def time_left(seconds: float | None) -> str:
+    """Say how long something should take yet; nothing where that is not known."""
+    return "" if seconds is None else f"about {math.ceil(seconds)} s left"
 
 
 def print_rich(*shown: RenderableType) -> None:

@@ -148,6 +148,7 @@ def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: 
         phase=health.phase,
         progress=health.progress,
         for_seconds=health.elapsed_seconds,
+        remaining_seconds=health.remaining_seconds,
         reason=_without_name(health.error or health.reason, health.id),
         restarts=health.restarts,
         served_with=None if served is None else ServedWith(source=served.source, folder=served.folder),

@@ -54,6 +54,8 @@ class ModelState(_Part):
     progress: float
     for_seconds: float
     """How long it has been in this state."""
+    remaining_seconds: float | None = None
+    """How long a load should take yet, going by the last one of this model; null where that is not known."""
     reason: str | None
     """Why it is not ready; for the operator, it may name files."""
     restarts: int

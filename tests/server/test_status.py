@@ -119,6 +119,23 @@ def test_a_model_is_told_in_words():
     assert served_with(STATUS.models[1]) == "-"
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"progress": 0.5, "remaining_seconds": 6.2}, "loading: importing vLLM, 50%, about 7 s left"),
+        ({"progress": 0.5}, "loading: importing vLLM, 50%"),
+        ({"progress": 0.0, "remaining_seconds": None}, "loading: importing vLLM"),
+    ],
+)
+def test_a_model_that_is_loaded_says_how_far_it_is_and_how_long_it_takes_yet(changes: dict[str, Any], told: str):
+    loading = MODEL | {"status": "loading", "phase": "importing vLLM"} | changes
+    console = Console(width=250)
+    with console.capture() as caught:
+        for one in shown(Status.model_validate(WHOLE | {"models": [loading]})):
+            console.print(one)
+    assert f" {told}  " in caught.get()
+
+
 def test_the_table_says_who_failed_and_who_else_holds_the_gpu():
     console = Console(width=200)
     with console.capture() as caught:
