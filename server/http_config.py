@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from server.settings import Settings
     from server.tls import Certificate
 
+# Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): whoever closes first
+# may close upon a request that is on its way, and that one is lost.
+_IDLE_SECONDS = 75
 _LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
 
 
@@ -31,5 +34,6 @@ def http_config(
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
         ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
     )

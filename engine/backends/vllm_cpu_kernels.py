@@ -1,7 +1,7 @@
 """Kernels of vLLM's build for CPUs that it does not use there: norms, where a model runs uncompiled.
 
 vLLM (0.32) leaves norms on a CPU to torch's compiler. Uncompiled, each is seven calls of torch, and all of them were a
-seventh of a step of a small model. A kernel does the same in one call, and rounds once where they round twice.
+seventh of a step of a small model. A kernel does the same in one call; it rounds elsewhere, so last digits differ.
 """
 
 # No `from __future__ import annotations`: vLLM reads the types of what it is given.
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _PROVIDER = "hearth_cpu"
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _WIDTH = 32  # the most numbers a kernel takes at once; rows must be whole multiples of what it takes
 
 
@@ -40,7 +41,9 @@ def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: i
 
 
 def _fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:  # noqa: ARG001
-    return variance_size is None and x.shape[-1] % _WIDTH == 0 and (weight is None or weight.dtype == x.dtype)
+    if variance_size is not None or x.shape[-1] % _WIDTH or x.dtype not in _DTYPES:
+        return False
+    return weight is None or (weight.dtype == x.dtype and weight.shape == x.shape[-1:] and weight.is_contiguous())
 
 
 def _fused_add_rms_norm(

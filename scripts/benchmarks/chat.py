@@ -133,7 +133,7 @@ async def _benchmark(plan: Plan, place: Workplace) -> tuple[bytes, list[Row]]:
     async with started(place, plan.against, left_out) as targets:
         unequal = {target.name: said for target in targets if (said := target.unequal())}
         for name, said in unequal.items():
-            say("\n".join([f"What differs with {name} and cannot be made equal:", *(f"  - {one}" for one in said)]))
+            say("\n".join([f"What differs with {name}:", *(f"  - {one}" for one in said)]))
         say("Finding out how many requests fill a run:")
         shape = Shape(plan.model, plan.max_tokens, plan.seconds)
         cases = await cases_for(shape, plan.loads, targets)

@@ -41,7 +41,7 @@ class ChatTarget(Protocol):
     async def stop(self) -> None: ...
 
     def unequal(self) -> list[str]:
-        """Say what of its settings differs from Hearth's and cannot be made equal."""
+        """Say what of it differs from Hearth."""
         ...
 
 

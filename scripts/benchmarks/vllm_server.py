@@ -111,7 +111,7 @@ class VllmServer:
         raise BenchError(f"vllm serve ended by itself.{why}{tail(self._log)}")
 
     def unequal(self) -> list[str]:
-        """Say what of it differs from Hearth and cannot be made equal."""
+        """Say what of it differs from Hearth."""
         unequal = [*_UNEQUAL] if self._plugin else [*_UNEQUAL, _ITS_OWN_ENGINE]
         if not self._rust:
             return unequal

@@ -95,6 +95,11 @@ def test_what_the_kernels_cannot_do_is_left_to_vllm(ops: Any):
         (rows, weight, EPSILON, 32),
         (rows.bfloat16(), weight, EPSILON),
         (torch.randn(3, 48), torch.ones(48), EPSILON),
+        (rows, torch.ones(1), EPSILON),
+        (rows.view(1, 3, 64), torch.ones(3, 64), EPSILON),
+        (rows, torch.ones(1).expand(64), EPSILON),
+        (rows, torch.ones(128)[::2], EPSILON),
+        (rows.double(), weight.double(), EPSILON),
     ):
         assert provider("rms_norm", *unfit) == "native"
     for unfit_sum in (

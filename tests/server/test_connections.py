@@ -10,6 +10,9 @@ import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
 from serving import async_poll_until, open_socket, raw_request
 
+from server.http_config import http_config
+from server.settings import load_settings
+
 if TYPE_CHECKING:
     import httpx2
     from serving import Key, Server
@@ -21,6 +24,11 @@ HELLO_BODY = json.dumps({"model": MODEL, "messages": HELLO, "temperature": 0}).e
 
 def headers(key: Key, **more: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key.text}", "Content-Type": "application/json", **more}
+
+
+def test_an_idle_connection_stays_open_for_longer_than_clients_and_proxies_keep_it() -> None:
+    """Whoever closes first may close upon a request that is on its way: nginx does after 60 s, and asks again."""
+    assert http_config(None, load_settings(), None, lifespan="off").timeout_keep_alive > 60
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
