@@ -224,6 +224,7 @@ class Engine:
                 one.pids,
                 self._loader.served.get(name),
                 later.get(name),
+                getattr(one, "compiled", None),
             )
             for name, one in self._loaded()
         )

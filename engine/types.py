@@ -250,7 +250,7 @@ class ModelLoad:
     """How busy a loaded model is: sequences (or images, or texts to speak) that run, requests that wait for a turn.
 
     `pids` are its processes, without those that they have started. `later_bytes` is what is planned for it on each
-    device if that is not what it was loaded with: its next load takes it.
+    device if that is not what it was loaded with: its next load takes it. `compiled` is None where models never are.
     """
 
     id: str
@@ -259,3 +259,4 @@ class ModelLoad:
     pids: tuple[int, ...] = ()
     served: Served | None = None
     later_bytes: Mapping[int | None, int] | None = None
+    compiled: bool | None = None

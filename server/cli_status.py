@@ -140,7 +140,7 @@ def served_with(model: ModelState) -> str:
         return "-"
     where = f" on GPU {', '.join(map(str, model.gpus))}" if model.gpus else ""
     names = {"demo": "the demo", "own": f"your folder {served.folder}", "variant": served.folder}
-    return names[served.source] + where
+    return names[served.source] + where + (", compiled" if served.compiled else "")
 
 
 def memory_text(memory: Memory) -> str:

@@ -134,6 +134,12 @@ def _memory(load: ModelLoad | None, ram_bytes: int | None, gpus: Sequence[GpuSta
     )
 
 
+def _served_with(load: ModelLoad | None) -> ServedWith | None:
+    if load is None or load.served is None:
+        return None
+    return ServedWith(source=load.served.source, folder=load.served.folder, compiled=load.compiled)
+
+
 def _without_name(reason: str | None, model: str) -> str | None:
     """Drop the name that some reasons begin with, since whoever shows one says first whose it is."""
     return None if reason is None else reason.removeprefix(f"{model}: ")
@@ -151,7 +157,7 @@ def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: 
         remaining_seconds=health.remaining_seconds,
         reason=_without_name(health.error or health.reason, health.id),
         restarts=health.restarts,
-        served_with=None if served is None else ServedWith(source=served.source, folder=served.folder),
+        served_with=_served_with(load),
         gpus=[] if served is None else [place for place in served.planned_bytes if place is not None],
         memory=memory,
         pids=[] if load is None else list(load.pids),

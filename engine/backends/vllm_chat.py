@@ -48,6 +48,7 @@ class VllmChat:
         self._sleep = launch.sleep
         self.admission = Admission(room_of(engine, launch.spec))
         self.metrics = launch.metrics
+        self.compiled = launch.compiled
         self.context_length: int = engine.model_config.max_model_len
         self.died = asyncio.Event()
         self._plain: PlainChat | None = None

@@ -19,6 +19,8 @@ class ServedWith(_Part):
     """own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth."""
     folder: str
     """Below the weights directory; of a demo, its name."""
+    compiled: bool | None = None
+    """Whether it runs compiled; null: not a chat model."""
 
 
 class Memory(_Part):

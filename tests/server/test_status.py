@@ -38,6 +38,7 @@ MODEL: dict[str, Any] = {
     "waiting": 1,
     "last_minute": {"seconds": 60.0, "tokens_per_second": 12.5, "images": 0, "audio_seconds": 0.0},
 }
+WITH_CODE = {"source": "demo", "folder": "chat", "compiled": True}
 WHOLE: dict[str, Any] = {
     "status": "failed",
     "version": "1",
@@ -117,6 +118,8 @@ def test_a_model_is_told_in_words():
     assert memory_text(model.memory) == "38.0 GiB GPU (40.0 GiB planned), 3.0 GiB RAM"
     assert work_text(model) == "12.5 tokens/s"
     assert served_with(STATUS.models[1]) == "-"
+    with_code = Status.model_validate(WHOLE | {"models": [MODEL | {"served_with": WITH_CODE}]})
+    assert served_with(with_code.models[0]) == "the demo on GPU 0, 1, compiled"
 
 
 @pytest.mark.parametrize(
