@@ -60,6 +60,5 @@ def _fused_add_rms_norm(
 def _fits_added(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> bool:
-    # The sum is rounded once to what both are kept in.
     whole = x.is_contiguous() and x_residual.is_contiguous() and x_residual.dtype == x.dtype
     return whole and _fits(x, weight, epsilon, variance_size)

@@ -93,7 +93,7 @@ def chat(  # noqa: PLR0913  # one argument per option
         bool | None, typer.Option("--compiled/--eager", help="Of all targets' models. Default: as models.yaml says.")
     ] = None,
     plugin: Annotated[
-        bool, typer.Option("--plugin", help="Give vLLM's servers Hearth's engine plugin: only front ends differ then.")
+        bool, typer.Option("--plugin", help="Give vLLM's servers Hearth's engine plugin, as ours has it.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One short run at 1 and 32 streams: is it all right?")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
