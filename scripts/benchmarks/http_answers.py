@@ -1,13 +1,12 @@
-"""The load generator's side of HTTP: one keep-alive connection that notes when each piece of text arrived.
+"""The load generator's side of HTTP: one keep-alive connection that notes when each piece of an answer arrived.
 
-Cheap on purpose, because it shares the machine with what it measures: httptools parses, and an event is looked at
-with one regular expression.
+Cheap on purpose, because it shares the machine with what it measures: what a stream brings is kept as it was read, and
+looked at when somebody asks what it was (stream_reads.py), after the clock has stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,11 +15,8 @@ import httptools
 import msgspec
 
 from benchmarks.errors import BenchError
+from benchmarks.stream_reads import StreamReads
 
-_EVENT_END = re.compile(rb"\n\r?\n")
-# A chunk whose delta holds text. The role chunk that some servers send first has an empty one.
-_TEXT = re.compile(rb'"content":\s*"[^"]')
-_USAGE = re.compile(rb'"usage":\s*\{')
 _SHOWN_BYTES = 300
 
 
@@ -30,29 +26,39 @@ class AnswerError(BenchError):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer. `text_times` are empty unless it was streamed; times are `time.perf_counter`'s."""
+    """One answer; times are `time.perf_counter`'s."""
 
     started: float
     finished: float = 0.0
     status: int = 0
     streamed: bool = False
-    text_times: list[float] = field(default_factory=list)
-    body: bytes = b""  # all of a plain answer; of a stream, the last event that is neither text nor [DONE]
-    done: bool = False
+    body: bytes = b""  # of a plain answer
+    reads: StreamReads = field(default_factory=StreamReads)  # of a streamed one
     retry_after: bytes | None = None  # the header of that name
+
+    @property
+    def text_times(self) -> list[float]:
+        """When each piece of text arrived; empty unless it was streamed."""
+        return self.reads.text_times
+
+    def check_status(self) -> None:
+        """Raise `AnswerError` unless it is a success, as far as its head says."""
+        if self.status != 200:
+            self.completion_tokens()
 
     def completion_tokens(self) -> int:
         """Return how many tokens it has by the server's own count.
 
         Raises `AnswerError` unless the answer is a complete success.
         """
-        if self.status == 200 and (self.done or not self.streamed):
+        last = self.reads.last if self.streamed else self.body
+        if self.status == 200 and (self.reads.done or not self.streamed):
             try:
-                content: Any = msgspec.json.decode(self.body.removeprefix(b"data:"))
+                content: Any = msgspec.json.decode(last.removeprefix(b"data:"))
                 return int(content["usage"]["completion_tokens"])
             except (msgspec.DecodeError, KeyError, TypeError):
                 pass
-        shown = self.body[:_SHOWN_BYTES].decode(errors="replace").strip()
+        shown = last[:_SHOWN_BYTES].decode(errors="replace").strip()
         raise AnswerError(f"the answer had status {self.status} and no complete usage. It says: {shown or 'nothing'}")
 
 
@@ -64,8 +70,8 @@ class Connection(asyncio.Protocol):
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Answer] | None = None
         self._answer = Answer(0.0)
-        self._text = b""
-        self._now = 0.0
+        self._chunked = self._closes = False
+        self._in_chunks = False  # of a stream: read, and not parsed
 
     @classmethod
     async def open(cls, host: str, port: int) -> Connection:
@@ -87,7 +93,6 @@ class Connection(asyncio.Protocol):
             raise AnswerError("the connection is closed")
         self._waiter = asyncio.get_running_loop().create_future()
         self._answer = Answer(time.perf_counter())
-        self._text = b""
         self._transport.write(request)
         return await self._waiter
 
@@ -104,44 +109,49 @@ class Connection(asyncio.Protocol):
         self._fail(f"the server closed the connection before the answer was complete ({exc or 'no error'})")
 
     def data_received(self, data: bytes) -> None:
-        self._now = time.perf_counter()
+        answer = self._answer
+        answer.finished = time.perf_counter()
+        answer.reads.add(answer.finished, data)
+        if not self._in_chunks:
+            self._parse(data)
+        elif answer.reads.end():
+            self._parser = httptools.HttpResponseParser(self)  # the other has not seen the end of this one
+            self._end()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        match name.lower():
+            case b"content-type":
+                self._answer.streamed = value.startswith(b"text/event-stream")
+            case b"transfer-encoding":
+                self._chunked = value.lower() == b"chunked"
+            case b"retry-after":
+                self._answer.retry_after = value
+
+    def on_headers_complete(self) -> None:
+        self._answer.status = self._parser.get_status_code()
+        self._closes = not self._parser.should_keep_alive()
+        self._in_chunks = self._answer.streamed and self._chunked
+
+    def on_body(self, body: bytes) -> None:
+        if not self._answer.streamed:
+            self._answer.body += body
+
+    def on_message_complete(self) -> None:
+        self._end()
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(f"the server does not speak HTTP/1.1 here ({error})")
             self.close()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
-            self._answer.streamed = value.startswith(b"text/event-stream")
-        elif name.lower() == b"retry-after":
-            self._answer.retry_after = value
-
-    def on_headers_complete(self) -> None:
-        self._answer.status = self._parser.get_status_code()
-
-    def on_body(self, body: bytes) -> None:
-        if not self._answer.streamed:
-            self._answer.body += body
-            return
-        *events, self._text = _EVENT_END.split(self._text + body)
-        for event in events:
-            self._take(event)
-
-    def on_message_complete(self) -> None:
-        self._answer.finished = self._now
-        if not self._parser.should_keep_alive():
+    def _end(self) -> None:
+        self._in_chunks = self._chunked = False
+        if self._closes:
             self.close()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(self._answer)
-
-    def _take(self, event: bytes) -> None:
-        if _TEXT.search(event):
-            self._answer.text_times.append(self._now)
-        elif event.startswith(b"data: [DONE]"):
-            self._answer.done = True
-        elif _USAGE.search(event) or b'"error"' in event:
-            self._answer.body = event
 
     def _fail(self, message: str) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,6 +14,7 @@ import uvloop
 
 from benchmarks.chat_job import ChatJob, Measurement
 from benchmarks.children import serve_jobs
+from benchmarks.http_answers import Answer, AnswerError
 from benchmarks.open_loop import Pool, at_moments
 
 KEY_VARIABLE = "BENCH_API_KEY"
@@ -24,24 +25,33 @@ async def measure(job: ChatJob, *, host: str, port: int, key: str) -> Measuremen
     """Do one run. Raises `BenchError` when a single answer is no success: such a run says nothing."""
     requests = [encode(job, index, host=host, key=key) for index in range(job.requests)]
     pool = await Pool.open(host, port, job.streams or _FIRST_CONNECTIONS)
-    seen = Measurement()
+    answers: list[tuple[float, Answer]] = []  # with the moment for which each was asked; looked at once all are here
     cpu, start = time.process_time(), time.perf_counter()
     try:
-        await (_open_loop(job, requests, pool, seen) if job.rate else _closed_loop(job, requests, pool, seen))
+        await (_open_loop(job, requests, pool, answers) if job.rate else _closed_loop(job, requests, pool, answers))
+    except AnswerError:
+        for _, answer in answers:
+            answer.completion_tokens()  # the first to fail says why, not those that found its connection closed
+        raise
     finally:
         pool.close()
-    seen.wall_seconds, seen.cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    seen = Measurement(wall_seconds=time.perf_counter() - start, cpu_seconds=time.process_time() - cpu)
+    for moment, answer in answers:
+        if job.rate:
+            seen.late_seconds.append(answer.started - moment)
+        seen.add(moment, answer.text_times, answer.finished, answer.completion_tokens())
     return seen
 
 
-async def _closed_loop(job: ChatJob, requests: list[bytes], pool: Pool, seen: Measurement) -> None:
+async def _closed_loop(job: ChatJob, requests: list[bytes], pool: Pool, answers: list[tuple[float, Answer]]) -> None:
     left = iter(requests)
 
     async def stream() -> None:
         for request in left:
             async with pool.connection() as connection:
                 answer = await connection.ask(request)
-                seen.add(answer.started, answer.text_times, answer.finished, answer.completion_tokens())
+                answers.append((answer.started, answer))
+                answer.check_status()
 
     streams = [asyncio.create_task(stream()) for _ in range(job.streams)]
     try:
@@ -51,12 +61,12 @@ async def _closed_loop(job: ChatJob, requests: list[bytes], pool: Pool, seen: Me
             one.cancel()
 
 
-async def _open_loop(job: ChatJob, requests: list[bytes], pool: Pool, seen: Measurement) -> None:
+async def _open_loop(job: ChatJob, requests: list[bytes], pool: Pool, answers: list[tuple[float, Answer]]) -> None:
     async def send(number: int, moment: float) -> None:
         async with pool.connection() as connection:
             answer = await connection.ask(requests[number])
-            seen.late_seconds.append(answer.started - moment)
-            seen.add(moment, answer.text_times, answer.finished, answer.completion_tokens())
+            answers.append((moment, answer))
+            answer.check_status()
 
     await at_moments(job.moments(), send)
 

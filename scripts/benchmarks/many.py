@@ -88,15 +88,21 @@ def many_verdicts(start: Figures, bursts: Sequence[Figures]) -> list[Verdict]:
     def last(name: str) -> float | None:
         return _divided(bursts[-1][name], bursts[0][name])
 
+    most_in_all = max(map(_in_all, bursts))
     return [
         Verdict.at_most("requests neither answered nor refused with Retry-After", worst("wrong"), 0),
         Verdict.at_most("refused p99, ms", worst("refused_p99_ms"), _REFUSED_SECONDS * 1000),
+        Verdict.at_most("memory in all, after to before", _divided(most_in_all, _in_all(start)), _GROWTH),
         Verdict.at_most("API memory after to before", grown("api_rss_mib"), _GROWTH),
         Verdict.at_most("engine memory after to before", grown("engine_rss_mib"), _GROWTH),
         Verdict.at_most("API memory after the last burst to after the first", last("api_rss_mib"), None),
         Verdict.at_most("API files after to before", grown("api_files"), _GROWTH),
         Verdict.at_most("engine files after to before", grown("engine_files"), _GROWTH),
     ]
+
+
+def _in_all(figures: Figures) -> float:
+    return sum(figures[name] or 0.0 for name in ("api_rss_mib", "engine_rss_mib"))
 
 
 def _divided(after: float | None, before: float | None) -> float | None:

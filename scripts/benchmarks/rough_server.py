@@ -36,9 +36,9 @@ LEVELS = {
     "api_files": "API files",
     "engine_files": "engine files",
 }
-_SETTLE_SECONDS = 30.0
+_SETTLE_SECONDS = 45.0
 _POLL_SECONDS = 1.0
-_RESTS_POLLS = 5
+_RESTS_POLLS = 12  # the server gives back what it does not need every 10 s
 
 
 @asynccontextmanager
