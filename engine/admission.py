@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING
 from engine.errors import OverloadedError
 from engine.fair_queue import Claim, FairQueue, Urgency
 from engine.headcount import Headcount
-from engine.visit import Ticket, Visit
+from engine.visit import Turn, Visit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from engine.types import ChatRequest, TextRequest
 
@@ -83,30 +82,36 @@ class Admission:
         """How many sequences run."""
         return self._sequences
 
-    @asynccontextmanager
-    async def visit(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[Visit]:
-        """Accompany one request from its arrival to its end; it enters when its size is known.
+    def visit(self, request: ChatRequest | TextRequest, sequences: int) -> Visit:
+        """Accompany one request from its arrival to its end (`async with`); it enters when its size is known."""
+        return Visit(self, request, sequences)
 
-        Raises `OverloadedError` at once, before any work is done for it, where it could only be refused later.
+    def arrive(self, request: ChatRequest | TextRequest) -> None:
+        """Count a request as being here, waiting or running, until `depart`.
+
+        Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
         """
         most = self._room.sequences + self._room.waiting
         if request.urgency == Urgency.INTERACTIVE and self._here.has_share(request.owner, most):
             raise self._overloaded()
-        with self._here.one_more(request.owner):
-            async with self.presence(), AsyncExitStack() as stack:
-                yield Visit(self, request, sequences, stack)
+        self._here.add(request.owner)
+        self.come()
 
-    @asynccontextmanager
-    async def presence(self) -> AsyncIterator[None]:
-        """Count somebody as being here, whether waiting or running."""
+    def depart(self, request: ChatRequest | TextRequest) -> None:
+        """Say that it has ended."""
+        self._here.remove(request.owner)
+        self.go()
+
+    def come(self) -> None:
+        """Count somebody as being here who asks for no more than that, until `go`."""
         self._visits += 1
         self._nobody.clear()
-        try:
-            yield
-        finally:
-            self._visits -= 1
-            if not self._visits:
-                self._nobody.set()
+
+    def go(self) -> None:
+        """Count one less."""
+        self._visits -= 1
+        if not self._visits:
+            self._nobody.set()
 
     async def idle(self) -> None:
         """Return when nobody is here any more."""
@@ -121,8 +126,7 @@ class Admission:
             if not turn.cancelled():
                 turn.set_exception(reason())
 
-    @asynccontextmanager
-    async def enter(  # noqa: PLR0913  # what decides about a turn
+    def enter(  # noqa: PLR0913  # what decides about a turn
         self,
         owner: str,
         *,
@@ -131,14 +135,12 @@ class Admission:
         sequences: int = 1,
         weight: float = 1.0,
         urgency: Urgency = Urgency.INTERACTIVE,
-    ) -> AsyncIterator[Ticket]:
-        """Wait for a turn and hold the room until the block is left. Cancelling gives up the place in the queue.
+    ) -> Turn:
+        """Wait for a turn and hold the room until the block is left (`async with`). Cancelling gives up the place.
 
         Raises `OverloadedError` at once when too many wait, or later when a newcomer takes the place in the queue
         of somebody who has many.
         """
-        if self._closed is not None:
-            raise self._closed()
         room = min(sequences, self._room.sequences)
         claim = Claim(
             owner=owner,
@@ -149,20 +151,26 @@ class Admission:
             expected_answer_tokens=room * min(float(max_tokens), self._mean_answer_tokens),
             arrived_at=self._clock(),
         )
+        return Turn(self, claim)
+
+    async def come_in(self, claim: Claim) -> float:
+        """Wait for the claim's turn; the room is its own until `leave`. Returns when that was. Raises like `enter`."""
+        if self._closed is not None:
+            raise self._closed()
         self._queue.arrive(claim)
         if self._queue or not self._fits(claim):
             await self._wait(claim)
         else:
             self._take(claim)
-        ticket, began = Ticket(), self._clock()
-        try:
-            yield ticket
-        except BaseException:
+        return self._clock()
+
+    def leave(self, claim: Claim, answer_tokens: int, came_in_at: float | None) -> None:
+        """Give its room back. `came_in_at` None: it was cut off, and says nothing about how long answers take."""
+        if came_in_at is None:
             # Of an answer that was not streamed nobody knows how long it was when its client left: the guess stays.
-            self._leave(claim, ticket.answer_tokens or claim.expected_answer_tokens, 0.0)
-            raise
+            self._leave(claim, answer_tokens or claim.expected_answer_tokens, 0.0)
         else:
-            self._leave(claim, ticket.answer_tokens, self._clock() - began)
+            self._leave(claim, answer_tokens, self._clock() - came_in_at)
 
     async def _wait(self, claim: Claim) -> None:
         if not self._fits(claim):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from engine.fair_queue import Claim, FairQueue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from engine.types import ChatRequest, TextRequest
 
@@ -47,19 +47,18 @@ class BackgroundSlots:
         self._size, self._beside = size, beside
         self._admit()
 
-    @contextmanager
-    def interactive(self) -> Iterator[None]:
-        """Hold background work back meanwhile and a little longer. Never waits."""
+    def hold_back(self) -> None:
+        """Hold background work back until `let_go`, once for each interactive request. Never waits."""
         self._interactive += 1
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
-        try:
-            yield
-        finally:
-            self._interactive -= 1
-            if not self._interactive:
-                self._quiet = asyncio.get_running_loop().call_later(self._quiet_seconds, self._be_quiet)
+
+    def let_go(self) -> None:
+        """Hold it back a little longer, if this was the last."""
+        self._interactive -= 1
+        if not self._interactive:
+            self._quiet = asyncio.get_running_loop().call_later(self._quiet_seconds, self._be_quiet)
 
     @asynccontextmanager
     async def take(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:

@@ -14,7 +14,8 @@ from engine.config import ChatModelSpec
 from engine.fair_queue import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from engine.config import ModelSpec
     from engine.pool import Pool
@@ -40,21 +41,44 @@ class Entrance:
             else:
                 self._background[spec.id] = BackgroundSlots(size, beside=beside)
 
-    @contextlib.asynccontextmanager
-    async def enter(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
+    def enter(self, request: ChatRequest | TextRequest, sequences: int) -> AbstractAsyncContextManager[None]:
         """Hold background work back meanwhile, or wait as background work; and hold the model.
 
         What is not interactive waits for its model if that is being restarted. Raises what `Pool.get` does, the model
         need not be one that takes turns and has its turn.
         """
-        model = request.model
         if request.urgency == Urgency.INTERACTIVE:
-            async with self._pool.using(model):
-                self._pool.get(model)
-                with self._background[model].interactive():
-                    yield
-        else:
-            await self._pool.revived(model)  # before it waits: it is told at once if there is no such model
-            async with self._background[model].take(request, sequences), self._pool.using(model):
-                await self._pool.revived(model)
-                yield
+            return _Interactive(self._pool, self._background, request.model)
+        return self._as_background(request, sequences)
+
+    @contextlib.asynccontextmanager
+    async def _as_background(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
+        model = request.model
+        await self._pool.revived(model)  # before it waits: it is told at once if there is no such model
+        async with self._background[model].take(request, sequences), self._pool.using(model):
+            await self._pool.revived(model)
+            yield
+
+
+class _Interactive:
+    """No generator: most requests come this way."""
+
+    __slots__ = ("_background", "_model", "_pool")
+
+    def __init__(self, pool: Pool, background: Mapping[str, BackgroundSlots], model: str) -> None:
+        self._pool = pool
+        self._background = background
+        self._model = model
+
+    async def __aenter__(self) -> None:
+        await self._pool.hold(self._model)
+        try:
+            self._pool.get(self._model)
+        except BaseException:
+            self._pool.release(self._model)
+            raise
+        self._background[self._model].hold_back()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._background[self._model].let_go()
+        self._pool.release(self._model)

@@ -111,9 +111,20 @@ class Pool:
     @contextlib.asynccontextmanager
     async def using(self, model: str) -> AsyncIterator[None]:
         """Hold a model for a request: one that takes turns is waited for, and stays meanwhile. Others: see `get`."""
-        self._slot(model)
-        async with self._sharing.using(model, partial(self._is_loaded, model)):
+        await self.hold(model)
+        try:
             yield
+        finally:
+            self.release(model)
+
+    async def hold(self, model: str) -> None:
+        """Do the same until `release`."""
+        self._slot(model)
+        await self._sharing.hold(model, partial(self._is_loaded, model))
+
+    def release(self, model: str) -> None:
+        """Let go of a model that was held."""
+        self._sharing.release(model)
 
     def _is_loaded(self, model: str) -> bool:
         slot = self._slot(model)

@@ -14,7 +14,7 @@ from engine.errors import ModelLoadingError, OverloadedError
 from engine.holdings import Holdings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from engine.residency import Decision, Residency
 
@@ -130,9 +130,8 @@ class Sharing:
             self._residency.is_out(name)
             self._tell()
 
-    @contextlib.asynccontextmanager
-    async def using(self, name: str, usable: Callable[[], bool]) -> AsyncIterator[None]:
-        """Hold a model for a request, after waiting until it is loaded. While it is held it does not leave.
+    async def hold(self, name: str, usable: Callable[[], bool]) -> None:
+        """Hold a model for a request until `release`, after waiting until it is loaded. So long it does not leave.
 
         `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
         `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
@@ -143,14 +142,16 @@ class Sharing:
         seat.users += 1
         if name in self._seats:
             self._residency.began(name)
-        try:
-            yield
-        finally:
-            seat.users -= 1
-            if name in self._seats:
-                self._residency.ended(name, self._clock())
+
+    def release(self, name: str) -> None:
+        """Say that a request which held it has ended."""
+        seat = self._seat(name)
+        seat.users -= 1
+        if not seat.users:
+            seat.unused.set()
+        if name in self._seats:
+            self._residency.ended(name, self._clock())
             if not seat.users:
-                seat.unused.set()
                 self._tell()
 
     async def _wait(self, name: str, seat: _Seat, usable: Callable[[], bool]) -> None:

@@ -1,17 +1,16 @@
 """One request at the door of its model: it is here from its arrival on, and enters when its size is known.
 
-In what order requests enter is admission.py's.
+In what order requests enter is admission.py's. No generators here: each request passes through all of this.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from engine.admission import Admission
+    from engine.fair_queue import Claim
     from engine.types import ChatRequest, TextRequest
 
 
@@ -22,17 +21,55 @@ class Ticket:
     answer_tokens: int = 0
 
 
-class Visit:
-    """One request at the door. `enter` waits for its turn; what `count` was told last must be right when it leaves."""
+class Turn:
+    """`async with`: waits for a claim's turn, and holds the room until the block is left."""
 
-    def __init__(
-        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stack: AsyncExitStack
-    ) -> None:
+    __slots__ = ("_admission", "_came_in_at", "_claim", "_ticket")
+
+    def __init__(self, admission: Admission, claim: Claim) -> None:
+        self._admission = admission
+        self._claim = claim
+
+    async def __aenter__(self) -> Ticket:
+        """Wait. Raises like `Admission.enter`."""
+        self._came_in_at = await self._admission.come_in(self._claim)
+        self._ticket = Ticket()
+        return self._ticket
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give the room back."""
+        self.end(cut_off=kind is not None)
+
+    def end(self, *, cut_off: bool) -> None:
+        """Do the same, without a wait."""
+        self._admission.leave(self._claim, self._ticket.answer_tokens, None if cut_off else self._came_in_at)
+
+
+class Visit:
+    """`async with`: one request is here. `enter` waits for its turn.
+
+    What `count` was told last must be right when the block is left. Raises `OverloadedError` at the begin.
+    """
+
+    __slots__ = ("_admission", "_request", "_sequences", "_ticket", "_turn")
+
+    def __init__(self, admission: Admission, request: ChatRequest | TextRequest, sequences: int) -> None:
         self._admission = admission
         self._request = request
         self._sequences = sequences
-        self._stack = stack
+        self._turn: Turn | None = None
         self._ticket: Ticket | None = None
+
+    async def __aenter__(self) -> Self:
+        """It arrives."""
+        self._admission.arrive(self._request)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """It has ended, whether it entered or not."""
+        if self._turn is not None and self._ticket is not None:
+            self._turn.end(cut_off=kind is not None)
+        self._admission.depart(self._request)
 
     def count(self, answer_tokens: int) -> None:
         """Note how many tokens all its answers have so far. Of one that has not entered yet there are none."""
@@ -44,7 +81,7 @@ class Visit:
         request = self._request
         if request.before_turn is not None:
             await request.before_turn(prompt_tokens, longest_answer_tokens)
-        turn = self._admission.enter(
+        self._turn = self._admission.enter(
             request.owner,
             prompt_tokens=prompt_tokens,
             max_tokens=longest_answer_tokens // self._sequences,
@@ -52,6 +89,6 @@ class Visit:
             weight=request.queue_share,
             urgency=request.urgency,
         )
-        self._ticket = await self._stack.enter_async_context(turn)
+        self._ticket = await self._turn.__aenter__()  # left with the visit, not before
         if request.on_turn is not None:
             request.on_turn()

@@ -25,7 +25,8 @@ from server.image_quota import ImageQuota
 from server.key_admin import KeyAdmin
 from server.limits import Limiter
 from server.live_keys import LiveKeys
-from server.metering import Meter, MeteredEngine
+from server.metered_call import Meter
+from server.metering import MeteredEngine
 from server.metrics import Metrics
 from server.metrics_page import KeptPage
 from server.middleware import Authentication, Gate, RequestContext

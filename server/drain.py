@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from contextlib import suppress
+from typing import Self
 
 _LAST_WRITES_SECONDS = 2.0
 
@@ -24,17 +20,20 @@ class Drain:
         # A future rather than an event: hundreds of streams can wait on it without a task each.
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count one running request."""
+    def request(self) -> Self:
+        """Count one running request (`with`)."""
+        return self
+
+    def __enter__(self) -> None:
+        """It begins."""
         self.running += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.running -= 1
-            if self.running == 0:
-                self._idle.set()
+
+    def __exit__(self, *_: object) -> None:
+        """It has ended."""
+        self.running -= 1
+        if self.running == 0:
+            self._idle.set()
 
     async def drain(self, seconds: float) -> None:
         """Take no more work, wait up to `seconds` for what runs, then make the rest stop."""

@@ -67,6 +67,10 @@ class Exchange:
         message: Awaitable[Any] = self._cycle.receive()
         return message
 
+    def has_body(self) -> bool:
+        """Whether all of the request's body has come, and the next `receive` gives it without a wait."""
+        return self._cycle.message_event.is_set() and not self._cycle.more_body
+
     def write(self, data: bytes) -> bool:
         """Send `data` as the next piece of a body that has begun and goes on; False if `send` has to, which may wait.
 

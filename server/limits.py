@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from server.errors import ApiError
 from server.store import Ask, Refused, Taken, TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engine import Config, TierSpec
     from server.store import ApiKey, Buckets, Level
@@ -71,9 +70,8 @@ class Limiter:
             self._limits[key.public_id] = (key, limits)
         return limits
 
-    @contextmanager
-    def one_more(self, key: ApiKey) -> Iterator[None]:
-        """Count a request as running or waiting. Raises `ApiError` when the key has too many of them."""
+    def begin(self, key: ApiKey) -> None:
+        """Count a request as running or waiting, until `end`. Raises `ApiError` when the key has too many of them."""
         most = self.limits(key).parallel_requests
         if most == 0:
             raise quota_spent("Your key may run no requests at all. Ask whoever runs this server.")
@@ -82,8 +80,11 @@ class Limiter:
                 f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.",
                 retry_after_seconds=1,
             )
-        with self._parallel.one_more(key.public_id):
-            yield
+        self._parallel.add(key.public_id)
+
+    def end(self, key: ApiKey) -> None:
+        """Count one less."""
+        self._parallel.remove(key.public_id)
 
     async def take_request(self, key: ApiKey) -> tuple[Level, ...]:
         """Take one request from the key's bucket. Returns how full it is then. Raises `ApiError`."""

@@ -6,13 +6,11 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import MutableHeaders
-
 from server.access_log import RequestRecord
 from server.errors import ApiError, to_api_error
 from server.hangup import ClientGoneError, shutting_down
 from server.request_headers import header_of
-from server.response_headers import add_security_headers
+from server.response_headers import add_headers
 from server.store import StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -55,10 +53,8 @@ class RequestContext:
             """No coroutine of its own: it would be one more for each token."""
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                headers = MutableHeaders(raw=message.setdefault("headers", []))
-                headers["x-request-id"] = record.request_id
-                headers.update(record.headers)
-                add_security_headers(headers)
+                own = {"x-request-id": record.request_id, **record.headers}
+                add_headers(message.setdefault("headers", []), own)
             return send(message)
 
         try:

@@ -1,11 +1,13 @@
-"""What every answer tells a browser, should one show it: to guess nothing, run nothing, and pass nothing on."""
+"""What every answer tells beyond what its route says, and a browser, should one show it: to guess and run nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import MutableHeaders
+
 if TYPE_CHECKING:
-    from starlette.datastructures import MutableHeaders
+    from collections.abc import Mapping
 
 # Not among them: Cross-Origin-Resource-Policy (a chat page elsewhere shows our images by their links) and
 # Strict-Transport-Security (it would bind other services on the same host; whoever owns the name decides).
@@ -15,9 +17,16 @@ SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+_SECURITY = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
 
 
-def add_security_headers(headers: MutableHeaders) -> None:
-    """Add what the route has not decided for itself."""
-    for name, value in SECURITY_HEADERS.items():
-        headers.setdefault(name, value)
+def add_headers(raw: list[tuple[bytes, bytes]], own: Mapping[str, str]) -> None:
+    """Put `own`, by names in small letters, in place of what the route has said, and add what it has left open."""
+    said = {name for name, _ in raw}
+    for name, value in own.items():
+        key = name.encode()
+        if key in said:
+            MutableHeaders(raw=raw)[name] = value
+        else:
+            raw.append((key, value.encode("latin-1")))
+    raw.extend(header for header in _SECURITY if header[0] not in said)

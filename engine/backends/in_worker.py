@@ -102,8 +102,11 @@ class InWorker:
 
     async def _run(self, box: Outbox[_T], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            async with self.admission.presence():
+            self.admission.come()
+            try:
                 await work()
+            finally:
+                self.admission.go()
             box.end()
         except Exception as error:  # noqa: BLE001  # whoever reads the box raises it
             box.end(error)

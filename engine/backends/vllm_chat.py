@@ -61,7 +61,7 @@ class VllmChat:
 
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
-        from engine.backends.vllm_inbox import receive_eagerly
+        from engine.backends.vllm_inbox import receive_eagerly, send_at_once
 
         await asyncio.to_thread(check_folder, launch.weights)
         patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())
@@ -72,6 +72,7 @@ class VllmChat:
             undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
             undo.callback(watch.kill)
             receive_eagerly(engine)
+            send_at_once(engine)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.kill_without(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
@@ -88,10 +89,10 @@ class VllmChat:
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
         """Yield the answer step by step; closing the generator aborts it. Raises `EngineError`s."""
-        from engine.backends.vllm_errors import translated_errors
+        from engine.backends.vllm_errors import TranslatedErrors
 
         async with self.admission.visit(request, request.n) as visit:
-            with translated_errors(self.context_length, _grammar_field(request)):
+            with TranslatedErrors(self.context_length, _grammar_field(request)):
                 steps = await self._begun(request, visit, stream=True)
                 try:
                     async for step in steps:
@@ -102,7 +103,7 @@ class VllmChat:
 
     async def complete(self, request: ChatRequest) -> ChatResult:
         """Return the whole answer; cancelling aborts it. Raises `EngineError`s."""
-        from engine.backends.vllm_errors import translated_errors
+        from engine.backends.vllm_errors import TranslatedErrors
         from engine.chat_fold import fold
 
         if self._serving.needs_parser(request) or request.logprobs or image_places(request):
@@ -112,19 +113,19 @@ class VllmChat:
             async with contextlib.aclosing(self.stream(request)) as steps:
                 return await fold(steps)
         async with self.admission.visit(request, request.n) as visit:
-            with translated_errors(self.context_length, _grammar_field(request)):
+            with TranslatedErrors(self.context_length, _grammar_field(request)):
                 result: ChatResult = await self._begun(request, visit, stream=False)
                 visit.count(result.usage.completion_tokens)
                 return result
 
     async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
         """Go on with plain texts; closing the generator aborts. Raises `EngineError`s."""
-        from engine.backends.vllm_errors import translated_errors
+        from engine.backends.vllm_errors import TranslatedErrors
         from engine.backends.vllm_text import text_steps
 
         max_tokens = self._most_tokens(request)
         async with self.admission.visit(request, len(request.prompts) * request.n) as visit:
-            with translated_errors(self.context_length, None, "prompt"):
+            with TranslatedErrors(self.context_length, None, "prompt"):
                 steps = text_steps(self._serving, request, max_tokens=max_tokens, sized=visit.enter)
                 async with contextlib.aclosing(steps):
                     async for step in steps:
@@ -133,10 +134,10 @@ class VllmChat:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
-        from engine.backends.vllm_errors import translated_errors
+        from engine.backends.vllm_errors import TranslatedErrors
 
         shortest = replace(request, max_tokens=1)
-        with translated_errors(self.context_length, _grammar_field(request)):
+        with TranslatedErrors(self.context_length, _grammar_field(request)):
             async with self._pictures.decoded(shortest, most=self._spec.engine.max_images) as seen:
                 tokens: int = await self._serving.count_prompt(self._translate(seen, stream=False))
                 return tokens

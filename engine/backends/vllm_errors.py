@@ -53,28 +53,42 @@ _FIELDS = {
 }
 
 
-@contextmanager
-def translated_errors(
-    context_length: int, grammar_field: str | None, prompt_field: PromptField = "messages"
-) -> Iterator[None]:
-    """Raise `EngineError`s only. What is not vLLM's own passes through: it is our bug.
+class TranslatedErrors:
+    """`with`: raises `EngineError`s only. What is not vLLM's own passes through: it is our bug.
 
     `grammar_field` is the field that holds the request's JSON schemas: vLLM does not say what it refuses there.
     """
-    try:
-        yield
-    except EngineError:
-        raise
-    except EngineDeadError as error:
-        raise engine_died() from error
-    except GracefulHTTPError as error:
-        raise OverloadedError(
-            "The queue of this model is full. Try again in a few seconds.", retry_after_seconds=2
-        ) from error
-    except VLLMClientError as error:
-        raise _request_error(error, context_length, grammar_field, prompt_field) from error
-    except (VllmGenerationError, EngineGenerateError) as error:
-        raise GenerationError("The model gave up on this answer. Send the request again.") from error
+
+    __slots__ = ("_context_length", "_grammar_field", "_prompt_field")
+
+    def __init__(self, context_length: int, grammar_field: str | None, prompt_field: PromptField = "messages") -> None:
+        self._context_length = context_length
+        self._grammar_field = grammar_field
+        self._prompt_field: PromptField = prompt_field
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Say it in our words."""
+        ours = None if error is None else self._translated(error)
+        if ours is not None:
+            raise ours from error
+
+    def _translated(self, error: BaseException) -> EngineError | None:
+        match error:
+            case EngineError():
+                return None
+            case EngineDeadError():
+                return engine_died()
+            case GracefulHTTPError():
+                sentence = "The queue of this model is full. Try again in a few seconds."
+                return OverloadedError(sentence, retry_after_seconds=2)
+            case VLLMClientError():
+                return _request_error(error, self._context_length, self._grammar_field, self._prompt_field)
+            case VllmGenerationError() | EngineGenerateError():
+                return GenerationError("The model gave up on this answer. Send the request again.")
+        return None
 
 
 @contextmanager

@@ -74,7 +74,9 @@ class PatientHistogram(Histogram):
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002  # vLLM has none
         """Keep it."""
-        self.observe_all((amount,))
+        self._observed.append(amount)
+        if len(self._observed) >= _MOST_KEPT:
+            self._sort()
 
     def observe_all(self, amounts: Iterable[float]) -> None:
         """Keep them."""

@@ -37,8 +37,8 @@ class PlainPrompt:
     """Of one model whose template takes texts and whose tokenizer is one of Hugging Face's fast ones."""
 
     def __init__(self, template: Any, variables: dict[str, Any], tokenizer: Any) -> None:
-        self._render = template.render
-        self._variables = variables
+        self._template = template
+        self._variables = {**template.globals, **variables}  # Jinja would put them together anew for each prompt
         self._encode = tokenizer.encode_batch_fast  # without the place of each token in the text
         self._swiftness = Swiftness()
 
@@ -79,7 +79,8 @@ class PlainPrompt:
 
     def _made_of(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
         try:
-            text = self._render(messages=messages, **self._variables)
+            context = self._template.new_context({**self._variables, "messages": messages}, shared=True)
+            text = "".join(self._template.root_render_func(context))
         except Exception:  # noqa: BLE001  # whatever a template does not like is said by the one who is paid for it
             return None
         ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids

@@ -5,6 +5,7 @@ Counting in memory and writing now and then is `usage_book.py`'s.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,10 +40,11 @@ class Usage:
     aborted: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, name) + getattr(other, name) for name in FIELDS))
+        return Usage(*map(operator.add, _values_of(self), _values_of(other)))
 
 
 FIELDS = tuple(field.name for field in fields(Usage))
+_values_of = operator.attrgetter(*FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

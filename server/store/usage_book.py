@@ -79,7 +79,8 @@ class UsageBook:
     def add(self, key: str, model: str, kind: str, usage: Usage, at: datetime | None = None) -> None:
         """Count what a request used: `key` by its public id, `kind` like `chat`. In memory: never waits or fails."""
         line = _Line(hour_of(at or self._clock()), key, model, kind)
-        self._lines[line] = self._lines.get(line, Usage()) + usage
+        known = self._lines.get(line)
+        self._lines[line] = usage if known is None else known + usage
 
     async def flush(self) -> None:
         """Write everything in one transaction. On StoreUnavailableError it is kept for the next time."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
 from engine.background import BackgroundSlots
 from engine.fair_queue import Urgency
 from engine.types import ChatRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Worker:
@@ -27,6 +32,15 @@ class Worker:
 
 def asking(owner: str = "a") -> ChatRequest:
     return ChatRequest(request_id="r", model="m", messages=[], owner=owner, urgency=Urgency.BATCH)
+
+
+@contextmanager
+def interactive(slots: BackgroundSlots) -> Iterator[None]:
+    slots.hold_back()
+    try:
+        yield
+    finally:
+        slots.let_go()
 
 
 async def turns() -> None:
@@ -82,7 +96,7 @@ async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_
 
 async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_is_quiet() -> None:
     slots = BackgroundSlots(4, beside=2, quiet_seconds=0.01)
-    with slots.interactive():
+    with interactive(slots):
         workers = [Worker(slots, 1) for _ in range(4)]
         await turns()
         assert [worker.inside.is_set() for worker in workers] == [True, True, False, False]
@@ -102,7 +116,7 @@ async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
     slots = BackgroundSlots(4, beside=1, quiet_seconds=0.01)
     workers = [Worker(slots, 2), Worker(slots, 2)]
     await turns()
-    with slots.interactive():
+    with interactive(slots):
         assert [worker.inside.is_set() for worker in workers] == [True, True]
         last = Worker(slots, 1)
         workers[0].done.set()
@@ -119,7 +133,7 @@ async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
 
 async def test_one_too_large_for_the_room_beside_others_runs_alone() -> None:
     slots = BackgroundSlots(4, beside=1, quiet_seconds=60)
-    with slots.interactive():
+    with interactive(slots):
         async with asyncio.timeout(10), slots.take(asking(), 3):
             pass
 

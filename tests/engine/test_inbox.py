@@ -1,4 +1,4 @@
-"""The inbox for what engine processes send, on real ZeroMQ sockets."""
+"""The inbox for what engine processes send, and the outbox to them, on real ZeroMQ sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine.backends.vllm_inbox import receive_eagerly
+from engine.backends.vllm_inbox import receive_eagerly, send_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,3 +60,50 @@ async def test_closing_ends_the_wait_and_lets_go_of_the_event_loop(ends: tuple[A
         await waiting
     assert receiver.closed
     assert not asyncio.get_running_loop().remove_reader(descriptor)
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[tuple[Any, zmq.Socket[bytes]]]:
+    """The sending end, taken over, with room for few messages, and the receiving end, which knows itself as `me`."""
+    with zmq.asyncio.Context() as context, zmq.Context() as other:
+        address = f"ipc://{tmp_path}/requests"
+        sender, receiver = context.socket(zmq.ROUTER), other.socket(zmq.DEALER)
+        sender.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        sender.setsockopt(zmq.SNDHWM, 5)
+        receiver.setsockopt(zmq.RCVHWM, 5)
+        receiver.setsockopt(zmq.IDENTITY, b"me")
+        sender.bind(address)
+        receiver.connect(address)
+        receiver.send(b"here")
+        sender._shadow_sock.recv_multipart()
+        send_at_once(SimpleNamespace(engine_core=SimpleNamespace(input_socket=sender)))
+        yield sender, receiver
+        receiver.close(linger=0)
+        sender.close(linger=0)
+
+
+async def test_what_has_room_is_sent_at_once_whatever_its_parts_are(outbox: tuple[Any, Any]):
+    sender, receiver = outbox
+    large = b"x" * 200_000
+    sent = sender.send_multipart((b"me", b"one", memoryview(large), b""), copy=False)
+    assert sent.done()
+    await sent
+    assert receiver.recv_multipart() == [b"one", large, b""]
+
+
+async def test_what_has_no_room_waits_its_turn_and_nothing_is_lost_or_overtaken(outbox: tuple[Any, Any]):
+    sender, receiver = outbox
+    sent = [sender.send_multipart((b"me", b"%d" % number, b"x" * 300_000), copy=False) for number in range(60)]
+    waiting = sum(not one.done() for one in sent)
+    assert waiting
+    got = []
+    while len(got) < len(sent):
+        got.append((await asyncio.to_thread(receiver.recv_multipart))[0])
+    await asyncio.wait_for(asyncio.gather(*sent), 10)
+    assert got == [b"%d" % number for number in range(60)]
+
+
+async def test_who_is_gone_is_told_of_at_once(outbox: tuple[Any, Any]):
+    sender, _ = outbox
+    with pytest.raises(zmq.ZMQError):
+        await sender.send_multipart((b"nobody", b"one"))

@@ -1,0 +1,180 @@
+"""One call of the engine as a key may make it: what is taken for it, what it uses, and what goes back when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from server.hangup import ClientGoneError
+from server.limits import headers_of
+from server.store import StoreUnavailableError
+from server.store import Usage as Used
+
+if TYPE_CHECKING:
+    from engine import ChatStep, Usage
+    from engine.types import OnStep
+    from server.access_log import RequestRecord
+    from server.image_quota import ImageQuota
+    from server.limits import Limiter
+    from server.metrics import Metrics
+    from server.store import ApiKey, Ask, QuotaTaken, UsageBook
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """What a process keeps of all keys: what they may use, and what they have used."""
+
+    limiter: Limiter
+    book: UsageBook
+    images: ImageQuota
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class MeteredRequest:
+    """One HTTP request of a key: all the calls that it makes count as one that runs (`with` around each)."""
+
+    meter: Meter
+    key: ApiKey
+    record: RequestRecord
+    kind: str
+    calls: int = 0
+
+    def __enter__(self) -> None:
+        """One more of them. Raises `ApiError` where the key has too many requests that run."""
+        if self.calls == 0:
+            self.meter.limiter.begin(self.key)
+        self.calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        """One has ended."""
+        self.calls -= 1
+        if self.calls == 0:
+            self.meter.limiter.end(self.key)
+
+
+@dataclass(slots=True, eq=False)
+class MeteredCall:
+    """`async with`: what was taken for it, and what it has used so far. Raises `ApiError` where a limit is met.
+
+    No generator: each request passes through it.
+    """
+
+    request: MeteredRequest
+    model: str
+    takes_tokens: bool = False
+    request_put_off: bool = False
+    reserved: int = 0
+    tokens: Ask | None = None
+    prompt_tokens: int = 0
+    began: bool = False
+    usage: Usage | None = None
+    images: int = 0  # that are finished
+    images_asked: int = 0
+    images_taken: QuotaTaken | None = None
+    audio_seconds: float = 0.0
+    queued_at: float = field(default_factory=time.monotonic)
+    waited_seconds: float | None = None
+    errors: int = 0  # 1 if it failed
+    aborted: int = 0  # 1 if its client left
+
+    async def __aenter__(self) -> Self:
+        """Count the request, before any work is done for it."""
+        try:
+            self.request.__enter__()
+        except BaseException as error:
+            self._settle(error)
+            raise
+        try:
+            await self._count_request()
+        except BaseException as error:
+            self.request.__exit__()
+            self._settle(error)
+            raise
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Give back what was not used, and write down the rest."""
+        self.request.__exit__()
+        self._settle(error)
+
+    def begin(self) -> None:
+        """Its turn has come: from here on it costs."""
+        self.began = True
+        self.waited_seconds = time.monotonic() - self.queued_at
+
+    def noting(self, on_step: OnStep | None) -> OnStep | None:
+        """Note the usage of steps that are never yielded, too: tokens count that were made, whoever got them."""
+        if on_step is None:
+            return None
+
+        def noted(step: ChatStep) -> bool:
+            self.usage = step.usage
+            return on_step(step)
+
+        return noted
+
+    async def take_tokens(self, tokens: int, *, asked: bool) -> None:
+        """Take them from the key's bucket, with the request if that was put off."""
+        limiter, key = self.request.meter.limiter, self.request.key
+        if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
+            limiter.give_back(self.tokens, self.reserved)
+            self.tokens, self.reserved = None, 0  # not once more, should the next lines fail
+        try:
+            put_off, self.request_put_off = self.request_put_off, False
+            self.tokens, levels = await limiter.take_tokens(key, tokens, asked=asked, put_off=put_off)
+        except StoreUnavailableError:
+            return  # better unlimited for a moment than nobody served; keys are checked all the same
+        self.reserved = 0 if self.tokens is None else int(self.tokens.cost)
+        self.request.record.headers.update(headers_of(levels))
+
+    async def _count_request(self) -> None:
+        """Together with its tokens where nothing speaks against that."""
+        limiter, key = self.request.meter.limiter, self.request.key
+        levels = limiter.put_off_request(key) if self.takes_tokens else None
+        self.request_put_off = levels is not None
+        if levels is None:
+            try:
+                levels = await limiter.take_request(key)
+            except StoreUnavailableError:
+                return
+        self.request.record.headers.update(headers_of(levels))
+
+    def _settle(self, error: BaseException | None) -> None:
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGoneError)):
+            self.aborted = 1
+        elif isinstance(error, Exception):
+            self.errors = 1
+        meter, key = self.request.meter, self.request.key
+        if self.request_put_off:
+            meter.limiter.charge_request(key)
+        if self.tokens is not None:
+            meter.limiter.give_back(self.tokens, self.reserved - self._tokens_spent())
+        if self.images_taken is not None:
+            meter.images.give_back(key.public_id, self.images_asked - self.images, self.images_taken)
+        used = self._used()
+        meter.book.add(key.public_id, self.model, self.request.kind, used)
+        meter.metrics.used(self.model, self.request.kind, used, self.waited_seconds)
+
+    def _tokens_spent(self) -> int:
+        """How many of the tokens that were taken for it are not given back, once it has ended."""
+        if self.usage is not None:
+            return self.usage.prompt_tokens + self.usage.completion_tokens
+        # Left before its end, and not streamed: nobody knows how far it had come, so what was taken stays taken.
+        return self.reserved if self.began and self.aborted else 0
+
+    def _used(self) -> Used:
+        """Return what goes into the usage book, once it has ended."""
+        usage = self.usage
+        return Used(
+            requests=1,
+            prompt_tokens=usage.prompt_tokens if usage else self.prompt_tokens if self.began else 0,
+            completion_tokens=usage.completion_tokens if usage else 0,
+            cached_tokens=(usage.cached_tokens or 0) if usage else 0,
+            images=self.images,
+            audio_seconds=self.audio_seconds,
+            errors=self.errors,
+            aborted=self.aborted,
+        )
