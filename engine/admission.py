@@ -95,19 +95,19 @@ class Admission:
         if request.urgency == Urgency.INTERACTIVE and self._here.has_share(request.owner, most):
             raise self._overloaded()
         self._here.add(request.owner)
-        self.come()
+        self.begin_work()
 
     def depart(self, request: ChatRequest | TextRequest) -> None:
         """Say that it has ended."""
         self._here.remove(request.owner)
-        self.go()
+        self.end_work()
 
-    def come(self) -> None:
-        """Count somebody as being here who asks for no more than that, until `go`."""
+    def begin_work(self) -> None:
+        """Count something as going on here, which `idle` waits for, until `end_work`."""
         self._visits += 1
         self._nobody.clear()
 
-    def go(self) -> None:
+    def end_work(self) -> None:
         """Count one less."""
         self._visits -= 1
         if not self._visits:
@@ -153,8 +153,8 @@ class Admission:
         )
         return Turn(self, claim)
 
-    async def come_in(self, claim: Claim) -> float:
-        """Wait for the claim's turn; the room is its own until `leave`. Returns when that was. Raises like `enter`."""
+    async def take_turn(self, claim: Claim) -> float:
+        """Wait for the claim's turn; its room is kept until `end_turn`. Returns when that was. Raises like `enter`."""
         if self._closed is not None:
             raise self._closed()
         self._queue.arrive(claim)
@@ -164,13 +164,13 @@ class Admission:
             self._take(claim)
         return self._clock()
 
-    def leave(self, claim: Claim, answer_tokens: int, came_in_at: float | None) -> None:
-        """Give its room back. `came_in_at` None: it was cut off, and says nothing about how long answers take."""
-        if came_in_at is None:
+    def end_turn(self, claim: Claim, answer_tokens: int, since: float | None) -> None:
+        """Give its room back, taken at `since`; None: it was cut off, and says nothing of how long answers take."""
+        if since is None:
             # Of an answer that was not streamed nobody knows how long it was when its client left: the guess stays.
             self._leave(claim, answer_tokens or claim.expected_answer_tokens, 0.0)
         else:
-            self._leave(claim, answer_tokens, self._clock() - came_in_at)
+            self._leave(claim, answer_tokens, self._clock() - since)
 
     async def _wait(self, claim: Claim) -> None:
         if not self._fits(claim):

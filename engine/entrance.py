@@ -74,11 +74,13 @@ class _Interactive:
         await self._pool.hold(self._model)
         try:
             self._pool.get(self._model)
+            self._background[self._model].hold_back()
         except BaseException:
             self._pool.release(self._model)
             raise
-        self._background[self._model].hold_back()
 
     async def __aexit__(self, *_: object) -> None:
-        self._background[self._model].let_go()
-        self._pool.release(self._model)
+        try:
+            self._background[self._model].let_go()
+        finally:
+            self._pool.release(self._model)

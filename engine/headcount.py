@@ -41,7 +41,7 @@ class Headcount:
 
 
 class OneMore:
-    """`with`. No generator, like all that each request passes through: those take twice as long, and some thrice."""
+    """`with`. No generator, like all that each request passes through: one of those takes twice as long, or thrice."""
 
     __slots__ = ("_headcount", "_owner")
 

@@ -118,7 +118,7 @@ class Pool:
             self.release(model)
 
     async def hold(self, model: str) -> None:
-        """Do the same until `release`."""
+        """Hold it like `using`, until `release`."""
         self._slot(model)
         await self._sharing.hold(model, partial(self._is_loaded, model))
 

@@ -24,7 +24,7 @@ class Ticket:
 class Turn:
     """`async with`: waits for a claim's turn, and holds the room until the block is left."""
 
-    __slots__ = ("_admission", "_came_in_at", "_claim", "_ticket")
+    __slots__ = ("_admission", "_claim", "_since", "_ticket")
 
     def __init__(self, admission: Admission, claim: Claim) -> None:
         self._admission = admission
@@ -32,23 +32,27 @@ class Turn:
 
     async def __aenter__(self) -> Ticket:
         """Wait. Raises like `Admission.enter`."""
-        self._came_in_at = await self._admission.come_in(self._claim)
-        self._ticket = Ticket()
-        return self._ticket
+        return await self.begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Give the room back."""
         self.end(cut_off=kind is not None)
 
+    async def begin(self) -> Ticket:
+        """Wait for the turn, which lasts until `end`. Raises like `Admission.enter`."""
+        self._since = await self._admission.take_turn(self._claim)
+        self._ticket = Ticket()
+        return self._ticket
+
     def end(self, *, cut_off: bool) -> None:
-        """Do the same, without a wait."""
-        self._admission.leave(self._claim, self._ticket.answer_tokens, None if cut_off else self._came_in_at)
+        """Give the room back. How long an answer took that was cut off is not remembered."""
+        self._admission.end_turn(self._claim, self._ticket.answer_tokens, None if cut_off else self._since)
 
 
 class Visit:
     """`async with`: one request is here. `enter` waits for its turn.
 
-    What `count` was told last must be right when the block is left. Raises `OverloadedError` at the begin.
+    What `count` was told last must be right when the block is left. Raises `OverloadedError` when that is entered.
     """
 
     __slots__ = ("_admission", "_request", "_sequences", "_ticket", "_turn")
@@ -67,9 +71,11 @@ class Visit:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """It has ended, whether it entered or not."""
-        if self._turn is not None and self._ticket is not None:
-            self._turn.end(cut_off=kind is not None)
-        self._admission.depart(self._request)
+        try:
+            if self._turn is not None and self._ticket is not None:
+                self._turn.end(cut_off=kind is not None)
+        finally:
+            self._admission.depart(self._request)
 
     def count(self, answer_tokens: int) -> None:
         """Note how many tokens all its answers have so far. Of one that has not entered yet there are none."""
@@ -77,7 +83,7 @@ class Visit:
             self._ticket.answer_tokens = answer_tokens
 
     async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
-        """Ask whoever sent it, then wait for its turn. Both numbers are of all its sequences together."""
+        """Ask whoever sent it, then wait for its turn; once. Both numbers are of all its sequences together."""
         request = self._request
         if request.before_turn is not None:
             await request.before_turn(prompt_tokens, longest_answer_tokens)
@@ -89,6 +95,6 @@ class Visit:
             weight=request.queue_share,
             urgency=request.urgency,
         )
-        self._ticket = await self._turn.__aenter__()  # left with the visit, not before
+        self._ticket = await self._turn.begin()
         if request.on_turn is not None:
             request.on_turn()

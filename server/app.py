@@ -25,7 +25,7 @@ from server.image_quota import ImageQuota
 from server.key_admin import KeyAdmin
 from server.limits import Limiter
 from server.live_keys import LiveKeys
-from server.metered_call import Meter
+from server.meter import Meter
 from server.metering import MeteredEngine
 from server.metrics import Metrics
 from server.metrics_page import KeptPage

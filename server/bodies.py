@@ -95,7 +95,7 @@ def _check_content_type(scope: Scope) -> None:
 
 async def _read_capped(request: Request, limit: int) -> bytes:
     exchange = Exchange.behind(request.receive)
-    if exchange is not None and exchange.has_body():  # most come with their head, and need no time limit
+    if exchange is not None and exchange.body_has_come():  # most come with their head, and need no time limit
         return await _collected(request, limit, None)
     try:
         async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:

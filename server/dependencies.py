@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.image_files import ImageFiles
 from server.image_links import ImageLinks
 from server.key_admin import KeyAdmin
-from server.metered_call import Meter
+from server.meter import Meter
 from server.metering import MeteredEngine
 from server.metrics import Metrics
 from server.metrics_page import KeptPage

@@ -67,8 +67,8 @@ class Exchange:
         message: Awaitable[Any] = self._cycle.receive()
         return message
 
-    def has_body(self) -> bool:
-        """Whether all of the request's body has come, and the next `receive` gives it without a wait."""
+    def body_has_come(self) -> bool:
+        """Whether the next `receive` tells, without a wait, the whole of the body, or that the client has left."""
         return self._cycle.message_event.is_set() and not self._cycle.more_body
 
     def write(self, data: bytes) -> bool:

@@ -16,20 +16,8 @@ if TYPE_CHECKING:
     from engine import ChatStep, Usage
     from engine.types import OnStep
     from server.access_log import RequestRecord
-    from server.image_quota import ImageQuota
-    from server.limits import Limiter
-    from server.metrics import Metrics
-    from server.store import ApiKey, Ask, QuotaTaken, UsageBook
-
-
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """What a process keeps of all keys: what they may use, and what they have used."""
-
-    limiter: Limiter
-    book: UsageBook
-    images: ImageQuota
-    metrics: Metrics
+    from server.meter import Meter
+    from server.store import ApiKey, Ask, QuotaTaken
 
 
 @dataclass(slots=True)
@@ -43,13 +31,21 @@ class MeteredRequest:
     calls: int = 0
 
     def __enter__(self) -> None:
-        """One more of them. Raises `ApiError` where the key has too many requests that run."""
+        """See `begin`."""
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        """See `end`."""
+        self.end()
+
+    def begin(self) -> None:
+        """Count one more of them. Raises `ApiError` where the key has too many requests that run."""
         if self.calls == 0:
             self.meter.limiter.begin(self.key)
         self.calls += 1
 
-    def __exit__(self, *_: object) -> None:
-        """One has ended."""
+    def end(self) -> None:
+        """Count one less."""
         self.calls -= 1
         if self.calls == 0:
             self.meter.limiter.end(self.key)
@@ -83,21 +79,20 @@ class MeteredCall:
     async def __aenter__(self) -> Self:
         """Count the request, before any work is done for it."""
         try:
-            self.request.__enter__()
+            self.request.begin()
+            try:
+                await self._count_request()
+            except BaseException:
+                self.request.end()
+                raise
         except BaseException as error:
-            self._settle(error)
-            raise
-        try:
-            await self._count_request()
-        except BaseException as error:
-            self.request.__exit__()
             self._settle(error)
             raise
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Give back what was not used, and write down the rest."""
-        self.request.__exit__()
+        self.request.end()
         self._settle(error)
 
     def begin(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         TextRequest,
     )
     from server.access_log import RequestRecord
-    from server.metered_call import Meter
+    from server.meter import Meter
     from server.store import ApiKey
 
 _Request = TypeVar("_Request", "ChatRequest", "TextRequest")
@@ -39,9 +39,6 @@ class MeteredEngine:
 
     def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, *, kind: str) -> None:
         self._engine = engine
-        self._meter = meter
-        self._key = key
-        self._record = record
         self._request = MeteredRequest(meter, key, record, kind)
 
     def running(self) -> MeteredRequest:
@@ -96,36 +93,38 @@ class MeteredEngine:
             async for event in events:
                 if isinstance(event, FinishedImage):
                     call.images += 1
-                    self._record.images = call.images
+                    self._request.record.images = call.images
                 yield event
 
     async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
         """Like `Engine.speech`. What was spoken until its client left or it failed is counted."""
-        share = self._meter.limiter.limits(self._key).queue_share
-        known = replace(request, owner=self._key.public_id, queue_share=share)
+        share = self._request.meter.limiter.limits(self._request.key).queue_share
+        known = replace(request, owner=self._request.key.public_id, queue_share=share)
         async with (
             MeteredCall(self._request, request.model) as call,
             aclosing(self._engine.speech(replace(known, on_turn=call.begin))) as chunks,
         ):
             async for chunk in chunks:
                 call.audio_seconds += chunk.seconds
-                self._record.audio_seconds = round(call.audio_seconds, 3)
+                self._request.record.audio_seconds = round(call.audio_seconds, 3)
                 yield chunk
 
     def _known_images(self, request: ImageRequest, call: MeteredCall) -> ImageRequest:
-        limits = self._meter.limiter.limits(self._key)
+        limits = self._request.meter.limiter.limits(self._request.key)
 
         async def take(images: int) -> None:
             if limits.images_per_day is None:
                 return
             with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than nobody served
-                call.images_taken = await self._meter.images.take(self._key.public_id, images, limits.images_per_day)
+                call.images_taken = await self._request.meter.images.take(
+                    self._request.key.public_id, images, limits.images_per_day
+                )
                 call.images_asked = images
             call.queued_at = time.monotonic()
 
         return replace(
             request,
-            owner=self._key.public_id,
+            owner=self._request.key.public_id,
             queue_share=limits.queue_share,
             before_turn=take,
             on_turn=call.begin,
@@ -139,8 +138,8 @@ class MeteredEngine:
             call.queued_at = time.monotonic()
 
         known: dict[str, Any] = {
-            "owner": self._key.public_id,
-            "queue_share": self._meter.limiter.limits(self._key).queue_share,
+            "owner": self._request.key.public_id,
+            "queue_share": self._request.meter.limiter.limits(self._request.key).queue_share,
             "before_turn": take,
             "on_turn": call.begin,
         }

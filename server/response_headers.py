@@ -1,4 +1,4 @@
-"""What every answer tells beyond what its route says, and a browser, should one show it: to guess and run nothing."""
+"""What every answer says beyond its route: its own headers, and for a browser, should one show it, what not to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from starlette.datastructures import MutableHeaders
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Not among them: Cross-Origin-Resource-Policy (a chat page elsewhere shows our images by their links) and
-# Strict-Transport-Security (it would bind other services on the same host; whoever owns the name decides).
+# To guess nothing, run nothing, and pass nothing on. Not among them: Cross-Origin-Resource-Policy (a chat page
+# elsewhere shows our images by their links) and Strict-Transport-Security (it would bind other services on the same
+# host; whoever owns the name decides).
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",  # a link to an image is as good as the image
@@ -21,7 +22,7 @@ _SECURITY = tuple((name.encode(), value.encode()) for name, value in SECURITY_HE
 
 
 def add_headers(raw: list[tuple[bytes, bytes]], own: Mapping[str, str]) -> None:
-    """Put `own`, by names in small letters, in place of what the route has said, and add what it has left open."""
+    """Put `own`, by names in small letters, in place of what the route has said; add those above that nobody has."""
     said = {name for name, _ in raw}
     for name, value in own.items():
         key = name.encode()
@@ -29,4 +30,5 @@ def add_headers(raw: list[tuple[bytes, bytes]], own: Mapping[str, str]) -> None:
             MutableHeaders(raw=raw)[name] = value
         else:
             raw.append((key, value.encode("latin-1")))
+            said.add(key)
     raw.extend(header for header in _SECURITY if header[0] not in said)

@@ -122,6 +122,15 @@ def test_events_may_end_in_carriage_returns_and_have_spaces_in_their_json():
         assert (len(answer.text_times), answer.completion_tokens()) == (1, 2)
 
 
+@pytest.mark.parametrize("wire", [STREAM, PLAIN])
+def test_what_comes_after_the_end_changes_nothing(wire: bytes):
+    connection = fed([wire])
+    before = connection._answer.finished
+    connection.data_received(plain({"error": "too late"}, "408 Request Timeout"))
+    assert (connection._answer.status, connection._answer.finished) == (200, before)
+    assert connection._answer.completion_tokens() == 2
+
+
 @pytest.mark.parametrize("size", [1, 5, 10_000])
 async def test_a_plain_answer_counts_the_servers_tokens_and_has_no_first_token(size: int):
     async with answering(*cut(PLAIN, size)) as server:

@@ -102,11 +102,11 @@ class InWorker:
 
     async def _run(self, box: Outbox[_T], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            self.admission.come()
+            self.admission.begin_work()
             try:
                 await work()
             finally:
-                self.admission.go()
+                self.admission.end_work()
             box.end()
         except Exception as error:  # noqa: BLE001  # whoever reads the box raises it
             box.end(error)

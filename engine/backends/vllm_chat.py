@@ -61,7 +61,7 @@ class VllmChat:
 
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
-        from engine.backends.vllm_inbox import receive_eagerly, send_at_once
+        from engine.backends.vllm_sockets import receive_eagerly, send_at_once
 
         await asyncio.to_thread(check_folder, launch.weights)
         patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())

@@ -54,8 +54,6 @@ _ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations
     "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "5",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # On a CPU oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let: half a GiB was seen.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
 }
 
 

@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# oneDNN keeps what it has prepared for a size of its work, 1024 of them if let, at up to a MiB each: enough for all the
+# layers of a diffusion model, and no more.
+_DEFAULTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+
+
 def spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
     """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
     # The child finds modules where we find them, and never in the folder that happens to be the current one.
     path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
     # Our settings are not for a process that reads other people's files: one holds the database's password.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
-    variables = {**inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    variables = {**_DEFAULTS, **inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as undo:
         undo.callback(ours.close)

@@ -1,7 +1,7 @@
 """The load generator's side of HTTP: one keep-alive connection that notes when each piece of an answer arrived.
 
 Cheap on purpose, because it shares the machine with what it measures: what a stream brings is kept as it was read, and
-looked at when somebody asks what it was (stream_reads.py), after the clock has stopped.
+looked at when somebody asks what it was (stream_reads.py); those who measure speed ask after the clock has stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks.errors import BenchError
 from benchmarks.stream_reads import StreamReads
 
 _SHOWN_BYTES = 300
+_LONGEST_SECONDS = 600.0
 
 
 class AnswerError(BenchError):
@@ -39,7 +40,7 @@ class Answer:
     @property
     def text_times(self) -> list[float]:
         """When each piece of text arrived; empty unless it was streamed."""
-        return self.reads.text_times
+        return self.reads.text_times if self.streamed else []
 
     def check_status(self) -> None:
         """Raise `AnswerError` unless it is a success, as far as its head says."""
@@ -72,6 +73,7 @@ class Connection(asyncio.Protocol):
         self._answer = Answer(0.0)
         self._chunked = self._closes = False
         self._in_chunks = False  # of a stream: read, and not parsed
+        self._ended = False
 
     @classmethod
     async def open(cls, host: str, port: int) -> Connection:
@@ -93,8 +95,13 @@ class Connection(asyncio.Protocol):
             raise AnswerError("the connection is closed")
         self._waiter = asyncio.get_running_loop().create_future()
         self._answer = Answer(time.perf_counter())
+        self._ended = False
         self._transport.write(request)
-        return await self._waiter
+        try:
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                return await self._waiter
+        except TimeoutError:
+            raise AnswerError(f"the answer had no end for {_LONGEST_SECONDS:.0f} s") from None
 
     def close(self) -> None:
         """Close it."""
@@ -109,6 +116,9 @@ class Connection(asyncio.Protocol):
         self._fail(f"the server closed the connection before the answer was complete ({exc or 'no error'})")
 
     def data_received(self, data: bytes) -> None:
+        if self._ended:
+            self.close()  # nobody has asked for it
+            return
         answer = self._answer
         answer.finished = time.perf_counter()
         answer.reads.add(answer.finished, data)
@@ -147,7 +157,10 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _end(self) -> None:
+        self._ended = True
         self._in_chunks = self._chunked = False
+        if not self._answer.streamed:
+            self._answer.reads = StreamReads()
         if self._closes:
             self.close()
         if self._waiter is not None and not self._waiter.done():

@@ -22,7 +22,10 @@ _FIRST_CONNECTIONS = 32
 
 
 async def measure(job: ChatJob, *, host: str, port: int, key: str) -> Measurement:
-    """Do one run. Raises `BenchError` when a single answer is no success: such a run says nothing."""
+    """Do one run. Raises `BenchError` when a single answer is no success: such a run says nothing.
+
+    Of a stream that is found out at the end of the run, but for its status.
+    """
     requests = [encode(job, index, host=host, key=key) for index in range(job.requests)]
     pool = await Pool.open(host, port, job.streams or _FIRST_CONNECTIONS)
     answers: list[tuple[float, Answer]] = []  # with the moment for which each was asked; looked at once all are here

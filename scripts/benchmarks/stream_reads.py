@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
@@ -67,9 +66,13 @@ class _Look:
         self.done = False
         self._begun = b""  # of an event
         parser: Any = httptools.HttpResponseParser(self)
-        with contextlib.suppress(httptools.HttpParserError):  # then the end marker is missing
+        try:
             for self._moment, data in zip(times, reads, strict=True):
                 parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError:
+            pass  # what comes after is lost, the end marker too: that is no success
 
     def on_body(self, body: bytes) -> None:
         *events, self._begun = _EVENT_END.split(self._begun + body)

@@ -16,7 +16,7 @@ from benchmarks.children import end, tail
 from benchmarks.errors import BenchError
 from benchmarks.rust_frontend import vllm_version
 from engine import load_config
-from engine.backends import vllm_launch, vllm_start
+from engine.backends import vllm_fork_server, vllm_launch, vllm_start
 from engine.backends.vllm_parsers import parsers_for
 from engine.config import ChatModelSpec
 from engine.planned import Planned, hardware_for
@@ -184,7 +184,7 @@ def _environment(place: Workplace, rust: Path | None) -> dict[str, str]:
         plugins = {one.name for one in importlib.metadata.entry_points(group=_PLUGINS)} - {"hearth"}
         environment["VLLM_PLUGINS"] = ",".join(sorted(plugins))
     if vllm_launch.runs_on_cpu():
-        environment |= vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
+        environment = vllm_fork_server.ENVIRONMENT | environment | vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
         if _is_compiled(place.spec):
             del environment["TORCHDYNAMO_DISABLE"]  # Hearth's plugin lifts it for models only
         environment["PYTHONPATH"] = f"{_named_vllm(place)}{os.pathsep}{environment.get('PYTHONPATH', '')}"

@@ -10,7 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine.backends.vllm_inbox import receive_eagerly, send_at_once
+from engine.backends.vllm_sockets import receive_eagerly, send_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,3 +107,11 @@ async def test_who_is_gone_is_told_of_at_once(outbox: tuple[Any, Any]):
     sender, _ = outbox
     with pytest.raises(zmq.ZMQError):
         await sender.send_multipart((b"nobody", b"one"))
+
+
+async def test_what_cannot_be_sent_does_not_spoil_what_comes_after_it(outbox: tuple[Any, Any]):
+    sender, receiver = outbox
+    with pytest.raises(TypeError):
+        await sender.send_multipart((b"me", b"one", "text"))
+    await sender.send_multipart((b"me", bytearray(b"two"), b"good"))
+    assert receiver.recv_multipart() == [b"two", b"good"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # zmq's compiled half, and its enumerations as numbers: those cost more than what is done with them.
 _BARE: Any = zmq.backend.Socket
 _NOBLOCK, _MORE_NOBLOCK = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
+_SENT = (bytes, memoryview, zmq.Frame)  # anything else would be found out after the parts before it are gone
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
@@ -39,19 +40,20 @@ def send_at_once(engine: Any) -> None:
 
 
 class _Outbox(zmq.asyncio.Socket):
-    """Used in one event loop, for sending."""
+    """Used in one event loop, for sending. What goes wrong is raised by the call, not by the future."""
 
     def send_multipart(self, parts: Sequence[Any], *options: Any, **named: Any) -> Awaitable[Any]:  # type: ignore[override]
         """Return a future that is done, unless the message has to wait: for room, or for others that do."""
         copy = named.get("copy", True)
-        if self._send_futures or options or not named.keys() <= {"copy"}:
+        usual = not options and named.keys() <= {"copy"} and all(isinstance(part, _SENT) for part in parts)
+        if self._send_futures or not usual:
             return super().send_multipart(parts, *options, **named)
         *before, last = parts
         try:
             for part in before:
                 _BARE.send(self._shadow_sock, part, _MORE_NOBLOCK, copy, False)  # noqa: FBT003
             _BARE.send(self._shadow_sock, last, _NOBLOCK, copy, False)  # noqa: FBT003
-        except zmq.Again:  # of the first part: the others have room where that had it
+        except zmq.Again:  # of the first part: the others have room where that had it. vLLM sets no limit at present
             return super().send_multipart(parts, copy=copy)
         sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         sent.set_result(None)
