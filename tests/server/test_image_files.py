@@ -158,6 +158,31 @@ async def test_a_write_that_makes_them_too_large_makes_room(path: Path):
     assert len(names_in(path)) >= 8
 
 
+async def test_what_comes_during_a_sweep_does_not_stay_too_large(path: Path):
+    seen, go_on = threading.Event(), threading.Event()
+
+    class HeldUp(ImageFolder):
+        def sweep(self) -> int:
+            kept = super().sweep()
+            seen.set()
+            assert go_on.wait(30)
+            return kept
+
+    most = 10 * len(IMAGE)
+    go_on.set()
+    async with ImageFiles(HeldUp(path, retention_seconds=24 * HOUR, max_bytes=most)) as files:
+        seen.clear()
+        go_on.clear()
+        for _ in range(11):
+            await files.save(IMAGE, "png")
+        assert await asyncio.to_thread(seen.wait, 30)
+        for _ in range(5):
+            await files.save(IMAGE, "png")
+        assert len(names_in(path)) > 10
+        go_on.set()
+        await async_poll_until(lambda: total_bytes(path.iterdir()) <= most, 30)
+
+
 async def test_what_a_killed_server_had_half_written_goes_at_the_start_and_nothing_else(path: Path):
     made(path, f"{'a' * 32}.png.part", f"{'b' * 32}.webp.part", "notes.part", "notes.png", f"{'c' * 32}.png")
     async with ImageFiles(folder_at(path, later_seconds=-HOUR)):
