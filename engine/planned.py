@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from engine import demo
+from engine.environment import with_variables
 from engine.errors import LoadError
 from engine.footprints import Footprints
 from engine.hardware import GIB, read_hardware, with_ram
@@ -224,16 +224,8 @@ class Planned:
             yield
             return
         ours = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
-        try:
+        with with_variables(ours):
             yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
         """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""

@@ -110,8 +110,7 @@ class ImageFiles:
     async def sweep(self) -> None:
         """Delete what is too old or too much; where that fails it is tried again later."""
         async with self._sweeping:
-            enough = False
-            while not enough:
+            while True:
                 before = self._written_bytes
                 try:
                     kept = await self._run(self._folder.sweep)
@@ -119,7 +118,8 @@ class ImageFiles:
                     _log.warning("old images in %s could not be deleted: %s", self._folder.path, error.strerror)
                     return
                 self._bytes = kept + self._written_bytes - before  # what came meanwhile may count twice, but never not
-                enough = self._bytes <= self._folder.max_bytes  # else nobody has started a sweep for what came
+                if self._bytes <= self._folder.max_bytes:
+                    return  # else nobody has started a sweep for what came
 
     async def _sweep_now_and_then(self) -> None:
         while True:

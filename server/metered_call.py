@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from engine import ChatStep, Usage
     from engine.types import OnStep
     from server.access_log import RequestRecord
+    from server.limits import Limits
     from server.meter import Meter
     from server.store import ApiKey, Ask, QuotaTaken
 
@@ -29,6 +30,11 @@ class MeteredRequest:
     record: RequestRecord
     kind: str
     calls: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        """What the key may do now."""
+        return self.meter.limiter.limits(self.key)
 
     def __enter__(self) -> None:
         """See `begin`."""

@@ -98,7 +98,7 @@ class MeteredEngine:
 
     async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
         """Like `Engine.speech`. What was spoken until its client left or it failed is counted."""
-        share = self._request.meter.limiter.limits(self._request.key).queue_share
+        share = self._request.limits.queue_share
         known = replace(request, owner=self._request.key.public_id, queue_share=share)
         async with (
             MeteredCall(self._request, request.model) as call,
@@ -110,7 +110,7 @@ class MeteredEngine:
                 yield chunk
 
     def _known_images(self, request: ImageRequest, call: MeteredCall) -> ImageRequest:
-        limits = self._request.meter.limiter.limits(self._request.key)
+        limits = self._request.limits
 
         async def take(images: int) -> None:
             if limits.images_per_day is None:
@@ -139,7 +139,7 @@ class MeteredEngine:
 
         known: dict[str, Any] = {
             "owner": self._request.key.public_id,
-            "queue_share": self._request.meter.limiter.limits(self._request.key).queue_share,
+            "queue_share": self._request.limits.queue_share,
             "before_turn": take,
             "on_turn": call.begin,
         }

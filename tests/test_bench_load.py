@@ -112,7 +112,7 @@ async def test_a_stream_is_read_the_same_however_it_is_cut(size: int):
 def test_every_way_to_cut_a_stream_gives_the_same_events(places: set[int]):
     edges = [0, *sorted(places), len(STREAM)]
     answer = fed([STREAM[start:stop] for start, stop in pairwise(edges)])._answer
-    assert (len(answer.text_times), answer.completion_tokens()) == (2, 2)
+    assert (len(answer.text_times), answer.reads.done, answer.completion_tokens()) == (2, True, 2)
 
 
 def test_events_may_end_in_carriage_returns_and_have_spaces_in_their_json():

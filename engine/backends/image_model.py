@@ -85,7 +85,7 @@ class ImageModel(InWorker):
         steps = self._profile.step_count(request.quality)
         share = _WHOLE // self._profile.batch(request.size)
         turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
-        async with turn as ticket:
+        async with turn:
             if request.on_turn is not None:
                 request.on_turn()
             advice = "Ask for a smaller `size`, or for `quality: standard`."
@@ -95,9 +95,9 @@ class ImageModel(InWorker):
                     event = _event(frame, index, seed)
                     if isinstance(event, ImageProgress):
                         # Its cost for fairness: room times steps, in units of a standard image of that size
-                        ticket.answer_tokens = max(1, share * event.step // self._profile.steps.standard)
+                        turn.answer_tokens = max(1, share * event.step // self._profile.steps.standard)
                     events.put(event, len(frame))
-            ticket.answer_tokens = max(1, share * steps // self._profile.steps.standard)
+            turn.answer_tokens = max(1, share * steps // self._profile.steps.standard)
 
 
 def _job(request: ImageRequest, seed: int) -> bytes:

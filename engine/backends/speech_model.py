@@ -68,7 +68,7 @@ class SpeechModel(InWorker):
         turn = self.admission.enter(
             request.owner, prompt_tokens=len(request.text), max_tokens=0, weight=request.queue_share
         )
-        async with turn as ticket:
+        async with turn:
             if request.on_turn is not None:
                 request.on_turn()
             spoken = self.worker.run(_job(request, voice))
@@ -77,7 +77,7 @@ class SpeechModel(InWorker):
                 async for frame in frames:
                     told: Any = msgspec.msgpack.decode(frame, type=messages.SpeechEvent)
                     if isinstance(told, messages.Audio):
-                        ticket.answer_tokens += 1
+                        turn.answer_tokens += 1
                         chunks.put(SpeechChunk(told.data, told.seconds), len(told.data))
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from engine.environment import with_variables
+
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
 ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
@@ -27,16 +29,8 @@ def start() -> None:
     multiprocessing.set_forkserver_preload(["engine.backends.vllm_preload"])
     own = {"LD_PRELOAD": ":".join(_preloaded_libraries())}
     own |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
+    with with_variables(own):
         forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def ensure_running() -> None:
