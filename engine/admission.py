@@ -11,17 +11,16 @@ import math
 import time
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from engine.errors import OverloadedError
 from engine.fair_queue import Claim, FairQueue, Urgency
 from engine.headcount import Headcount
-from engine.visit import Turn, Visit
+from engine.stream import TokenStream
+from engine.types import ChatRequest, TextRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from engine.types import ChatRequest, TextRequest
 
 _LONGEST_RETRY_SECONDS = 120
 # How much the newest answer counts in the running means.
@@ -82,9 +81,10 @@ class Admission:
         """How many sequences run."""
         return self._sequences
 
-    def visit(self, request: ChatRequest | TextRequest, sequences: int) -> Visit:
-        """Accompany one request from its arrival to its end (`async with`); it enters when its size is known."""
-        return Visit(self, request, sequences)
+    def ticket(self, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream) -> Ticket:
+        """Count a request in, until its `leave`. Raises `OverloadedError` where it could only be refused later."""
+        self.arrive(request)
+        return Ticket(self, request, sequences, stream)
 
     def arrive(self, request: ChatRequest | TextRequest) -> None:
         """Count a request as being here, waiting or running, until `depart`.
@@ -286,3 +286,75 @@ class Admission:
 
 def _kv_tokens(claim: Claim) -> int:
     return claim.prompt_tokens + math.ceil(claim.expected_answer_tokens)
+
+
+class Turn:
+    """`async with`: waits for a claim's turn, and holds the room until the block is left.
+
+    Whoever has it sets `answer_tokens` to how many tokens the answer had before leaving.
+    """
+
+    __slots__ = ("_admission", "_claim", "_since", "answer_tokens")
+
+    def __init__(self, admission: Admission, claim: Claim) -> None:
+        self._admission = admission
+        self._claim = claim
+        self.answer_tokens = 0
+
+    async def __aenter__(self) -> Self:
+        """Wait. Raises like `Admission.enter`."""
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give the room back."""
+        self.end(cut_off=kind is not None)
+
+    async def begin(self) -> None:
+        """Wait for the turn, which lasts until `end`. Raises like `Admission.enter`."""
+        self._since = await self._admission.take_turn(self._claim)
+
+    def end(self, *, cut_off: bool) -> None:
+        """Give the room back. How long an answer took that was cut off is not remembered."""
+        self._admission.end_turn(self._claim, self.answer_tokens, None if cut_off else self._since)
+
+
+class Ticket:
+    """One chat request at the admission, from its arrival to its end; it enters when its size is known."""
+
+    __slots__ = ("_admission", "_request", "_sequences", "_stream", "_turn")
+
+    def __init__(
+        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream
+    ) -> None:
+        self._admission = admission
+        self._request = request
+        self._sequences = sequences
+        self._stream = stream
+        self._turn: Turn | None = None  # from when on it has entered
+
+    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
+        """Have its sender's limits charged, then wait for its turn; once. Both are of all its sequences together."""
+        request = self._request
+        if request.before_turn is not None:
+            await request.before_turn(prompt_tokens, longest_answer_tokens)
+        turn = self._admission.enter(
+            request.owner,
+            prompt_tokens=prompt_tokens,
+            max_tokens=longest_answer_tokens // self._sequences,
+            sequences=self._sequences,
+            weight=request.queue_share,
+            urgency=request.urgency,
+        )
+        await turn.begin()
+        self._turn = turn
+        self._stream.dispatched()
+
+    def leave(self, error: BaseException | None) -> None:
+        """It has ended, whether it entered or not; `error` if it was cut off."""
+        try:
+            if self._turn is not None:
+                self._turn.answer_tokens = self._stream.completion_tokens
+                self._turn.end(cut_off=error is not None)
+        finally:
+            self._admission.depart(self._request)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from engine.fair_queue import Claim, FairQueue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Callable
 
     from engine.types import ChatRequest, TextRequest
 
@@ -60,9 +59,8 @@ class BackgroundSlots:
         if not self._interactive:
             self._quiet = asyncio.get_running_loop().call_later(self._quiet_seconds, self._be_quiet)
 
-    @asynccontextmanager
-    async def take(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
-        """Wait for room for `sequences`, at most the whole size, and hold it."""
+    async def take(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        """Wait for room for `sequences`, at most the whole size. Returns what gives it back."""
         claim = Claim(
             owner=request.owner,
             weight=request.queue_share,
@@ -73,11 +71,12 @@ class BackgroundSlots:
             arrived_at=time.monotonic(),
         )
         await self._enter(claim)
-        try:
-            yield
-        finally:
+
+        def give_back() -> None:
             self._taken -= claim.sequences
             self._admit()
+
+        return give_back
 
     async def _enter(self, claim: Claim) -> None:
         self._queue.arrive(claim)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from engine.backends import vllm_launch
 from engine.capabilities import check_request, check_text, of_kind
-from engine.chat_fold import fold
 from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.entrance import Entrance
@@ -20,10 +20,10 @@ from engine.load_times import LoadTimes
 from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
 from engine.pool import Pool
-from engine.types import ModelInfo, ModelLoad
+from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
     from engine.config import Config
     from engine.images.types import ImageEvent, ImageRequest
-    from engine.types import ChatRequest, ChatResult, ChatStep, ModelHealth, TextRequest
+    from engine.stream import TokenStream
+    from engine.types import ModelHealth
     from engine.voices.requests import SpeechChunk, SpeechRequest
     from engine.voices.types import Voice
 
@@ -103,48 +104,44 @@ class Engine:
         await self._pool.terminate()
         self._clean_up()
 
-    async def chat(self, request: ChatRequest) -> ChatResult:
-        """Return the whole answer. Cancelling the call aborts the generation.
+    async def chat(self, request: ChatRequest, stream: TokenStream) -> TokenStream:
+        """Answer a conversation: its steps go into `stream`, which is returned once the request has its turn.
 
-        What is not interactive waits for its model, if that is being restarted, and for its turn.
+        Everything that can be refused raises here. Whatever happens, `stream` ends, and its owners are called. What is
+        not interactive waits for its model, if that is being restarted, and for its turn.
         """
-        while True:
-            self._spec(request.model, ChatModelSpec)
-            async with self._entrance.enter(request, request.n):
+        return await self._begin(request, stream, request.n)
+
+    async def text(self, request: TextRequest, stream: TokenStream) -> TokenStream:
+        """Go on with plain texts, like `chat`."""
+        return await self._begin(request, stream, len(request.prompts) * request.n)
+
+    async def _begin(self, request: ChatRequest | TextRequest, stream: TokenStream, sequences: int) -> TokenStream:
+        try:
+            while True:
+                self._spec(request.model, ChatModelSpec)
+                release = await self._entrance.enter(request, sequences)
                 try:
-                    return await self._admit(request).complete(request)
+                    backend, spec = self._chat_backend(request.model)
+                    if isinstance(request, ChatRequest):
+                        check_request(spec, request)
+                        await backend.chat(request, stream)
+                    else:
+                        check_text(spec, request)
+                        await backend.text(request, stream)
                 except NotStartedError:  # an engine that dies costs what was running on it
+                    release()
                     if request.urgency == Urgency.INTERACTIVE:
                         raise
-
-    async def chat_stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
-        """Yield the answer, one `ChatStep` per engine step. Closing the generator aborts the generation.
-
-        Await the first step before answering: everything that can be refused is refused until then.
-        """
-        self._spec(request.model, ChatModelSpec)
-        async with (
-            self._entrance.enter(request, request.n),
-            contextlib.aclosing(self._admit(request).stream(request)) as steps,
-        ):
-            async for step in steps:
-                yield step
-
-    async def text(self, request: TextRequest) -> ChatResult:
-        """Return whole continuations of plain texts, folded from the steps of `text_stream`. Cancelling aborts."""
-        async with contextlib.aclosing(self.text_stream(request)) as steps:
-            return await fold(steps)
-
-    async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
-        """Go on with plain texts, like `chat_stream`. A background request waits for its turn first."""
-        sequences = len(request.prompts) * request.n
-        self._spec(request.model, ChatModelSpec)
-        async with self._entrance.enter(request, sequences):
-            backend, spec = self._chat_backend(request.model)
-            check_text(spec, request)
-            async with contextlib.aclosing(backend.text_stream(request)) as steps:
-                async for step in steps:
-                    yield step
+                except BaseException:
+                    release()
+                    raise
+                else:
+                    stream.on_end(partial(_released, release))
+                    return stream
+        except BaseException as error:
+            stream.finish(error)
+            raise
 
     async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
         """Yield what becomes of each image, as it comes. Closing the generator aborts what is not finished.
@@ -184,7 +181,9 @@ class Engine:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
         self._spec(request.model, ChatModelSpec)
         async with self._pool.using(request.model):
-            return await self._admit(request).count_tokens(request)
+            backend, spec = self._chat_backend(request.model)
+            check_request(spec, request)
+            return await backend.count_tokens(request)
 
     async def reload(self, config: Config) -> set[str]:
         """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
@@ -257,11 +256,6 @@ class Engine:
         """Return when every model has failed for good: nothing can be served until somebody changes something."""
         await self._pool.hopeless()
 
-    def _admit(self, request: ChatRequest) -> ChatBackend:
-        backend, spec = self._chat_backend(request.model)
-        check_request(spec, request)
-        return backend
-
     def _chat_backend(self, model: str) -> tuple[ChatBackend, ChatModelSpec]:
         spec = self._spec(model, ChatModelSpec)
         return cast("ChatBackend", self._pool.get(model)), spec
@@ -297,3 +291,7 @@ class Engine:
     def _clean_up(self) -> None:
         self._pictures.close()
         self._loader.clean_up()
+
+
+def _released(release: Callable[[], None], _: BaseException | None) -> None:
+    release()

@@ -6,7 +6,6 @@ a model in hand which somebody may have who waits for that model. Hence: the pla
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from engine.background import BackgroundSlots
@@ -14,8 +13,7 @@ from engine.config import ChatModelSpec
 from engine.fair_queue import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Callable, Iterable
 
     from engine.config import ModelSpec
     from engine.pool import Pool
@@ -41,46 +39,46 @@ class Entrance:
             else:
                 self._background[spec.id] = BackgroundSlots(size, beside=beside)
 
-    def enter(self, request: ChatRequest | TextRequest, sequences: int) -> AbstractAsyncContextManager[None]:
-        """Hold background work back meanwhile, or wait as background work; and hold the model.
+    async def enter(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        """Hold background work back, or wait as background work; and acquire the model. Returns what releases both.
 
         What is not interactive waits for its model if that is being restarted. Raises what `Pool.get` does, the model
         need not be one that takes turns and has its turn.
         """
-        if request.urgency == Urgency.INTERACTIVE:
-            return _Interactive(self._pool, self._background, request.model)
-        return self._as_background(request, sequences)
-
-    @contextlib.asynccontextmanager
-    async def _as_background(self, request: ChatRequest | TextRequest, sequences: int) -> AsyncIterator[None]:
-        model = request.model
-        await self._pool.revived(model)  # before it waits: it is told at once if there is no such model
-        async with self._background[model].take(request, sequences), self._pool.using(model):
-            await self._pool.revived(model)
-            yield
-
-
-class _Interactive:
-    """No generator: most requests come this way."""
-
-    __slots__ = ("_background", "_model", "_pool")
-
-    def __init__(self, pool: Pool, background: Mapping[str, BackgroundSlots], model: str) -> None:
-        self._pool = pool
-        self._background = background
-        self._model = model
-
-    async def __aenter__(self) -> None:
-        await self._pool.hold(self._model)
+        model, pool, background = request.model, self._pool, self._background
+        if request.urgency != Urgency.INTERACTIVE:
+            return await self._enter_background(request, sequences)
+        await pool.hold(model)
         try:
-            self._pool.get(self._model)
-            self._background[self._model].hold_back()
+            pool.get(model)
+            background[model].hold_back()
         except BaseException:
-            self._pool.release(self._model)
+            pool.release(model)
             raise
 
-    async def __aexit__(self, *_: object) -> None:
+        def release() -> None:
+            background[model].let_go()
+            pool.release(model)
+
+        return release
+
+    async def _enter_background(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        model, pool = request.model, self._pool
+        await pool.revived(model)  # before it waits: an unknown model is refused at once
+        give_back = await self._background[model].take(request, sequences)
         try:
-            self._background[self._model].let_go()
-        finally:
-            self._pool.release(self._model)
+            await pool.hold(model)
+            try:
+                await pool.revived(model)
+            except BaseException:
+                pool.release(model)
+                raise
+        except BaseException:
+            give_back()
+            raise
+
+        def release() -> None:
+            pool.release(model)
+            give_back()
+
+        return release

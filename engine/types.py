@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
-OnTurn: TypeAlias = "Callable[[], None]"
-OnStep: TypeAlias = "Callable[[ChatStep], bool]"
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
@@ -36,9 +34,7 @@ class ChatRequest:
     prompts only with requests of the same salt. `owner` is who asks, an opaque name, and `queue_share` their weight:
     what waits is served fairly between owners, by `urgency` first. `before_turn` is awaited once the prompt has been
     counted, with its tokens and the most that all answers may have, before it waits for a turn; what it raises
-    refuses the request. `on_turn` is called when the turn has come. `on_step` may be offered a step of a stream at the
-    moment at which it is made, while whoever reads the stream waits for it; one that it returns True for is not
-    yielded. The last step always is.
+    refuses the request. Of a `whole` answer only the last step is wanted, with all of the text.
     `max_tokens` None means as much as the model allows. With `continue_answer` the last message, an assistant's,
     is the beginning of the answer, which holds only what follows it.
     """
@@ -71,8 +67,7 @@ class ChatRequest:
     urgency: Urgency = Urgency.INTERACTIVE
     queue_share: float = 1.0
     before_turn: BeforeTurn | None = None
-    on_turn: OnTurn | None = None
-    on_step: OnStep | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +98,6 @@ class TextRequest:
     urgency: Urgency = Urgency.INTERACTIVE
     queue_share: float = 1.0
     before_turn: BeforeTurn | None = None
-    on_turn: OnTurn | None = None
 
 
 # The three that are made for every token are structs: a frozen dataclass takes ten times as long to make.

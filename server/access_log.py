@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine import ChatResult, Usage
+    from engine import ChatResult, ChatStep, Usage
 
 _FILE_BYTES = 64 * 2**20
 _FILES_KEPT = 4
@@ -65,6 +65,12 @@ class RequestRecord:
     def used(self, usage: Usage) -> None:
         """Note the tokens of the answer so far."""
         self.prompt_tokens, self.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+
+    def streamed(self, last: ChatStep | None) -> None:
+        """Note the last step of a streamed answer, if there was one."""
+        if last is not None:
+            self.used(last.usage)
+            self.finish_reason = last.deltas[-1].finish_reason if last.deltas else None
 
     def answered(self, result: ChatResult) -> None:
         """Note a whole answer."""

@@ -18,7 +18,6 @@ from server.schemas.chat import ChatCompletionBody
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.types import OnStep
     from server.dependencies import Access
     from server.metering import MeteredEngine
     from server.settings import Settings
@@ -55,7 +54,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     try:
         body = _checked(item)
         chat = to_chat_request(body, caller.key, caller.access, caller.settings, urgency=Urgency.BATCH)
-        result = await caller.engine.chat(chat)
+        result = await caller.engine.whole(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
         return {"id": id_, **labels, "choices": [], "error": api_error.body(), "status_code": api_error.status}
@@ -88,14 +87,13 @@ def total(answers: Sequence[dict[str, Any]]) -> Usage:
     )
 
 
-def to_chat_request(  # noqa: PLR0913  # who asks, what for, and how
+def to_chat_request(  # who asks, what for, and how
     body: ChatCompletionBody,
     key: ApiKey,
     access: Access,
     settings: Settings,
     *,
     urgency: Urgency = Urgency.INTERACTIVE,
-    on_step: OnStep | None = None,
 ) -> ChatRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
@@ -135,7 +133,6 @@ def to_chat_request(  # noqa: PLR0913  # who asks, what for, and how
         ignore_eos=bool(body.ignore_eos),
         owner=key.public_id,
         urgency=urgency,
-        on_step=on_step,
     )
 
 

@@ -11,7 +11,6 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
 from server.errors import ApiError
-from server.exchange import Exchange
 from server.hangup import ClientGoneError
 from server.plans import Plan
 from server.request_headers import header_of
@@ -94,9 +93,6 @@ def _check_content_type(scope: Scope) -> None:
 
 
 async def _read_capped(request: Request, limit: int) -> bytes:
-    exchange = Exchange.behind(request.receive)
-    if exchange is not None and exchange.body_has_come():  # most come with their head, and need no time limit
-        return await _collected(request, limit, None)
     try:
         async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
             return await _collected(request, limit, pause)
@@ -105,7 +101,7 @@ async def _read_capped(request: Request, limit: int) -> bytes:
         raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
 
 
-async def _collected(request: Request, limit: int, pause: asyncio.Timeout | None) -> bytes:
+async def _collected(request: Request, limit: int, pause: asyncio.Timeout) -> bytes:
     """Return the body. Each piece of it puts the end of `pause` off."""
     chunks: list[bytes] = []
     size, more = 0, True
@@ -119,7 +115,7 @@ async def _collected(request: Request, limit: int, pause: asyncio.Timeout | None
             chunks.append(chunk)
         elif size > limit + _DRAIN_BYTES:
             break
-        if more and pause is not None:
+        if more:
             pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
     if size > limit:
         raise ApiError(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from starlette.responses import Response
 
 from server.errors import ApiError
-from server.exchange import Exchange
+from server.protocol import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from starlette.requests import Request
-    from starlette.types import Receive
+    from starlette.types import Receive, Scope
 
     from server.drain import Drain
 
@@ -44,7 +44,8 @@ class Hangup:
     `ClientGoneError`, or the `ApiError` of a server that shuts down.
     """
 
-    def __init__(self, receive: Receive, drain: Drain) -> None:
+    def __init__(self, scope: Scope, receive: Receive, drain: Drain) -> None:
+        self._connection = Connection.of(scope)
         self._receive = receive
         self._expired = drain.expired
         self._reason: asyncio.Future[None] | None = None
@@ -54,8 +55,10 @@ class Hangup:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         self._task, self._cancelling = task, task.cancelling()
-        exchange = Exchange.behind(self._receive)
-        self._gone = exchange.gone() if exchange is not None else asyncio.ensure_future(_disconnect(self._receive))
+        if self._connection is not None:
+            self._gone = self._connection.disconnected()
+        else:
+            self._gone = asyncio.ensure_future(_disconnect(self._receive))
         self._gone.add_done_callback(self._interrupt)
         self._expired.add_done_callback(self._interrupt)
         return self
@@ -76,9 +79,9 @@ class Hangup:
             self._task.cancel()
 
 
-async def until_hangup(work: Coroutine[Any, Any, _T], receive: Receive, drain: Drain) -> _T:
+async def until_hangup(work: Coroutine[Any, Any, _T], request: Request, drain: Drain) -> _T:
     """Await `work` in such a block, and return what it returns."""
-    async with Hangup(receive, drain):
+    async with Hangup(request.scope, request.receive, drain):
         return await work
 
 

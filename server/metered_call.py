@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from engine.stream import StreamClosedError, TokenStream
 from server.hangup import ClientGoneError
 from server.limits import headers_of
 from server.store import StoreUnavailableError
 from server.store import Usage as Used
 
 if TYPE_CHECKING:
-    from engine import ChatStep, Usage
-    from engine.types import OnStep
+    from engine import Usage
     from server.access_log import RequestRecord
     from server.limits import Limits
     from server.meter import Meter
@@ -71,19 +71,27 @@ class MeteredCall:
     reserved: int = 0
     tokens: Ask | None = None
     prompt_tokens: int = 0
-    began: bool = False
-    usage: Usage | None = None
+    stream: TokenStream | None = None
+    dispatched_at: float | None = None
     images: int = 0  # that are finished
     images_asked: int = 0
     images_taken: QuotaTaken | None = None
     audio_seconds: float = 0.0
     queued_at: float = field(default_factory=time.monotonic)
-    waited_seconds: float | None = None
     errors: int = 0  # 1 if it failed
     aborted: int = 0  # 1 if its client left
 
     async def __aenter__(self) -> Self:
-        """Count the request, before any work is done for it."""
+        """See `begin`."""
+        await self.begin()
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """See `end`."""
+        self.end(error)
+
+    async def begin(self) -> None:
+        """Count the request, before any work is done for it. `end` follows, unless this raises."""
         try:
             self.request.begin()
             try:
@@ -94,28 +102,29 @@ class MeteredCall:
         except BaseException as error:
             self._settle(error)
             raise
-        return self
 
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Give back what was not used, and write down the rest."""
         self.request.end()
         self._settle(error)
 
-    def begin(self) -> None:
+    def dispatched(self) -> None:
         """Its turn has come: from here on it costs."""
-        self.began = True
-        self.waited_seconds = time.monotonic() - self.queued_at
+        self.dispatched_at = time.monotonic()
 
-    def noting(self, on_step: OnStep | None) -> OnStep | None:
-        """Note the usage of steps that are never yielded, too: tokens count that were made, whoever got them."""
-        if on_step is None:
-            return None
+    @property
+    def began(self) -> bool:
+        """Whether its turn has come."""
+        return self._dispatched_at is not None
 
-        def noted(step: ChatStep) -> bool:
-            self.usage = step.usage
-            return on_step(step)
+    @property
+    def usage(self) -> Usage | None:
+        """What its answer has taken so far, sent or not; None where it has no tokens."""
+        return None if self.stream is None else self.stream.usage
 
-        return noted
+    @property
+    def _dispatched_at(self) -> float | None:
+        return self.dispatched_at if self.stream is None else self.stream.dispatched_at
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> None:
         """Take them from the key's bucket, with the request if that was put off."""
@@ -144,7 +153,7 @@ class MeteredCall:
         self.request.record.headers.update(headers_of(levels))
 
     def _settle(self, error: BaseException | None) -> None:
-        if isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGoneError)):
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientGoneError)):
             self.aborted = 1
         elif isinstance(error, Exception):
             self.errors = 1
@@ -157,7 +166,8 @@ class MeteredCall:
             meter.images.give_back(key.public_id, self.images_asked - self.images, self.images_taken)
         used = self._used()
         meter.book.add(key.public_id, self.model, self.request.kind, used)
-        meter.metrics.used(self.model, self.request.kind, used, self.waited_seconds)
+        at = self._dispatched_at
+        meter.metrics.used(self.model, self.request.kind, used, None if at is None else at - self.queued_at)
 
     def _tokens_spent(self) -> int:
         """How many of the tokens that were taken for it are not given back, once it has ended."""

@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine import ChatRequest, FinishedImage
+from engine.chat_fold import fold
+from engine.stream import TokenStream
 from server.metered_call import MeteredCall, MeteredRequest
 from server.store import StoreUnavailableError
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from engine import (
         ChatResult,
-        ChatStep,
         Engine,
         ImageEvent,
         ImageRequest,
@@ -45,39 +46,31 @@ class MeteredEngine:
         """Count this HTTP request as one that runs, once however many calls it makes (`with`). Raises `ApiError`."""
         return self._request
 
-    async def chat(self, request: ChatRequest) -> ChatResult:
+    async def chat(self, request: ChatRequest) -> TokenStream:
         """Like `Engine.chat`; raises `ApiError` where a limit is met."""
-        async with MeteredCall(self._request, request.model, takes_tokens=True) as call:
-            result = await self._engine.chat(self._known(request, call))
-            call.usage = result.usage
-            return result
+        call = MeteredCall(self._request, request.model, takes_tokens=True)
+        await call.begin()
+        return await self._engine.chat(self._known(request, call), self._stream(call))
 
-    async def chat_stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
-        """Like `Engine.chat_stream`; raises `ApiError` where a limit is met, before the first step."""
-        async with (
-            MeteredCall(self._request, request.model, takes_tokens=True) as call,
-            aclosing(self._engine.chat_stream(self._known(request, call))) as steps,
-        ):
-            async for step in steps:
-                call.usage = step.usage
-                yield step
-
-    async def text(self, request: TextRequest) -> ChatResult:
+    async def text(self, request: TextRequest) -> TokenStream:
         """Like `Engine.text`."""
-        async with MeteredCall(self._request, request.model, takes_tokens=True) as call:
-            result = await self._engine.text(self._known(request, call))
-            call.usage = result.usage
-            return result
+        call = MeteredCall(self._request, request.model, takes_tokens=True)
+        await call.begin()
+        return await self._engine.text(self._known(request, call), self._stream(call))
 
-    async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
-        """Like `Engine.text_stream`."""
-        async with (
-            MeteredCall(self._request, request.model, takes_tokens=True) as call,
-            aclosing(self._engine.text_stream(self._known(request, call))) as steps,
-        ):
-            async for step in steps:
-                call.usage = step.usage
-                yield step
+    async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
+        """Return a whole answer. Cancelling aborts it."""
+        if isinstance(request, ChatRequest):
+            stream = await self.chat(replace(request, whole=True))
+        else:
+            stream = await self.text(request)
+        async with stream:
+            return await fold(stream)
+
+    def _stream(self, call: MeteredCall) -> TokenStream:
+        stream = call.stream = TokenStream()
+        stream.on_end(call.end)
+        return stream
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Like `Engine.count_tokens`. It costs a request and no tokens."""
@@ -102,7 +95,7 @@ class MeteredEngine:
         known = replace(request, owner=self._request.key.public_id, queue_share=share)
         async with (
             MeteredCall(self._request, request.model) as call,
-            aclosing(self._engine.speech(replace(known, on_turn=call.begin))) as chunks,
+            aclosing(self._engine.speech(replace(known, on_turn=call.dispatched))) as chunks,
         ):
             async for chunk in chunks:
                 call.audio_seconds += chunk.seconds
@@ -127,7 +120,7 @@ class MeteredEngine:
             owner=self._request.key.public_id,
             queue_share=limits.queue_share,
             before_turn=take,
-            on_turn=call.begin,
+            on_turn=call.dispatched,
         )
 
     def _known(self, request: _Request, call: MeteredCall) -> _Request:
@@ -141,8 +134,5 @@ class MeteredEngine:
             "owner": self._request.key.public_id,
             "queue_share": self._request.limits.queue_share,
             "before_turn": take,
-            "on_turn": call.begin,
         }
-        if isinstance(request, ChatRequest):
-            known["on_step"] = call.noting(request.on_step)
         return replace(request, **known)

@@ -8,10 +8,10 @@ from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import ApiError
-from server.exchange import Exchange
 from server.response_headers import SECURITY_HEADERS
 from server.write_watch import WriteWatch
 
@@ -33,6 +33,56 @@ class PipelineError(Exception):
     """Raised within the parser when too many requests wait, like the one above."""
 
 
+class Connection:
+    """What an answer may know and do of its connection beside ASGI. Stands in the request's scope."""
+
+    _KEY = "hearth.connection"
+
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle = cycle
+        self._loop = loop
+        self._watchers: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def of(cls, scope: Scope) -> Connection | None:
+        """Return that of a request; None below another server."""
+        found: Connection | None = scope.get(cls._KEY)
+        return found
+
+    @classmethod
+    def put(cls, cycle: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Make one, and put it into the request's scope."""
+        cycle.scope[cls._KEY] = cls(cycle, loop)
+
+    def write(self, data: bytes) -> bool:
+        """Send `data` as the next piece of a body that has begun and goes on; False if `send` has to, which may wait.
+
+        Past what middlewares make of `send`, who look at an answer's head only: 1 us for each token.
+        """
+        cycle = self._cycle
+        if not data or not cycle.chunked_encoding or not cycle.response_started or cycle.flow.write_paused:
+            return False
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def disconnected(self) -> asyncio.Future[None]:
+        """Return a future that is done once the client has left. The request's body must have been read."""
+        watcher = self._loop.create_future()
+        if self._cycle.disconnected:
+            watcher.set_result(None)
+        else:
+            self._cycle.flow.resume_reading()  # a long body has paused it, and who does not read notices nothing
+            self._watchers.append(watcher)
+        return watcher
+
+    def lose(self) -> None:
+        """The client has left."""
+        for watcher in self._watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+
 class HearthProtocol(HttpToolsProtocol):
     """Used for every connection."""
 
@@ -46,7 +96,6 @@ class HearthProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._untimed_head = False  # one that has begun just now: nearly all are complete before a timer is of use
         self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
-        self._exchange: Exchange | None = None  # the one that runs, or ran last
         self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
@@ -61,7 +110,7 @@ class HearthProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._writes.end()
         self._lose()
-        self._exchange = None  # it knows us, too
+        self._cycles.clear()  # they know us, too
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -106,6 +155,7 @@ class HearthProtocol(HttpToolsProtocol):
         while self._cycles and self._cycles[0].response_complete:  # they are answered in their order
             self._cycles.popleft()
         self._cycles.append(self.cycle)
+        Connection.put(self.cycle, self.loop)
         if len(self._cycles) > _MOST_PIPELINED:
             raise PipelineError
 
@@ -154,11 +204,6 @@ class HearthProtocol(HttpToolsProtocol):
         if self._field_bytes > _MAX_HEAD_BYTES:
             raise HeadTooLargeError
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._exchange = Exchange(cycle, app, self.loop)
-        around: Any = self._exchange
-        super()._start_asgi_task(cycle, around)
-
     def _time_head(self) -> None:
         self._stop_timer()
         self._untimed_head = False
@@ -174,8 +219,9 @@ class HearthProtocol(HttpToolsProtocol):
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
-        if self._exchange is not None:
-            self._exchange.lose()
+            connection = Connection.of(cycle.scope)
+            if connection is not None:
+                connection.lose()
 
     def _refuse(self, error: ApiError) -> None:
         begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)

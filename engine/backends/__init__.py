@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from engine.admission import Admission
     from engine.images.types import ImageEvent, ImageRequest
-    from engine.types import ChatRequest, ChatResult, ChatStep, TextRequest
+    from engine.stream import TokenStream
+    from engine.types import ChatRequest, TextRequest
     from engine.voices.requests import SpeechChunk, SpeechRequest
     from engine.voices.types import Voice
 
@@ -75,16 +76,12 @@ class ChatBackend(Backend, Protocol):
     context_length: int
     metrics: CollectorRegistry | None
 
-    def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
-        """Yield the answer step by step. Closing the generator aborts. Raises `EngineError`s."""
+    async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
+        """Return when its turn has come; the answer's steps go into `stream`. Raises `EngineError`s."""
         ...
 
-    async def complete(self, request: ChatRequest) -> ChatResult:
-        """Return the whole answer. Cancelling aborts. Raises `EngineError`s."""
-        ...
-
-    def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
-        """Go on with plain texts, like `stream`; deltas hold `content` and nothing else that a model says."""
+    async def text(self, request: TextRequest, stream: TokenStream) -> None:
+        """Go on with plain texts, like `chat`; deltas hold `content` and nothing else that a model says."""
         ...
 
     async def count_tokens(self, request: ChatRequest) -> int:

@@ -18,19 +18,18 @@ from engine.backends.vllm_launch import runs_on_cpu
 from engine.backends.vllm_sleep import fall_asleep, wake_up
 from engine.backends.vllm_start import build_serving, room_of, start_engine
 from engine.backends.vllm_watch import EngineWatch
+from engine.chat_fold import fold
 from engine.errors import LoadError, NotStartedError, engine_died
 from engine.pictures import image_places
 from engine.stall import Patience
+from engine.stream import TokenStream
 from engine.types import ChatRequest
 from engine.weights import check_folder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from engine.backends.vllm_plain import PlainChat
+    from engine.backends.vllm_serving import Prompt
     from engine.backends.vllm_start import Launch
-    from engine.types import ChatResult, ChatStep, TextRequest
-    from engine.visit import Visit
+    from engine.types import TextRequest
 
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 _WARM_UP = "one two three four five six seven eight nine ten " * 4
@@ -51,7 +50,6 @@ class VllmChat:
         self.compiled = launch.compiled
         self.context_length: int = engine.model_config.max_model_len
         self.died = asyncio.Event()
-        self._plain: PlainChat | None = None
         self._watch = watch
         watch.call_when_gone(self._on_gone)
 
@@ -61,8 +59,6 @@ class VllmChat:
 
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
-        from engine.backends.vllm_sockets import receive_eagerly, send_at_once
-
         await asyncio.to_thread(check_folder, launch.weights)
         patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())
         watch = EngineWatch(launch.spec.id, patience)
@@ -71,8 +67,6 @@ class VllmChat:
             engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
             undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
             undo.callback(watch.kill)
-            receive_eagerly(engine)
-            send_at_once(engine)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.kill_without(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
@@ -81,56 +75,50 @@ class VllmChat:
             serving = await launch.starter.run(lambda: build_serving(engine, launch))
             model = cls(engine, serving, launch, watch)
             await model._check_capabilities()
-            await model._look_for_short_way()
+            await serving.prepare()
             launch.report("answering a warm-up prompt", 0.9)
             await model._warm_up()
             undo.pop_all()
         return model
 
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[ChatStep, None]:
-        """Yield the answer step by step; closing the generator aborts it. Raises `EngineError`s."""
+    async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
+        """Wait for its turn and give it to the engine; the answer's steps go into `stream`. Raises `EngineError`s."""
         from engine.backends.vllm_errors import TranslatedErrors
-
-        async with self.admission.visit(request, request.n) as visit:
-            with TranslatedErrors(self.context_length, _grammar_field(request)):
-                steps = await self._begun(request, visit, stream=True)
-                try:
-                    async for step in steps:
-                        visit.count(step.usage.completion_tokens)
-                        yield step
-                finally:
-                    await steps.aclose()
-
-    async def complete(self, request: ChatRequest) -> ChatResult:
-        """Return the whole answer; cancelling aborts it. Raises `EngineError`s."""
-        from engine.backends.vllm_errors import TranslatedErrors
-        from engine.chat_fold import fold
 
         if self._serving.needs_parser(request) or request.logprobs or image_places(request):
-            # Streamed and plain answers agree because they are made by the same parser, step by step; the logprobs
-            # of a long answer, put together at once, would hold up everybody for seconds; and pixels are let go
-            # when the stream begins.
-            async with contextlib.aclosing(self.stream(request)) as steps:
-                return await fold(steps)
-        async with self.admission.visit(request, request.n) as visit:
-            with TranslatedErrors(self.context_length, _grammar_field(request)):
-                result: ChatResult = await self._begun(request, visit, stream=False)
-                visit.count(result.usage.completion_tokens)
-                return result
+            # Streamed and whole answers agree because one parser makes both, step by step; and the logprobs of a long
+            # answer, put together at once, would hold up everybody for seconds.
+            request = replace(request, whole=False)
+        errors = TranslatedErrors(self.context_length, _grammar_field(request))
+        ticket = self.admission.ticket(request, request.n, stream)
+        try:
+            with errors:
+                prompt = self._serving.render_text(request, self._most_tokens(request)) or await self._rendered(request)
+                longest = prompt.max_tokens or self.context_length - len(prompt.token_ids)
+                await ticket.enter(len(prompt.token_ids), longest * request.n)
+                await self._serving.submit(prompt, stream, errors.translated)
+        except BaseException as error:
+            ticket.leave(error)
+            raise
+        stream.on_end(ticket.leave)
 
-    async def text_stream(self, request: TextRequest) -> AsyncGenerator[ChatStep, None]:
-        """Go on with plain texts; closing the generator aborts. Raises `EngineError`s."""
+    async def text(self, request: TextRequest, stream: TokenStream) -> None:
+        """Go on with plain texts, like `chat`."""
         from engine.backends.vllm_errors import TranslatedErrors
-        from engine.backends.vllm_text import text_steps
+        from engine.backends.vllm_text import TextAnswers
 
-        max_tokens = self._most_tokens(request)
-        async with self.admission.visit(request, len(request.prompts) * request.n) as visit:
-            with TranslatedErrors(self.context_length, None, "prompt"):
-                steps = text_steps(self._serving, request, max_tokens=max_tokens, sized=visit.enter)
-                async with contextlib.aclosing(steps):
-                    async for step in steps:
-                        visit.count(step.usage.completion_tokens)
-                        yield step
+        errors = TranslatedErrors(self.context_length, None, "prompt")
+        sequences = len(request.prompts) * request.n
+        ticket = self.admission.ticket(request, sequences, stream)
+        try:
+            with errors:
+                answers = await TextAnswers.of(self._serving, request, self._most_tokens(request))
+                await ticket.enter(answers.prompt_tokens, answers.longest_tokens)
+                await answers.submit(stream, errors.translated)
+        except BaseException as error:
+            ticket.leave(error)
+            raise
+        stream.on_end(ticket.leave)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
@@ -173,27 +161,11 @@ class VllmChat:
         self._watch.kill()
         end_engine(self._engine, 0)  # its sockets; the processes are gone
 
-    async def _begun(self, request: ChatRequest, visit: Visit, *, stream: bool) -> Any:
-        """Return the steps, or the whole answer, once the prompt is rendered and its turn has come."""
-        if self._plain is not None:
-            max_tokens = self._most_tokens(request)
-            token_ids = self._plain.prompt(request, max_tokens)
-            if token_ids is not None:
-                rest = self.context_length - len(token_ids)
-                await visit.enter(len(token_ids), rest if max_tokens is None else max_tokens)
-                if stream:
-                    return self._plain.stream(request, token_ids, max_tokens, visit)
-                return await self._plain.complete(request, token_ids, max_tokens)
-        async with contextlib.AsyncExitStack() as pixels:
-            decoded = self._pictures.decoded(request, most=self._spec.engine.max_images)
-            translated = self._translate(await pixels.enter_async_context(decoded), stream=stream)
-
-            async def sized(prompt_tokens: int, longest_answer_tokens: int) -> None:
-                translated.messages.clear()  # rendered: pixels must live neither while it waits nor while it runs
-                await pixels.aclose()
-                await visit.enter(prompt_tokens, longest_answer_tokens)
-
-            return await self._serving.begin(translated, sized)
+    async def _rendered(self, request: ChatRequest) -> Prompt:
+        """Have vLLM render it. Pixels live no longer than that: neither while it waits nor while it runs."""
+        async with self._pictures.decoded(request, most=self._spec.engine.max_images) as seen:
+            prompt: Prompt = await self._serving.render(request, self._translate(seen, stream=not request.whole))
+            return prompt
 
     def _most_tokens(self, request: ChatRequest | TextRequest) -> int | None:
         """Of each answer; None: as many as fit."""
@@ -217,11 +189,6 @@ class VllmChat:
         self._engine.output_processor.propagate_error(EngineDeadError())
         self.admission.close(lambda: engine_died(NotStartedError))
         self.died.set()
-
-    async def _look_for_short_way(self) -> None:
-        from engine.backends.vllm_plain import PlainChat
-
-        self._plain = await PlainChat.of(self._engine, self._serving)
 
     async def _check_capabilities(self) -> None:
         if "vision" in self._spec.capabilities and not self._engine.model_config.is_multimodal_model:
@@ -249,7 +216,8 @@ class VllmChat:
         return [picture, {"type": "text", "text": _WARM_UP}]
 
     async def _warm_up(self) -> None:
-        await self.complete(
+        stream = TokenStream()
+        await self.chat(
             ChatRequest(
                 request_id="warm-up",
                 model=self._spec.id,
@@ -258,8 +226,10 @@ class VllmChat:
                 max_tokens=8,
                 ignore_eos=True,
                 logprobs=True,  # compiled on first use on a GPU
-            )
+            ),
+            stream,
         )
+        await fold(stream)
 
 
 def _white_picture() -> str:

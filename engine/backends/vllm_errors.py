@@ -71,11 +71,19 @@ class TranslatedErrors:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Say it in our words."""
-        ours = None if error is None else self._translated(error)
+        ours = None if error is None else self._ours(error)
         if ours is not None:
             raise ours from error
 
-    def _translated(self, error: BaseException) -> EngineError | None:
+    def translated(self, error: Exception) -> Exception:
+        """Return our error, or `error` itself where it is not vLLM's."""
+        ours = self._ours(error)
+        if ours is None:
+            return error
+        ours.__cause__ = error
+        return ours
+
+    def _ours(self, error: BaseException) -> EngineError | None:
         match error:
             case EngineError():
                 return None

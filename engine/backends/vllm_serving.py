@@ -1,37 +1,53 @@
-"""The one file that binds to vLLM's chat serving classes: rendering, sampling and parsing are theirs, the results ours.
+"""One chat request on a started vLLM engine: rendered, given to its core, its outputs put into a `TokenStream`.
 
-`TypedChat` replaces the two generators that build HTTP answers by ones that yield `ChatStep` and `ChatResult`;
-everything before them (templates, tokenising, tool and reasoning parsers, logprobs) is vLLM's.
+Templates, tokenising, sampling parameters and parsers are those of vLLM's serving classes; what they would make of an
+HTTP answer is left out. Which fields of theirs are private stands in vllm_compat.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import inspect
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+from vllm.inputs.engine import tokens_input
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.parallel_sampling import ParentRequest
 
 from engine.backends.vllm_calls import CallStream, mend
 from engine.backends.vllm_errors import check_context, translated_template_errors
-from engine.backends.vllm_finish import finish_reason
-from engine.backends.vllm_rendering import render_short_ones_here
-from engine.errors import RequestError
-from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, Usage
+from engine.backends.vllm_grammars import Grammars
+from engine.backends.vllm_outputs import ChatOutputs, Collector, TextState
+from engine.backends.vllm_prompt import TextPrompts
+from engine.backends.vllm_request import translate
+from engine.stream import TokenStream
+from engine.types import ChatRequest, TextRequest
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+# Of sampling parameters; a client that never asks for the same twice gains nothing and must not fill the memory.
+_REMEMBERED = 256
+# Rendered in both ways when a model is loaded.
+_TRIALS = (
+    ("user", "Hello, how are you?"),
+    ("system", " Answer briefly.\n\nOnly in German. "),
+    ("user", "Gr\u00fc\u00dfe \u2014 \u4f60\u597d \U0001f30d\t<|im_end|> <s> </s> {{ messages }}"),
+    ("assistant", "Yes."),
+    ("user", ""),
+)
 
-    from engine.backends.vllm_grammars import Grammars
-    from engine.types import BeforeTurn, FinishReason
 
-
-def build_chat(
+def build_serving(
     engine: Any, *, name: str, tool_parser: str | None, reasoning_parser: str | None, grammars: Grammars
-) -> TypedChat:
-    """Make the serving object of a started `AsyncLLM`. A parser that does not fit the tokenizer raises here."""
+) -> Serving:
+    """Make the serving of a started `AsyncLLM`. A parser that does not fit the tokenizer raises here."""
     parsing = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
@@ -46,13 +62,12 @@ def build_chat(
         model_config=engine.model_config, renderer=engine.renderer, **_known(OnlineRenderer, parsing)
     )
     renderer.warmup()
-    render_short_ones_here(engine.renderer)
     models = OpenAIServingModels(
         engine_client=engine,
         base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
         lora_modules=None,
     )
-    chat = TypedChat(
+    chat = OpenAIServingChat(
         engine_client=engine,
         models=models,
         response_role="assistant",
@@ -60,10 +75,9 @@ def build_chat(
         **_known(OpenAIServingChat, parsing),
     )
     mend(chat.parser_cls)
-    chat.grammars = grammars
     # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
     engine.input_processor.structured_outputs_config = None
-    return chat
+    return Serving(engine, chat, grammars)
 
 
 def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -72,220 +86,214 @@ def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in accepted}
 
 
-class TypedChat(OpenAIServingChat):  # type: ignore[misc]
-    """vLLM's chat serving with typed output. `stream=True` in the request gives an async generator of steps."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered chat request. `inputs` and `theirs` are vLLM's; of plain text there are only `token_ids`."""
 
-    grammars: Grammars
+    request: ChatRequest
+    token_ids: list[int]
+    max_tokens: int | None
+    inputs: Any = None
+    theirs: Any = None
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._sized: dict[str, BeforeTurn] = {}
 
-    async def begin(self, request: Any, sized: BeforeTurn) -> Any:
-        """Return vLLM's generator of steps, or the whole answer.
+class Serving:
+    """Of one started engine. Used in one event loop."""
 
-        `sized` is awaited between rendering and starting, with the prompt's tokens and the most that all answers may
-        have.
-        """
-        self._sized[request.request_id] = sized  # vLLM offers nothing else that comes through to where it is needed
-        try:
-            return await self.create_chat_completion(request)
-        finally:
-            del self._sized[request.request_id]
+    def __init__(self, engine: Any, chat: Any, grammars: Grammars) -> None:
+        self._engine = engine
+        self.chat = chat
+        self.grammars = grammars
+        self._context_length: int = engine.model_config.max_model_len
+        self._text: TextPrompts | None = None
+        self._known: dict[tuple[Any, ...], Any] = {}  # vLLM's requests to its core, by what was asked for
+        self._aborts: set[asyncio.Task[None]] = set()
 
-    def needs_parser(self, request: Any) -> bool:
+    async def prepare(self) -> None:
+        """Find out which conversations can be rendered here."""
+        parser = self.chat.parser_cls
+        if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
+            return  # it has a say in requests without tools, too
+        trials = [_trial(*_TRIALS[:1]), _trial(*_TRIALS[1:3]), _trial(*_TRIALS[2:]), _trial(*_TRIALS)]
+        requests = [
+            translate(trial, stream=False, context_length=self._context_length, max_output_tokens=None)
+            for trial in trials
+        ]
+        text = TextPrompts.of(self.chat, requests[0])
+        if text is not None and await text.agrees_with(self.chat, requests):
+            self._text = text
+
+    def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
-        return self.parser_cls is not None and (bool(request.tools) or self._include_reasoning_tokens_details)
+        return self.chat.parser_cls is not None and (bool(request.tools) or self._reasons)
 
-    async def render_chat_request(self, request: Any) -> Any:
-        """Render and tokenise, then hold prompt and answer to the context: vLLM would cut the answer instead.
+    @property
+    def _reasons(self) -> bool:
+        return bool(self.chat.parser_cls is not None and self.chat.parser_cls.reasoning_parser_cls is not None)
 
-        What the answer has to satisfy is compiled outside the engine first: the request's `user` pays for it.
+    def render_text(self, request: ChatRequest, max_tokens: int | None) -> Prompt | None:
+        """Return the prompt of a request for one answer of plain text; None: `render` has to.
+
+        `max_tokens` of the answer; None: as many as fit.
         """
-        await self.grammars.bind_format(request, request.user or "")
-        with translated_template_errors():
-            conversation, inputs = await super().render_chat_request(request)
-        for item in inputs:
-            check_context(
-                self._extract_prompt_len(item),
-                request.max_completion_tokens,
-                self.model_config.max_model_len,
-            )
-        await self.grammars.bind_tools(request, request.user or "")
-        await self._wait_for_its_turn(request, sum(map(self._extract_prompt_len, inputs)))
-        return conversation, inputs
+        if (
+            self._text is None
+            or request.n != 1
+            or request.tools
+            or request.response_format is not None
+            or request.logprobs
+            or request.reasoning_effort is not None
+            or request.chat_template_kwargs
+            or request.continue_answer
+        ):
+            return None
+        token_ids = self._text.token_ids(request.messages)
+        if not token_ids or len(token_ids) + (1 if max_tokens is None else max_tokens) > self._context_length:
+            return None  # `render` says what is wrong
+        return Prompt(request, token_ids, max_tokens)
 
-    async def _wait_for_its_turn(self, request: Any, prompt_tokens: int) -> None:
-        longest = request.max_completion_tokens
-        if longest is None:
-            longest = self.model_config.max_model_len - prompt_tokens
-        await self._sized[request.request_id](prompt_tokens, longest * request.n)
+    async def render(self, request: ChatRequest, theirs: Any) -> Prompt:
+        """Render, tokenise and check the context. `theirs` is the request as `translate` makes it.
 
-    async def count_prompt(self, request: Any) -> int:
-        """Render and tokenise for the number alone.
-
-        Past the cache of pictures: its other half, in the engine, would never hear of these.
+        What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
-        request.response_format = None  # no part of the prompt, and vLLM would compile it here
-        with translated_template_errors():
-            _, inputs = await self.online_renderer.render_chat(request, skip_mm_cache=True)
-        tokens: int = sum(self._extract_prompt_len(item) for item in inputs)
-        check_context(tokens, request.max_completion_tokens, self.model_config.max_model_len)
-        return tokens
+        await self.grammars.bind_format(theirs, request.owner)
+        inputs = await self._rendered(theirs)
+        theirs.messages.clear()  # pixels must live neither while it waits nor while it runs
+        await self.grammars.bind_tools(theirs, request.owner)
+        return Prompt(request, inputs["prompt_token_ids"], theirs.max_completion_tokens, inputs, theirs)
 
-    async def chat_completion_stream_generator(  # noqa: PLR0913, PLR0917  # vLLM's signature
-        self,
-        request: Any,
-        result_generator: Any,
-        request_id: str,  # noqa: ARG002
-        model_name: str,  # noqa: ARG002
-        conversation: Any,  # noqa: ARG002
-        tokenizer: Any,
-        request_metadata: Any,  # noqa: ARG002
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> AsyncGenerator[ChatStep, None]:
-        """Yield one `ChatStep` per engine step. Closing it aborts the generation."""
-        parsed = self.needs_parser(request)
-        choices = [
-            _Choice(
-                CallStream(self._make_parser(request, tokenizer, chat_template_kwargs), request, tokenizer)
-                if parsed
-                else None
-            )
+    async def count_prompt(self, theirs: Any) -> int:
+        """Render and tokenise for the number alone."""
+        theirs.response_format = None  # no part of the prompt, and vLLM would compile it here
+        # Past the cache of pictures: its other half, in the engine, would never hear of these.
+        inputs = await self._rendered(theirs, skip_mm_cache=True)
+        return len(inputs["prompt_token_ids"])
+
+    async def _rendered(self, theirs: Any, **options: Any) -> Any:
+        with translated_template_errors():
+            _, (inputs,) = await self.chat.online_renderer.render_chat(theirs, **options)
+        check_context(len(inputs["prompt_token_ids"]), theirs.max_completion_tokens, self._context_length)
+        return inputs
+
+    async def submit(self, prompt: Prompt, stream: TokenStream, translated: Callable[[Exception], Exception]) -> None:
+        """Give a rendered request to the engine; its steps go into `stream`. `translated` makes our errors."""
+        if prompt.theirs is None:
+            core = self._like(prompt.request)
+            core.prompt_token_ids = prompt.token_ids
+            core.arrival_time = time.time()
+            core.cache_salt = prompt.request.cache_salt
+            core.priority = int(prompt.request.urgency)  # the lower number goes first
+            core.sampling_params.max_tokens = self._longest(prompt)
+            convert: Any = None
+        else:
+            core, convert = self._core_request(prompt)
+        await self.start(core, Collector(stream, convert, translated), stream)
+
+    def core_of_text(self, request: TextRequest, theirs: Any, inputs: Any, max_tokens: int, position: int) -> Any:
+        """Return vLLM's request to its core for one prompt of several. `theirs` is its completion request."""
+        parameters = theirs.to_sampling_params(max_tokens, self.chat.default_sampling_params)
+        core = self._engine.input_processor.process_inputs(
+            f"cmpl-{request.request_id}-{position}", inputs, parameters, ("generate",), priority=int(request.urgency)
+        )
+        core.external_req_id = core.request_id
+        return core
+
+    async def start(self, core: Any, collector: Collector, stream: TokenStream) -> None:
+        """Give vLLM's core what `AsyncLLM.add_request` would; outputs go into `collector`."""
+        engine, parameters = self._engine, core.sampling_params
+        if engine.errored:
+            raise EngineDeadError
+        if parameters.n == 1:
+            children, parent = [core], None
+        else:
+            parent, children = ParentRequest(core), []
+            for index in range(parameters.n):
+                child = copy.copy(core)
+                child.request_id, child.sampling_params = parent.get_child_info(index)
+                children.append(child)
+        stream.abort = lambda: self.abort([core.request_id])
+        try:
+            for index, child in enumerate(children):
+                engine.output_processor.add_request(child, None, parent, index, collector)
+                if collector.takes_text:
+                    engine.output_processor.request_states[child.request_id].__class__ = TextState
+            for child in children:
+                await engine.engine_core.add_request_async(child)
+        except BaseException:
+            self.abort([core.request_id])
+            raise
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Have vLLM forget requests; does nothing for those that have ended."""
+        task = asyncio.ensure_future(self._engine.abort(request_ids, internal=True))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    def _core_request(self, prompt: Prompt) -> tuple[Any, Any]:
+        """Return vLLM's request to its core, and what makes steps of its outputs."""
+        chat, theirs, request = self.chat, prompt.theirs, prompt.request
+        core = self._processed(request, theirs, prompt.inputs, self._longest(prompt))
+        if not self.needs_parser(request):
+            return core, ChatOutputs(chat, theirs, None, count_reasoning=False).step
+        kwargs = chat._effective_chat_template_kwargs(theirs)  # noqa: SLF001  # vLLM offers no other
+        tokenizer = chat.renderer.tokenizer
+        parsers = [
+            CallStream(chat._make_parser(theirs, tokenizer, kwargs), theirs, tokenizer)  # noqa: SLF001
             for _ in range(request.n)
         ]
-        try:
-            async for output in result_generator:
-                deltas = [
-                    self._delta(request, output, piece, choices[piece.index], tokenizer)
-                    for piece in output.outputs
-                    if not choices[piece.index].finished
-                ]
-                yield ChatStep(tuple(deltas), self._usage(output, choices))
-        finally:
-            await result_generator.aclose()
+        reasoning = chat._engine_reasoning_kwargs(theirs, parsers[0].parser, kwargs, prompt.token_ids)  # noqa: SLF001
+        core.reasoning_ended = reasoning["reasoning_ended"]
+        core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
+        return core, ChatOutputs(chat, theirs, parsers, count_reasoning=self._reasons).step
 
-    async def chat_completion_full_generator(  # noqa: PLR0913, PLR0917  # vLLM's signature
-        self,
-        request: Any,
-        result_generator: Any,
-        request_id: str,  # noqa: ARG002
-        model_name: str,  # noqa: ARG002
-        conversation: Any,  # noqa: ARG002
-        tokenizer: Any,
-        request_metadata: Any,  # noqa: ARG002
-        **_: Any,
-    ) -> ChatResult:
-        """Wait for the whole answer. Only for answers that are plain text (`needs_parser` is false)."""
-        final: Any = None
-        try:
-            async for output in result_generator:
-                final = output
-        finally:
-            await result_generator.aclose()
-        choices = [_Choice(None) for _ in range(request.n)]
-        answers = []
-        for piece in final.outputs:
-            choice = choices[piece.index]
-            choice.completion_tokens = len(piece.token_ids)
-            answers.append(
-                ChatChoice(
-                    index=piece.index,
-                    content=piece.text,
-                    reasoning="",
-                    tool_calls=(),
-                    logprobs=self._logprobs(request, piece, tokenizer),
-                    finish_reason=_chat_finish_reason(request, piece.finish_reason),
-                    stop_text=_stop_text(piece),
-                )
+    def _like(self, request: ChatRequest) -> Any:
+        """Return a copy of what vLLM made once of a plain request that differs in nothing but its prompt."""
+        key = (
+            request.temperature,
+            request.top_p,
+            request.top_k,
+            request.stop,
+            request.presence_penalty,
+            request.frequency_penalty,
+            request.ignore_eos,
+            request.whole,
+        )
+        made = self._known.get(key)
+        if made is None or request.seed is not None or request.logit_bias is not None:
+            theirs = translate(
+                request, stream=not request.whole, context_length=self._context_length, max_output_tokens=1
             )
-        answers.sort(key=lambda answer: answer.index)
-        return ChatResult(tuple(answers), self._usage(final, choices))
+            made = self._processed(request, theirs, tokens_input([0]), 1)
+            if request.seed is None and request.logit_bias is None:
+                if len(self._known) == _REMEMBERED:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = made
+        core = copy.copy(made)
+        core.request_id = core.external_req_id = f"chatcmpl-{request.request_id}"
+        core.sampling_params = copy.copy(made.sampling_params)
+        return core
 
-    def _delta(self, request: Any, output: Any, piece: Any, choice: _Choice, tokenizer: Any) -> ChatDelta:
-        choice.completion_tokens += len(piece.token_ids)
-        delta = ChatDelta(piece.index)
-        if request.logprobs:
-            delta.logprobs = self._logprobs(request, piece, tokenizer)
-        if choice.parsed is None:
-            delta.content = piece.text
-        else:
-            self._parse(request, output, piece, choice.parsed, delta)
-            if self._include_reasoning_tokens_details:
-                choice.token_ids += piece.token_ids
-                choice.reasoning_tokens = choice.parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
-        if piece.finish_reason is not None:
-            choice.finished = True
-            delta.finish_reason = _chat_finish_reason(request, piece.finish_reason)
-            delta.stop_text = _stop_text(piece)
-            named = not isinstance(request.tool_choice, str)
-            if delta.finish_reason == "stop" and choice.parsed and choice.parsed.called_tools and not named:
-                delta.finish_reason = "tool_calls"
-        return delta
-
-    def _parse(self, request: Any, output: Any, piece: Any, parsed: CallStream, delta: ChatDelta) -> None:
-        """Run vLLM's parsers over the new text."""
-        delta.content, delta.reasoning, calls = parsed.feed(
-            piece.text, list(piece.token_ids), output.prompt_token_ids, piece.finish_reason
+    def _processed(self, request: ChatRequest, theirs: Any, inputs: Any, max_tokens: int) -> Any:
+        parameters = theirs.to_sampling_params(max_tokens, self.chat.default_sampling_params)
+        core = self._engine.input_processor.process_inputs(
+            f"chatcmpl-{request.request_id}", inputs, parameters, ("generate",), priority=int(request.urgency)
         )
-        delta.tool_calls = tuple(call for call in calls if request.parallel_tool_calls or call.index == 0)
+        core.external_req_id = core.request_id  # ours are random already
+        return core
 
-    def _logprobs(self, request: Any, piece: Any, tokenizer: Any) -> tuple[TokenLogprob, ...] | None:
-        if not request.logprobs or piece.logprobs is None:
-            return None
-        return self.token_logprobs(piece, tokenizer, request.top_logprobs)
-
-    def token_logprobs(self, piece: Any, tokenizer: Any, top_logprobs: int) -> tuple[TokenLogprob, ...]:
-        """Return the probabilities of the tokens in `piece`, one of vLLM's outputs, and of so many alternatives."""
-        made = self._create_chat_logprobs(
-            token_ids=piece.token_ids,
-            top_logprobs=piece.logprobs,
-            tokenizer=tokenizer,
-            num_output_top_logprobs=top_logprobs,
+    def _longest(self, prompt: Prompt) -> int:
+        longest: int = get_max_tokens(
+            self._context_length,
+            prompt.max_tokens,
+            len(prompt.token_ids),
+            self.chat.default_sampling_params,
+            self.chat.override_max_tokens,
         )
-        return tuple(
-            _logprob(entry, tuple(_logprob(other) for other in entry.top_logprobs)) for entry in made.content or ()
-        )
-
-    def _usage(self, output: Any, choices: list[_Choice]) -> Usage:
-        reasoning = self._include_reasoning_tokens_details
-        return Usage(
-            prompt_tokens=len(output.prompt_token_ids or ()),
-            completion_tokens=sum([choice.completion_tokens for choice in choices]),
-            cached_tokens=output.num_cached_tokens,
-            reasoning_tokens=sum(choice.reasoning_tokens for choice in choices) if reasoning else None,
-        )
+        return longest
 
 
-class _Choice:
-    """What has been seen of one choice while it streams."""
-
-    __slots__ = ("completion_tokens", "finished", "parsed", "reasoning_tokens", "token_ids")
-
-    def __init__(self, parsed: CallStream | None) -> None:
-        self.parsed = parsed
-        self.completion_tokens = 0
-        self.reasoning_tokens = 0
-        self.token_ids: list[int] = []
-        self.finished = False
-
-
-def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    return TokenLogprob(
-        token=entry.token,
-        logprob=entry.logprob,
-        bytes=None if entry.bytes is None else tuple(entry.bytes),
-        top=top,
+def _trial(*messages: tuple[str, str]) -> ChatRequest:
+    return ChatRequest(
+        request_id="trial", model="", messages=[{"role": role, "content": content} for role, content in messages]
     )
-
-
-def _stop_text(piece: Any) -> str | None:
-    """A stop token has a number there instead."""
-    return piece.stop_reason if isinstance(piece.stop_reason, str) else None
-
-
-def _chat_finish_reason(request: Any, reason: str | None) -> FinishReason:
-    if reason == "error" and request.structured_outputs is not None and not request.tools:
-        raise RequestError("`response_format` holds a JSON schema that cannot be followed.", param="response_format")
-    return finish_reason(reason)

@@ -114,16 +114,16 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
 
 
 def build_serving(engine: Any, launch: Launch) -> Any:
-    """Blocking. Return the `TypedChat` of a started engine. Raises `LoadError` when a parser does not fit."""
+    """Blocking. Return the `Serving` of a started engine. Raises `LoadError` when a parser does not fit."""
     from engine.backends.vllm_grammars import Grammars
     from engine.backends.vllm_parsers import parsers_for
-    from engine.backends.vllm_serving import build_chat
+    from engine.backends.vllm_serving import build_serving as build
 
     spec, grammars = launch.spec, Grammars(engine.vllm_config, launch.grammar_starter)
     template = getattr(engine.renderer.tokenizer, "chat_template", None)
     tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
     try:
-        return build_chat(
+        return build(
             engine, name=spec.id, tool_parser=tool_parser, reasoning_parser=reasoning_parser, grammars=grammars
         )
     except (KeyError, RuntimeError, TypeError, ValueError) as error:

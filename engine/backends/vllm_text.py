@@ -5,71 +5,83 @@ Owns no engine: it works on the one of vllm_chat.py and counts and checks like v
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.utils.async_utils import merge_async_iterators
 
 from engine.backends.vllm_errors import check_answer_alone, check_context
-from engine.backends.vllm_finish import finish_reason
+from engine.backends.vllm_outputs import Collector, finish_reason, token_logprobs
+from engine.backends.vllm_serving import Serving
 from engine.errors import RequestError
-from engine.types import ChatDelta, ChatStep, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from engine.backends.vllm_serving import TypedChat
-    from engine.types import BeforeTurn, TextRequest
+from engine.stream import TokenStream
+from engine.types import ChatDelta, ChatStep, TextRequest, Usage
 
 
-async def text_steps(
-    serving: TypedChat, request: TextRequest, *, max_tokens: int | None, sized: BeforeTurn
-) -> AsyncGenerator[ChatStep]:
-    """Yield one `ChatStep` per engine step of any prompt. Closing the generator aborts all of them.
+class TextAnswers:
+    """The prompts of one request, tokenised and checked, and what their answers have come to."""
 
-    `max_tokens` is the request's, or the model's limit. `sized` is awaited between counting the prompts and starting,
-    with their tokens and the most that all answers may have. Raises `RequestError`s and vLLM's own.
-    """
-    context_length = serving.model_config.max_model_len
-    if request.max_tokens is not None:
-        check_answer_alone(request.max_tokens, context_length, "prompt")
-    inputs = await _rendered(serving, request)
-    for item in inputs:
-        check_context(len(item["prompt_token_ids"]), max_tokens, context_length, "prompt")
-    lengths = [len(item["prompt_token_ids"]) for item in inputs]
-    longest = sum(context_length - length if max_tokens is None else max_tokens for length in lengths)
-    await sized(sum(lengths), longest * request.n)
-    outputs = _started(serving, request, inputs, max_tokens)
-    counts = _Counts(prompt_tokens=sum(lengths))
-    try:
-        async for position, output in outputs:
-            counts.cached[position] = output.num_cached_tokens or 0
-            deltas = tuple(
-                _delta(serving, request, piece, index=position * request.n + piece.index) for piece in output.outputs
-            )
-            counts.completion_tokens += sum(len(piece.token_ids) for piece in output.outputs)
-            yield ChatStep(deltas, counts.usage())
-    finally:
-        await outputs.aclose()
+    def __init__(self, serving: Serving, request: TextRequest, inputs: list[Any], max_tokens: int | None) -> None:
+        lengths = [len(item["prompt_token_ids"]) for item in inputs]
+        self._serving = serving
+        self._request = request
+        self._inputs = inputs
+        self._room = [
+            serving.chat.model_config.max_model_len - length if max_tokens is None else max_tokens for length in lengths
+        ]
+        self.prompt_tokens = sum(lengths)
+        self.longest_tokens = sum(self._room) * request.n
+        self._completion_tokens = 0
+        self._cached: dict[int, int] = {}
+        self._running = len(inputs)
+
+    @classmethod
+    async def of(cls, serving: Serving, request: TextRequest, max_tokens: int | None) -> TextAnswers:
+        """Tokenise. `max_tokens` is the request's, or the model's limit. Raises `RequestError`s and vLLM's own."""
+        context_length = serving.chat.model_config.max_model_len
+        if request.max_tokens is not None:
+            check_answer_alone(request.max_tokens, context_length, "prompt")
+        inputs = await _rendered(serving.chat, request)
+        for item in inputs:
+            check_context(len(item["prompt_token_ids"]), max_tokens, context_length, "prompt")
+        return cls(serving, request, inputs, max_tokens)
+
+    async def submit(self, stream: TokenStream, translated: Callable[[Exception], Exception]) -> None:
+        """Give all prompts to the engine; their steps go into `stream`, which ends with the last of them."""
+        started: list[str] = []
+        try:
+            for position, (inputs, room) in enumerate(zip(self._inputs, self._room, strict=True)):
+                core = self._serving.core_of_text(self._request, _translate(self._request), inputs, room, position)
+                started.append(core.request_id)
+                step, finished = partial(self._step, position), partial(self._finished, stream)
+                await self._serving.start(core, Collector(stream, step, translated, finished), stream)
+        except BaseException:
+            self._serving.abort(started)
+            raise
+        if stream.finished:  # with an error, while others were given to the engine
+            self._serving.abort(started)
+        stream.abort = lambda: self._serving.abort(started)
+
+    def _finished(self, stream: TokenStream) -> None:
+        self._running -= 1
+        if not self._running:
+            stream.finish()
+
+    def _step(self, position: int, output: Any) -> ChatStep:
+        self._cached[position] = output.num_cached_tokens or 0
+        deltas = tuple(
+            _delta(self._serving.chat, self._request, piece, index=position * self._request.n + piece.index)
+            for piece in output.outputs
+        )
+        self._completion_tokens += sum(len(piece.token_ids) for piece in output.outputs)
+        usage = Usage(self.prompt_tokens, self._completion_tokens, cached_tokens=sum(self._cached.values()))
+        return ChatStep(deltas, usage)
 
 
-class _Counts:
-    """Tokens of all prompts together, up to here."""
-
-    __slots__ = ("cached", "completion_tokens", "prompt_tokens")
-
-    def __init__(self, *, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = 0
-        self.cached: dict[int, int] = {}
-
-    def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.completion_tokens, cached_tokens=sum(self.cached.values()))
-
-
-async def _rendered(serving: TypedChat, request: TextRequest) -> list[Any]:
+async def _rendered(serving: Any, request: TextRequest) -> list[Any]:
     """Tokenise; vLLM does it on threads of its own."""
     renderer, model_config = serving.renderer, serving.model_config
     for prompt in request.prompts:
@@ -89,28 +101,6 @@ def _check_token_ids(renderer: Any, token_ids: tuple[int, ...]) -> None:
         renderer.validate_token_ids(token_ids)
     except VLLMValidationError as error:
         raise RequestError("`prompt` holds a token id that this model does not have.", param="prompt") from error
-
-
-def _started(
-    serving: TypedChat, request: TextRequest, inputs: list[Any], max_tokens: int | None
-) -> AsyncGenerator[tuple[int, Any]]:
-    """Yield vLLM's outputs with the position of their prompt. Closing it closes every one of vLLM's generators."""
-    translated, context_length = _translate(request), serving.model_config.max_model_len
-    outputs: AsyncGenerator[tuple[int, Any]] = merge_async_iterators(
-        *(
-            serving.engine_client.generate(
-                item,
-                translated.to_sampling_params(
-                    context_length - len(item["prompt_token_ids"]) if max_tokens is None else max_tokens,
-                    serving.default_sampling_params,
-                ),
-                f"cmpl-{request.request_id}-{position}",
-                priority=int(request.urgency),  # the lower number goes first
-            )
-            for position, item in enumerate(inputs)
-        )
-    )
-    return outputs
 
 
 def _translate(request: TextRequest) -> CompletionRequest:
@@ -135,10 +125,10 @@ def _translate(request: TextRequest) -> CompletionRequest:
     return CompletionRequest.model_construct(**fields)
 
 
-def _delta(serving: TypedChat, request: TextRequest, piece: Any, *, index: int) -> ChatDelta:
+def _delta(serving: Any, request: TextRequest, piece: Any, *, index: int) -> ChatDelta:
     delta = ChatDelta(index, content=piece.text)
     if request.top_logprobs is not None and piece.logprobs is not None:
-        delta.logprobs = serving.token_logprobs(piece, serving.renderer.tokenizer, request.top_logprobs)
+        delta.logprobs = token_logprobs(serving, piece, request.top_logprobs)
     if piece.finish_reason is not None:
         delta.finish_reason = finish_reason(piece.finish_reason)
     return delta

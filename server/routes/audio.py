@@ -23,8 +23,8 @@ from server.dependencies import (
 from server.schemas.speech import SpeechBody, to_speech_request
 from server.schemas.voices import SpeechModelList, VoiceList, VoiceQuery
 from server.speech_answer import MEDIA_TYPES, as_events, as_file, failed
-from server.sse import event_stream, file_stream, with_keep_alive
 from server.store import ApiKey
+from server.streaming import StreamedResponse
 
 if TYPE_CHECKING:
     from server.access_log import RequestRecord
@@ -64,9 +64,10 @@ async def speak(
     record.model, record.stream = body.model, body.stream_format == "sse"
     chunks = engine.speech(wanted)
     if body.stream_format != "sse":
-        return file_stream(as_file(chunks), media_type=MEDIA_TYPES[wanted.response_format], drain=drain)
-    return event_stream(
-        with_keep_alive(as_events(chunks, wanted), settings.keep_alive_seconds),
+        media_type = MEDIA_TYPES[wanted.response_format]
+        return StreamedResponse(as_file(chunks), media_type=media_type, drain=drain, failure=None)
+    return StreamedResponse(
+        as_events(chunks, wanted),
         drain=drain,
         keep_alive_seconds=settings.keep_alive_seconds,
         failure=failed,

@@ -45,7 +45,7 @@ async def create_batch(
     created = int(time.time())
     caller = Caller(key, access, settings, engine)
     with engine.running():
-        responses = await until_hangup(answer_all(body.requests, caller), request.receive, drain)
+        responses = await until_hangup(answer_all(body.requests, caller), request, drain)
     usage = total(responses)
     failed = sum("error" in response for response in responses)
     record: RequestRecord = request.state.record

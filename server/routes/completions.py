@@ -11,12 +11,11 @@ from fastapi.responses import Response
 
 from server.bodies import StrictRoute
 from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
-from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas.completions import CompletionBody, to_text_request
 from server.schemas.completions_answer import TextChunkEncoder, text_completion
-from server.sse import event_stream
 from server.store import ApiKey
+from server.streaming import StreamedResponse, TokenEvents
 
 if TYPE_CHECKING:
     from server.access_log import RequestRecord
@@ -42,12 +41,9 @@ async def create_completion(
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         encoder = TextChunkEncoder(id_=id_, created=created, model=text.model, include_usage=include_usage)
-        return event_stream(
-            events_of(engine.text_stream(text), encoder, record),
-            drain=drain,
-            keep_alive_seconds=settings.keep_alive_seconds,
-        )
-    result = await until_hangup(engine.text(text), request.receive, drain)
+        events = TokenEvents(lambda: engine.text(text), encoder, record)
+        return StreamedResponse(events, drain=drain, keep_alive_seconds=settings.keep_alive_seconds)
+    result = await until_hangup(engine.whole(text), request, drain)
     record.answered(result)
     answer = text_completion(result, id_=id_, created=created, model=text.model)
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -16,8 +16,8 @@ from server.image_links import public_base_url
 from server.image_page import gone_page, wants_page
 from server.schemas.images import ImageGenerationBody, to_image_request
 from server.schemas.images_answer import ImageAnswer, failed
-from server.sse import event_stream, with_keep_alive
 from server.store import ApiKey
+from server.streaming import StreamedResponse
 
 if TYPE_CHECKING:
     from server.access_log import RequestRecord
@@ -52,13 +52,13 @@ async def create_images(
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
         sent = streamed(events, delivery, wanted, progress=progress)
-        return event_stream(
-            with_keep_alive(sent, settings.keep_alive_seconds),
+        return StreamedResponse(
+            sent,
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
             failure=failed,
         )
-    answer = await until_hangup(whole(events, delivery, wanted), request.receive, drain)
+    answer = await until_hangup(whole(events, delivery, wanted), request, drain)
     return Response(answer, media_type="application/json")
 
 

@@ -15,14 +15,13 @@ from fastapi.responses import Response
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
 from server.dependencies import Access, ChatEngine, TheAccess, TheDrain, TheSettings, key_with
-from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas import messages_answer
 from server.schemas.messages import CountTokensBody, MessagesBody
 from server.schemas.messages_prompt import FieldNames, translate
 from server.settings import Settings
-from server.sse import event_stream
 from server.store import ApiKey
+from server.streaming import StreamedResponse, TokenEvents
 
 if TYPE_CHECKING:
     from engine import ChatRequest
@@ -48,14 +47,15 @@ async def create_message(
     id_ = f"msg_{chat.request_id}"
     if body.stream:
         encoder = messages_answer.EventEncoder(id_=id_, model=chat.model)
-        return event_stream(
-            events_of(engine.chat_stream(chat), encoder, record, naming=names.as_sent()),
+        events = TokenEvents(lambda: engine.chat(chat), encoder, record, naming=names.as_sent())
+        return StreamedResponse(
+            events,
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
             failure=messages_answer.error_event,
         )
     with names.as_sent():
-        result = await until_hangup(engine.chat(chat), request.receive, drain)
+        result = await until_hangup(engine.whole(chat), request, drain)
     record.answered(result)
     answer = messages_answer.message(result, id_=id_, model=chat.model)
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -76,7 +76,7 @@ async def count_tokens(
     record: RequestRecord = request.state.record
     record.model = body.model
     with names.as_sent():
-        tokens = await until_hangup(engine.count_tokens(chat), request.receive, drain)
+        tokens = await until_hangup(engine.count_tokens(chat), request, drain)
     record.prompt_tokens = tokens
     return Response(msgspec.json.encode({"input_tokens": tokens}), media_type="application/json")
 

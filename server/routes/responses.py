@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -13,18 +14,15 @@ from engine import GenerationError
 from server.answering import to_chat_request
 from server.bodies import StrictRoute
 from server.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
-from server.events import events_of
 from server.hangup import until_hangup
 from server.schemas.responses import ResponseBody
 from server.schemas.responses_answer import ResponseObject
 from server.schemas.responses_chat import named_as_sent, to_chat_body, to_conversation
 from server.schemas.responses_events import ResponseEvents
-from server.sse import event_stream
 from server.store import ApiKey
+from server.streaming import StreamedResponse, TokenEvents
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from server.access_log import RequestRecord
 
 router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
@@ -47,26 +45,24 @@ async def create_response(
     record: RequestRecord = request.state.record
     record.model, record.stream = body.model, bool(body.stream)
     answer = ResponseObject(body, id_=f"resp_{chat.request_id}", created=int(time.time()))
-    events = ResponseEvents(answer, chat.request_id)
+    encoder = ResponseEvents(answer, chat.request_id)
     naming = named_as_sent(conversation)
-    steps = events_of(engine.chat_stream(chat), events, record, head=events.start(), naming=naming)
+    events = TokenEvents(lambda: engine.chat(chat), encoder, record, head=encoder.start(), naming=naming)
     if body.stream:
-        return event_stream(
-            steps,
+        return StreamedResponse(
+            events,
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
-            failure=events.failed,
+            failure=encoder.failed,
         )
-    await until_hangup(_read(steps), request.receive, drain)
-    if events.response is None:
+    await until_hangup(_read(events), request, drain)
+    if encoder.response is None:
         raise GenerationError("The model gave no answer. Send the request again.")
-    return Response(msgspec.json.encode(events.response), media_type="application/json")
+    return Response(msgspec.json.encode(encoder.response), media_type="application/json")
 
 
-async def _read(steps: AsyncGenerator[bytes, None]) -> None:
+async def _read(events: TokenEvents) -> None:
     """Run to the end: plain and streamed answers agree because they are made by the same events."""
-    try:
-        async for _ in steps:
+    async with aclosing(aiter(events)) as pieces:
+        async for _ in pieces:
             pass
-    finally:
-        await steps.aclose()

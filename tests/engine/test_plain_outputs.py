@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from engine.backends.plain_steps import PlainSteps
+
 from engine.demo import weights_dir
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from server.sse import event_stream
 from serving import async_poll_until, raw_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -19,7 +20,6 @@ from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.protocol import HearthProtocol
 from server.settings import load_settings
-from server.sse import event_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from exchange_parts import END, LARGE, Connection, ask, chunk
+from server.sse import event_stream
 from serving import async_poll_until
 from starlette.applications import Starlette
 
 from server.drain import Drain
 from server.metrics import Metrics
 from server.middleware import RequestContext
-from server.sse import event_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

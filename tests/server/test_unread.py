@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 import uvloop
 from leaving_parts import line_of
+from server.sse import event_stream, file_stream
 from serving import Server, open_socket, poll_until, raw_request
 from small_models import VOICES_ONLY
 from speech_parts import LONGEST, SPEECH, VOICE_MODEL
@@ -29,7 +30,6 @@ from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.protocol import HearthProtocol
 from server.settings import load_settings
-from server.sse import event_stream, file_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

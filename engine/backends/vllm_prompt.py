@@ -1,18 +1,19 @@
-"""Renders and tokenises conversations that are nothing but text: vLLM's template and tokenizer, without the way there.
+"""Renders and tokenises conversations: short ones of nothing but text right here, all others as vLLM does it.
 
-vLLM looks up template, settings and limits anew for each conversation and takes it through a dozen functions. Here they
-are looked up once; whether that comes to the same is tried with every model when it is loaded.
+vLLM looks up template, settings and limits anew for each conversation, and sends it to a thread and back. For plain
+texts they are looked up once. Whether that gives the same tokens is tried with every model when it is loaded.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from transformers import TokenizersBackend
 from transformers.utils.chat_template_utils import _compile_jinja_template
-from vllm.renderers.chat_utils import _CLAUDE_CODE_BILLING_HEADER
 from vllm.renderers.hf import (
     HfRenderer,
     resolve_chat_template,
@@ -20,30 +21,31 @@ from vllm.renderers.hf import (
     resolve_chat_template_kwargs,
 )
 
-from engine.backends.swiftness import Swiftness
-from engine.backends.vllm_rendering import is_short
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _log = logging.getLogger("hearth.engine")
 _ROLES = frozenset({"system", "user", "assistant"})
 _KEYS = {"role", "content"}
+# Of text; some 2,000 tokens, half a millisecond's work. Longer ones are vLLM's, on a thread.
+_SHORT_CHARACTERS = 8192
+_FEW_MESSAGES = 32
+# A template that takes longer than this is never again run on the event loop.
+_SLOW_SECONDS = 0.05
+# vLLM takes this line out of system prompts.
+_BILLING_HEADER = "x-anthropic-billing-header"
 # What `apply_chat_template` takes for itself. The rest are the template's own variables.
 _NOT_VARIABLES = {"chat_template", "tokenize", "return_dict", "continue_final_message", "tools"}
 
 
-class PlainPrompt:
+class TextPrompts:
     """Of one model whose template takes texts and whose tokenizer is one of Hugging Face's fast ones."""
 
     def __init__(self, template: Any, variables: dict[str, Any], tokenizer: Any) -> None:
         self._template = template
         self._variables = {**template.globals, **variables}  # Jinja would put them together anew for each prompt
         self._encode = tokenizer.encode_batch_fast  # without the place of each token in the text
-        self._swiftness = Swiftness()
+        self._slow = False
 
     @classmethod
-    def of(cls, serving: Any, request: Any) -> PlainPrompt | None:
+    def of(cls, serving: Any, request: Any) -> TextPrompts | None:
         """Look up what vLLM would for `request`, a plain one of its own; None where it would do something else."""
         renderer, model_config, tokenizer = serving.renderer, serving.model_config, serving.renderer.tokenizer
         if not (isinstance(renderer, HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
@@ -72,16 +74,18 @@ class PlainPrompt:
 
     def token_ids(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
         """Return the prompt, or None for a conversation that vLLM has to look at: longer, not all text, or refused."""
-        if not (all(map(_is_plain, messages)) and is_short(messages) and self._swiftness.likely()):
+        if self._slow or not _is_short_text(messages):
             return None
-        with self._swiftness:
-            return self._made_of(messages)
+        began = time.thread_time()  # not the clock: on a busy machine even a fast template may be held up
+        ids = self._rendered(messages)
+        self._slow = time.thread_time() - began > _SLOW_SECONDS
+        return ids
 
-    def _made_of(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
+    def _rendered(self, messages: Sequence[dict[str, Any]]) -> list[int] | None:
         try:
             context = self._template.new_context({**self._variables, "messages": messages}, shared=True)
             text = "".join(self._template.root_render_func(context))
-        except Exception:  # noqa: BLE001  # whatever a template does not like is said by the one who is paid for it
+        except Exception:  # noqa: BLE001  # vLLM's renderer says what a template refuses
             return None
         ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
         return ids
@@ -89,25 +93,28 @@ class PlainPrompt:
     async def agrees_with(self, serving: Any, requests: Sequence[Any]) -> bool:
         """Try whether vLLM makes the same of `requests`, plain ones of its own."""
         for request in requests:
-            # However slow: a trial that is left out proves nothing, and machines are busy while models are loaded.
-            mine = self._made_of([dict(message) for message in request.messages])
-            if mine is None:
+            ours = self._rendered([dict(message) for message in request.messages])
+            if ours is None:
                 continue
             try:
                 _, (theirs,) = await serving.online_renderer.render_chat(request, skip_mm_cache=True)
             except Exception:  # noqa: BLE001  # a template may refuse an order of roles, and both must
                 return False
-            if theirs.get("type") != "token" or theirs["prompt_token_ids"] != mine:
-                _log.info("Prompts of this model take vLLM's long way: the short one makes others of them.")
+            if theirs.get("type") != "token" or theirs["prompt_token_ids"] != ours:
+                _log.info("vLLM renders all prompts of this model: rendering them here gives other tokens.")
                 return False
         return True
 
 
-def _is_plain(message: dict[str, Any]) -> bool:
-    content = message.get("content")
-    return (
-        message.keys() == _KEYS
-        and message["role"] in _ROLES
-        and isinstance(content, str)
-        and not content.startswith(_CLAUDE_CODE_BILLING_HEADER)  # vLLM takes it out
-    )
+def _is_short_text(messages: Sequence[dict[str, Any]]) -> bool:
+    if len(messages) > _FEW_MESSAGES:
+        return False
+    size = 0
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str) or message.keys() != _KEYS or message["role"] not in _ROLES:
+            return False
+        if content.startswith(_BILLING_HEADER):
+            return False
+        size += len(content)
+    return size <= _SHORT_CHARACTERS

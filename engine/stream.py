@@ -1,0 +1,184 @@
+"""One request's results on their way from the model to its reader. A stream ends once, and tells its owners then.
+
+The maker (a backend) puts items and finishes; the reader iterates, or sets a `sink` that takes items at the moment they
+are made. Whoever owns something for the length of a request registers `on_end`; nobody wraps a stream in a generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Self, TypeVar
+
+from engine.types import ChatStep, Usage
+
+_log = logging.getLogger("hearth.engine")
+
+T = TypeVar("T")
+OnEnd = Callable[[BaseException | None], object]
+
+
+class StreamClosedError(Exception):
+    """The reader closed the stream before its maker finished: what owners get from `on_end` then."""
+
+
+class Stream(Generic[T]):
+    """Items of one request, from one maker to one reader, in one event loop.
+
+    `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
+    `abort` is the maker's: called once if the reader closes first. `dispatched_at` is when its turn came, by
+    `time.monotonic`; None while it waits.
+    """
+
+    __slots__ = ("_error", "_finished", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "sink")
+
+    def __init__(self) -> None:
+        self.sink: Callable[[T], bool] | None = None
+        self.abort: Callable[[], object] | None = None
+        self.dispatched_at: float | None = None
+        self._items: deque[T] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._finished = False
+        self._error: BaseException | None = None
+        self._on_end: list[OnEnd] = []
+
+    def on_end(self, callback: OnEnd) -> None:
+        """Call `callback` once when the stream ends, the last registered first.
+
+        It gets None for a complete stream, else the error; `StreamClosedError` where the reader left. Of a stream that
+        has ended already it is called now.
+        """
+        if self._finished:
+            self._call(callback)
+        else:
+            self._on_end.append(callback)
+
+    def dispatched(self) -> None:
+        """Maker: its turn has come."""
+        self.dispatched_at = time.monotonic()
+
+    def put(self, item: T) -> None:
+        """Maker: add an item. What comes after the end is dropped."""
+        if self._finished:
+            return
+        waiter = self._waiter
+        waits = waiter is not None and not waiter.done()
+        if self.sink is not None and waits and not self._items:
+            try:
+                if self.sink(item):
+                    return
+            except Exception as error:  # noqa: BLE001  # ends this request, and not those behind it in the maker's loop
+                self.fail(error)
+                return
+        self._queue(item)
+        if waits:
+            waiter.set_result(None)  # type: ignore[union-attr]
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Maker: nothing more comes. The reader gets what is queued first, then the end or `error`."""
+        if self._finished:
+            return
+        self._finished = True
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        callbacks, self._on_end = self._on_end, []
+        while callbacks:
+            self._call(callbacks.pop())
+
+    def fail(self, error: BaseException) -> None:
+        """Maker: end it with `error`, and abort what is still being done for it."""
+        if not self._finished:
+            abort, self.abort = self.abort, None
+            self.finish(error)
+            if abort is not None:
+                abort()
+
+    def close(self) -> None:
+        """Reader: want nothing more. Aborts the work if it is not finished."""
+        self._items.clear()
+        self.fail(StreamClosedError())
+
+    @property
+    def finished(self) -> bool:
+        """Whether its maker is done, or its reader left."""
+        return self._finished
+
+    async def __aenter__(self) -> Self:
+        """Close it at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """See `close`."""
+        self.close()
+
+    def __aiter__(self) -> Self:
+        """Iterate over the items. For one reader."""
+        return self
+
+    async def __anext__(self) -> T:
+        """Return the next item. Raises the maker's error after the last."""
+        while not self._items:
+            if self._finished:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
+    def _queue(self, item: T) -> None:
+        self._items.append(item)
+
+    def _call(self, callback: OnEnd) -> None:
+        try:
+            callback(self._error)
+        except Exception:  # the others have to be called all the same
+            _log.exception("an owner of a request failed at its end")
+
+
+class TokenStream(Stream[ChatStep]):
+    """The steps of one chat answer. `usage` counts all that was made, read or not; `last` is the newest step."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: ChatStep | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens so far; None before the first step."""
+        return None if self.last is None else self.last.usage
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return 0 if self.last is None else self.last.usage.completion_tokens
+
+    def put(self, item: ChatStep) -> None:
+        """Maker: add what one engine step brought."""
+        self.last = item
+        super().put(item)
+
+    def _queue(self, item: ChatStep) -> None:
+        """Join it to an unread one: a slow reader costs no memory per token."""
+        if self._items and _is_text(self._items[-1]) and _is_text(item):
+            held = self._items[-1]
+            (old,), (new,) = held.deltas, item.deltas
+            joined = ChatStep((new.__class__(0, old.content + new.content),), item.usage)
+            joined.deltas[0].finish_reason, joined.deltas[0].stop_text = new.finish_reason, new.stop_text
+            self._items[-1] = joined
+        else:
+            self._items.append(item)
+
+
+def _is_text(step: ChatStep) -> bool:
+    """Whether it is some text of a single choice and nothing else."""
+    if len(step.deltas) != 1:
+        return False
+    delta = step.deltas[0]
+    return not (delta.index or delta.reasoning or delta.tool_calls or delta.logprobs)
