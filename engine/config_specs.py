@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from engine.config_document import shown
 from engine.config_report import did_you_mean, plain_error
-from engine.config_variants import Variants  # noqa: TC001  # pydantic reads it
+from engine.config_variants import Variants  # pydantic reads it
 from engine.config_words import Folder, Id, Limit, Names, Spec, StallSeconds, Word
 from engine.demo import demo_names
 

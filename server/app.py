@@ -47,7 +47,6 @@ from server.routes import (
     usage,
 )
 from server.settings import database_url
-from server.short_way import ShortWay
 from server.store import Buckets, Database, KeyStore, Quotas, UsageBook
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class HearthApp(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
         settings: Settings = self.state.settings
-        routed = ShortWay(super().build_middleware_stack(), self.routes, self.exception_handlers)
+        routed = super().build_middleware_stack()
         app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests, self.state.crowd)))
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)

@@ -12,7 +12,6 @@ from pydantic_core import from_json
 
 from server.errors import ApiError
 from server.hangup import ClientGoneError
-from server.plans import Plan
 from server.request_headers import header_of
 from server.scopes import KeyWith
 
@@ -37,10 +36,6 @@ _DRAIN_BYTES = 64 * 2**20
 class StrictRoute(APIRoute):
     """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.plan = Plan.of(self)
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Read and check the body before FastAPI looks at it."""
         handler = super().get_route_handler()
@@ -51,22 +46,17 @@ class StrictRoute(APIRoute):
 
         return strict_handler
 
-    async def answer(self, request: Request) -> Response:
-        """Do the same by the plan, if there is one, without FastAPI."""
-        assert self.plan is not None  # noqa: S101  # whoever calls has looked
-        return await self.plan.answer(request, await self._read_body(request))
-
-    async def _read_body(self, request: Request) -> Any:
-        """Return the parsed body. The key's scope is checked before it is read."""
+    async def _read_body(self, request: Request) -> None:
+        """Parse the body, if there is one. The key's scope is checked before it is read."""
         if self.body_field is None:
-            return None
+            return
         for below in self.dependant.dependencies:
             if isinstance(below.call, KeyWith):
                 below.call.check(request)
-        return await _read_into(request)
+        await _read_into(request)
 
 
-async def _read_into(request: Request) -> Any:
+async def _read_into(request: Request) -> None:
     _check_content_type(request.scope)
     body = await _read_capped(request, request.app.state.settings.max_body_bytes)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
@@ -74,7 +64,6 @@ async def _read_into(request: Request) -> Any:
     large = len(body) > _LARGE_BODY_BYTES
     value = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)
     request._json = value  # noqa: SLF001
-    return value
 
 
 def _check_content_type(scope: Scope) -> None:

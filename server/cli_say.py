@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import sys
-from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from pathlib import Path  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer

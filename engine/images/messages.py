@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.images.profile import Batches, ImageProfile
-from engine.images.types import ImageFormat, Quality  # noqa: TC001  # msgspec reads them
+from engine.images.types import ImageFormat, Quality  # msgspec reads them
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.voices.requests import AudioFormat  # noqa: TC001  # msgspec reads it
+from engine.voices.requests import AudioFormat  # msgspec reads it
 
 
 class SpeechOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from engine.config_words import Spec
 from engine.voices.files import MetadataError
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SPEAKERS
-from engine.voices.types import Gender  # noqa: TC001 - pydantic reads it
+from engine.voices.types import Gender
 
 if TYPE_CHECKING:
     from engine.config_document import Location, Problem

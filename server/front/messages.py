@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 # msgspec reads the annotations.
-from engine import ChatResult, ChatStep  # noqa: TC001
-from server.access_log import RequestRecord  # noqa: TC001
-from server.store import KeyLimits  # noqa: TC001
+from engine import ChatResult, ChatStep
+from server.access_log import RequestRecord
+from server.store import KeyLimits
 
 Method: TypeAlias = Literal["chat", "chat_stream", "text", "text_stream", "count_tokens"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine import TextRequest
-from server.schemas.chat import Penalty, PositiveInt, StreamOptions  # noqa: TC001  # pydantic reads the annotations
+from server.schemas.chat import Penalty, PositiveInt, StreamOptions  # pydantic reads the annotations
 from server.schemas.chat_checks import stop_sequences, token_biases
 from server.schemas.engine_fields import NoEngineFields
 from server.validation import FieldError

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from server.sse import event_stream
 from serving import async_poll_until, raw_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -20,6 +19,7 @@ from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.protocol import HearthProtocol
 from server.settings import load_settings
+from server.streaming import StreamedResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -101,7 +101,7 @@ class Connection:
 
     async def _slow(self, request: Request) -> Response:
         await request.body()
-        return Response(await until_hangup(self._work(), request.receive, request.app.state.drain))
+        return Response(await until_hangup(self._work(), request, request.app.state.drain))
 
     async def _work(self) -> bytes:
         self.begun.set()
@@ -156,7 +156,7 @@ def _streamed(
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         await request.body()
-        return event_stream(events(), drain=request.app.state.drain, keep_alive_seconds=keep_alive_seconds)
+        return StreamedResponse(events(), drain=request.app.state.drain, keep_alive_seconds=keep_alive_seconds)
 
     return answer
 

@@ -1,4 +1,4 @@
-"""What leaves in one write, and how a client's leaving is noticed: the server's own HTTP over a transport that records."""
+"""What is written, and how a client's leaving is noticed: the server's own HTTP over a transport that records."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from exchange_parts import END, LARGE, Connection, ask, chunk
-from server.sse import event_stream
 from serving import async_poll_until
 from starlette.applications import Starlette
 
 from server.drain import Drain
 from server.metrics import Metrics
 from server.middleware import RequestContext
+from server.streaming import StreamedResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 
-async def test_a_plain_answer_leaves_in_one_write():
+async def test_a_plain_answer_is_written_whole():
     connection = Connection()
     connection.protocol.data_received(ask("/plain", b"hello"))
     await connection.ended()
-    (answer,) = connection.writes
+    answer = b"".join(connection.writes)
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith(b"\r\n\r\nhello")
 
 
-async def test_the_head_leaves_with_the_first_event_and_the_end_with_the_last():
+async def test_each_event_is_a_chunk_and_the_end_follows_the_last():
     connection = Connection()
     connection.protocol.data_received(ask("/events"))
     await connection.begun.wait()
-    (first,) = await connection.written(1)
+    first = b"".join(await connection.written(2))
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
     assert first.endswith(b"\r\n\r\n" + chunk(b"one"))
     connection.gate.set()
     await connection.ended()
-    assert connection.writes[1:] == [chunk(b"two") + chunk(b"three") + END]
+    assert b"".join(connection.writes).endswith(chunk(b"one") + chunk(b"two") + chunk(b"three") + END)
 
 
-async def test_an_answer_without_a_pause_leaves_in_one_write_and_the_next_after_it():
+async def test_the_next_answer_follows_a_streamed_one():
     connection = Connection()
     connection.protocol.data_received(ask("/quick") + ask("/plain", b"next"))
     await connection.ended()
-    first, second = connection.writes
-    assert first.endswith(chunk(b"0") + chunk(b"1") + chunk(b"2") + END)
+    first, second = b"".join(connection.writes).split(END)
+    assert first.endswith(chunk(b"0") + chunk(b"1") + chunk(b"2"))
     assert second.endswith(b"\r\n\r\nnext")
 
 
@@ -67,7 +67,7 @@ async def test_a_comment_is_written_while_the_first_event_is_waited_for():
     assert b"".join([head, *comments]).endswith(chunk(b": keep-alive\n\n") * 2)
     connection.gate.set()
     await connection.ended()
-    assert connection.writes[-1] == chunk(b"two") + chunk(b"three") + END
+    assert b"".join(connection.writes).endswith(chunk(b"two") + chunk(b"three") + END)
 
 
 async def test_no_more_is_held_than_a_little_and_a_client_that_takes_nothing_holds_the_app_up():
@@ -108,11 +108,11 @@ async def test_a_client_that_leaves_is_noticed_without_a_task_that_watches(path:
 async def test_what_is_no_request_ends_a_stream_and_is_not_answered_within_it():
     connection = Connection()
     connection.protocol.data_received(ask("/events"))
-    await connection.written(1)
+    await connection.written(2)
     connection.protocol.data_received(b"\0\r\n\r\n")
     await connection.ended()
     assert connection.left == ["stream"]
-    assert len(connection.writes) == 1
+    assert b"".join(connection.writes).endswith(chunk(b"one"))
     assert connection.transport.is_closing()
     assert [record.status for record in connection.log] == [499]
 
@@ -143,7 +143,7 @@ async def test_below_another_server_events_are_sent_and_a_client_that_leaves_is_
         yield b"two"
         await gate.wait()
 
-    app = RequestContext(event_stream(events(), drain=Drain(), keep_alive_seconds=60))
+    app = RequestContext(StreamedResponse(events(), drain=Drain(), keep_alive_seconds=60))
     state = Starlette()
     state.state.metrics, state.state.access_log = Metrics(dict), (log := [])
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "app": state}

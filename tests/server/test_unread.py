@@ -15,7 +15,6 @@ import pytest
 import uvicorn
 import uvloop
 from leaving_parts import line_of
-from server.sse import event_stream, file_stream
 from serving import Server, open_socket, poll_until, raw_request
 from small_models import VOICES_ONLY
 from speech_parts import LONGEST, SPEECH, VOICE_MODEL
@@ -30,6 +29,7 @@ from server.metrics import Metrics
 from server.middleware import RequestContext
 from server.protocol import HearthProtocol
 from server.settings import load_settings
+from server.streaming import StreamedResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -95,12 +95,12 @@ class Streaming:
     async def _events(self, request: Request) -> Response:
         await request.body()
         drain = request.app.state.drain
-        return event_stream(self._pieces("events"), drain=drain, keep_alive_seconds=5)
+        return StreamedResponse(self._pieces("events"), drain=drain, keep_alive_seconds=5)
 
     async def _file(self, request: Request) -> Response:
         await request.body()
         drain = request.app.state.drain
-        return file_stream(self._pieces("file"), media_type="audio/wav", drain=drain)
+        return StreamedResponse(self._pieces("file"), media_type="audio/wav", drain=drain, failure=None)
 
     async def _whole(self, request: Request) -> Response:
         await request.body()
