@@ -14,7 +14,7 @@ from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.output_processor import RequestState
 
 from engine.backends.vllm_calls import CallStream
-from engine.errors import GenerationError, RequestError
+from engine.errors import EngineError, GenerationError, RequestError
 from engine.stream import TokenStream
 from engine.types import ChatDelta, ChatStep, FinishReason, TokenLogprob, Usage
 
@@ -25,7 +25,11 @@ def finish_reason(reason: str | None) -> FinishReason:
         return cast("FinishReason", reason)
     if reason == "repetition":
         return "stop"
-    raise GenerationError("The model gave up on this answer. Send the request again.")
+    raise _given_up()
+
+
+def _given_up() -> GenerationError:
+    return GenerationError("The model gave up on this answer. Send the request again.")
 
 
 class Collector:
@@ -61,7 +65,8 @@ class Collector:
             if output.deltas[0].finish_reason is not None:
                 self._on_finish()
         elif isinstance(output, Exception):
-            self._stream.finish(self._translate(output))
+            error = self._translate(output)
+            self._stream.finish(error if isinstance(error, EngineError) else _given_up())
         else:
             self._take(output)
 

@@ -1,7 +1,7 @@
-"""A program: asks one engine the same on the short way and on the long one, and prints what vLLM's core was sent.
+"""A program: asks one engine the same through our serving and through vLLM's own, and prints what its core was sent.
 
-One JSON object per line: the request's name, whether the short way is one for it, and of each way what the core was
-sent, what was answered, and the text of steps that were taken at once. The last line is about the engine itself.
+One JSON object per line: the request's name, whether its prompt is rendered here, and of each way what the core was
+sent and what was answered. The last line is about streams that end early.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from engine import ChatRequest, ChatStep, Engine, EngineError, GenerationError, load_config
+from engine.chat_fold import fold
+from engine.stream import TokenStream
 
 USER = {"role": "user", "content": "Say hello."}
 MODEL = "service-plus"
@@ -43,7 +45,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
             {"role": "user", "content": "Gr\u00fc\u00dfe \U0001f30d\t <|im_end|> {{ 1 }}"},
         ],
     },
-    # No short way leads here.
+    # vLLM renders these.
     "header": {"messages": [{"role": "system", "content": "x-anthropic-billing-header: a\nRest"}, USER]},
     "named": {"messages": [{**USER, "name": "Kim"}]},
     "many": {"messages": [USER] * 40, "temperature": 0},
@@ -65,21 +67,13 @@ async def main() -> None:
     try:
         backend: Any = engine._pool.get(MODEL)
         sent = record(backend._engine.engine_core)
-        short_way = backend._plain
         for name, fields in REQUESTS.items():
             asked = request_of(name, fields)
-            line: dict[str, Any] = {"name": name, "taken": short_way.prompt(asked, asked.max_tokens) is not None}
-            for way, plain in (("short", short_way), ("long", None)):
-                backend._plain = plain
-                line[way] = await answers(engine, asked, sent)
-            sys.stdout.write(json.dumps(line) + "\n")
-        backend._plain = short_way
-        line = {
-            "outputs": type(backend._engine.output_processor).__name__,
-            "left": await left(engine, backend),
-            "refused": await refused(engine, backend),
-        }
-        sys.stdout.write(json.dumps({"name": "engine", **line, "lost": await lost(engine, backend)}) + "\n")
+            taken = backend._serving.render_text(asked, asked.max_tokens) is not None
+            line = {"name": name, "taken": taken, "ours": await ours(engine, asked, sent)}
+            sys.stdout.write(json.dumps(line | {"vllm": await vllms(backend, asked, sent)}) + "\n")
+        early = {"left": await left(engine, backend), "refused": await refused(engine, backend)}
+        sys.stdout.write(json.dumps({"name": "early", **early, "lost": await lost(engine, backend)}) + "\n")
     finally:
         await engine.stop()
 
@@ -103,36 +97,48 @@ def request_of(name: str, fields: dict[str, Any]) -> ChatRequest:
     return ChatRequest(**usual | fields)
 
 
-async def answers(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict[str, Any]:
-    """Ask plain and streamed; what random numbers without a seed say is left out."""
+async def ours(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict[str, Any]:
+    """Ask for the whole answer, for a stream, and for one whose steps are taken at the moment they are made."""
     sent.clear()
-    at_once: list[str] = []
-    whole = await engine.chat(request)
-    steps = [step async for step in engine.chat_stream(replace(request, request_id=f"{request.request_id}-s"))]
-    taken = await taken_at_once(engine, replace(request, request_id=f"{request.request_id}-t"), at_once)
-    (*_, last) = (delta for step in steps for delta in step.deltas)
-    said: list[Any] = [[usage.prompt_tokens, usage.reasoning_tokens] for usage in (steps[-1].usage, whole.usage)]
-    if request.seed is not None or request.temperature == 0:
-        said += [choice.content for choice in whole.choices]
-        said += [steps[-1].usage.completion_tokens, whole.usage.completion_tokens]
-        said += ["".join(delta.content for step in steps for delta in step.deltas if delta.index == 0), *taken]
-        said += [whole.choices[0].finish_reason, whole.choices[0].stop_text, last.finish_reason, last.stop_text]
-    return {"core": [known(one) for one in sent], "said": said, "at_once": "".join(at_once)}
+    whole = await fold(await engine.chat(replace(request, whole=True), TokenStream()))
+    streamed = await fold(await engine.chat(replace(request, request_id=f"{request.request_id}-s"), TokenStream()))
+    stream, steps = TokenStream(), list[ChatStep]()
+    await engine.chat(replace(request, request_id=f"{request.request_id}-t"), stream)
+    stream.sink = lambda step: steps.append(step) is None
+    steps += [step async for step in stream]
+    text = "".join(delta.content for step in steps for delta in step.deltas if delta.index == 0)
+    core = [known(one) for one in sent]
+    if request.seed is None and request.temperature:  # random: nothing to compare
+        return {"core": core, "said": []}
+    assert [choice.content for choice in streamed.choices] == [choice.content for choice in whole.choices]
+    assert streamed.usage.completion_tokens == whole.usage.completion_tokens
+    assert text == whole.choices[0].content
+    reasons = [choice.finish_reason for choice in whole.choices]
+    return {
+        "core": core,
+        "said": [[choice.content for choice in whole.choices], reasons, whole.usage.completion_tokens],
+    }
 
 
-async def taken_at_once(engine: Engine, request: ChatRequest, at_once: list[str]) -> list[Any]:
-    """Ask for a stream whose steps are taken when they are made, where the way has that, and note what was."""
-    all_steps: list[ChatStep] = []
+async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str, Any]:
+    """Ask vLLM's serving classes for the same."""
+    from engine.backends.vllm_request import translate
 
-    def take(step: ChatStep) -> bool:
-        all_steps.append(step)
-        at_once.append(step.deltas[0].content)
-        return True
-
-    async for step in engine.chat_stream(replace(request, on_step=take)):
-        all_steps.append(step)  # noqa: PERF401  # in the order in which they come
-    text = "".join(delta.content for step in all_steps for delta in step.deltas if delta.index == 0)
-    return [text, all_steps[-1].usage.completion_tokens]
+    sent.clear()
+    serving, said = backend._serving, []
+    for name, stream in (("v", backend._serving.needs_parser(request) or request.logprobs), ("w", True), ("x", True)):
+        asked = replace(request, request_id=f"{request.request_id}-{name}")
+        theirs = translate(asked, stream=bool(stream), context_length=backend.context_length, max_output_tokens=None)
+        await serving.grammars.bind_format(theirs, "")
+        made = await serving.chat.create_chat_completion(theirs)
+        if hasattr(made, "choices"):
+            reasons = [choice.finish_reason for choice in made.choices]
+            said = [[choice.message.content for choice in made.choices], reasons, made.usage.completion_tokens]
+        else:
+            async for _ in made:
+                pass
+    random = request.seed is None and request.temperature
+    return {"core": [known(one) for one in sent], "said": [] if random else said}
 
 
 async def left(engine: Engine, backend: Any) -> list[int]:
@@ -145,15 +151,13 @@ async def left(engine: Engine, backend: Any) -> list[int]:
         leave(claim, answer_tokens, seconds)
 
     backend.admission._leave = noting
-    stream = engine.chat_stream(request_of("left", {"max_tokens": 500, "ignore_eos": True}))
+    stream = await engine.chat(request_of("left", {"max_tokens": 500, "ignore_eos": True}), TokenStream())
     fetched = (await anext(stream)).usage.completion_tokens
-    (state,) = backend._engine.output_processor.request_states.values()
-    made = 0
     async with asyncio.timeout(60):
-        while made < fetched + 5:
-            await asyncio.sleep(0.01)
-            made = state.detokenizer.num_output_tokens()
-    await stream.aclose()
+        while stream.completion_tokens < fetched + 5:
+            await asyncio.sleep(0.01)  # noqa: ASYNC110  # the engine makes them
+    made = stream.completion_tokens
+    stream.close()
     return [fetched, made, *charged]
 
 
@@ -163,26 +167,27 @@ async def refused(engine: Engine, backend: Any) -> list[Any]:
     def fails(_: ChatStep) -> bool:
         raise GenerationError("for a test")
 
+    stream = TokenStream()
+    stream.sink = fails
     became = ""
     try:
-        asked = request_of("refused", {"max_tokens": 500, "ignore_eos": True})
-        async for _ in engine.chat_stream(replace(asked, on_step=fails)):
-            pass
+        await fold(await engine.chat(request_of("refused", {"max_tokens": 500, "ignore_eos": True}), stream))
     except EngineError as error:
         became = type(error).__name__
+    await asyncio.sleep(0)  # the abort is a task
     return [became, len(backend._engine.output_processor.request_states)]
 
 
 async def lost(engine: Engine, backend: Any) -> list[str]:
     """Have vLLM's loop over outputs fail once. Returns what became of a request, and of one when all is well again."""
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("for a test")
 
     became = ""
     backend._engine.output_processor.process_outputs = fails
     try:
-        await engine.chat(request_of("lost", {}))
+        await fold(await engine.chat(request_of("lost", {}), TokenStream()))
     except EngineError as error:
         became = type(error).__name__
     async with asyncio.timeout(120):
@@ -191,7 +196,8 @@ async def lost(engine: Engine, backend: Any) -> list[str]:
             await engine.wait_for_change()
         while engine.health()[0].status != "ready":
             await engine.wait_for_change()
-    return [became, (await engine.chat(request_of("found", {}))).choices[0].finish_reason]
+    found = await fold(await engine.chat(request_of("found", {}), TokenStream()))
+    return [became, found.choices[0].finish_reason]
 
 
 def known(request: Any) -> dict[str, Any]:
