@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from server.cli_tables import fitted
+from server.terminal import fitted
 
 ROWS = [
     ("kxVgkoEgeara", "the laptop in the kitchen", "2026-11-21", "chat, batch, images, audio"),

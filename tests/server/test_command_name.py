@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.command_name import HEARTH, keys_command, typed
 from server.settings import load_settings
+from server.terminal import HEARTH, keys_command, typed
 
 SCRIPT = Path("/opt/hearth/.venv/bin/hearth")
 

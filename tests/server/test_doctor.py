@@ -17,19 +17,19 @@ from weight_parts import NAME, REPOSITORY, model_files
 from engine.config import load_config
 from engine.hardware import Cuda, Gpu, Holder, imagined, read_cuda
 from engine.hub.manifest import Manifest, ManifestFile, write_manifest
-from server import cli_doctor_files as of_files
-from server import cli_doctor_machine as of_machine
-from server import cli_doctor_tls as of_tls
 from server.cli import app
-from server.cli_doctor import case_of
-from server.cli_doctor_weights import weights
-from server.command_name import HEARTH
+from server.cli.doctor import files as of_files
+from server.cli.doctor import machine as of_machine
+from server.cli.doctor import tls as of_tls
+from server.cli.doctor.command import case_of
+from server.cli.doctor.weights import weights
 from server.settings import load_settings
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from server.cli_doctor_findings import Case, Finding
+    from server.cli.doctor.findings import Case, Finding
 
 YAML = """\
 models:

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from engine.hardware import Cuda, imagined
 from server.cli import app
-from server.cli_doctor_findings import Case
-from server.cli_doctor_tls import tls
+from server.cli.doctor.findings import Case
+from server.cli.doctor.tls import tls
 from server.settings import load_settings
 from server.status_socket import ask
 from server.tls import TlsError, certificate_of

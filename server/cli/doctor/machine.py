@@ -16,15 +16,15 @@ import psutil
 from engine.placement_refusal import gib
 from engine.placement_report import use_line
 from engine.placement_types import Refusal
-from server.cli_doctor_findings import Finding
-from server.command_name import HEARTH
-from server.weights_progress import size_text
+from server.cli.doctor.findings import Finding
+from server.cli.progress import size_text
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.hardware import Cuda, Gpu
-    from server.cli_doctor_findings import Case
+    from server.cli.doctor.findings import Case
 
 _NVIDIA = "0x10de"  # its number among makers of PCI devices
 # CUDA 13 dropped what is older than Turing; before that Volta was the oldest that vLLM is built for.

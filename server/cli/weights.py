@@ -1,6 +1,6 @@
 """`hearth weights pull` and `verify`: fetches models and says whether they are still what was fetched.
 
-Which lie there, and how they go and come, is cli_weights_shelf.py's; what is fetched and how is engine/hub's.
+Which lie there, and how they go and come, is weights_folders.py's; what is fetched and how is engine/hub's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from engine.hub.paths import check_folder_name, check_repository
 from engine.hub.pull import Pull, Wanted, check_room, prepared
 from engine.hub.shelf import shelved
 from engine.hub.verify import required_manifest, verify
-from server import cli_weights_shelf
-from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.command_name import HEARTH
-from server.weights_choice import chosen
-from server.weights_progress import FileProgress, size_text
+from server.cli import weights_folders
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli.progress import FileProgress, size_text
+from server.cli.weights_choice import chosen
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def verify_command(
     found: dict[str, list[str]] = {}
     try:
         names = folders or [one.folder for one in shelved(root) if one.state in {"complete", "damaged"}]
-        cli_weights_shelf.check_there(root, names)
+        weights_folders.check_there(root, names)
         for name in names:
             found[name] = _verified(root / check_folder_name(name), name, quiet=as_json)
     except EngineError as error:
@@ -104,7 +104,7 @@ def verify_command(
         raise typer.Exit(1)
 
 
-cli_weights_shelf.add_to(app)
+weights_folders.add_to(app)
 
 
 def _verified(folder: Path, name: str, *, quiet: bool) -> list[str]:

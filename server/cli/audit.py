@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from server.cli_store import (
+from server.cli.options import (
     AsJson,
     DataDir,
     in_store,
@@ -20,11 +20,10 @@ from server.cli_store import (
     read_time,
     settings_for,
 )
-from server.cli_tables import print_rich
-from server.command_name import HEARTH
 from server.moments import iso, past
 from server.store import AuditLog, Database
 from server.store.api_key import utc_now
+from server.terminal import HEARTH, print_rich
 
 _CHANGES = {"key.update", "key.expire"}
 

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from server.cli_store import (
+from server.cli.options import (
     AsJson,
     DataDir,
     in_store,
@@ -22,13 +22,13 @@ from server.cli_store import (
     refuse,
     settings_for,
 )
-from server.cli_tables import print_rich, terminal_width
+from server.cli.usage_chart import bar, charts
 from server.moments import past
 from server.schemas.usage import UsageSum, groups
 from server.store import Database, KeyStore, UsageBook, UsageRow
 from server.store.api_key import utc_now
 from server.store.usage import FIELDS
-from server.usage_chart import bar, charts
+from server.terminal import print_rich, terminal_width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """`hearth voices`: which voices there are, and what is wrong with the rest, without a server.
 
-How one speaks on the command line is cli_say.py's.
+How one speaks on the command line is say.py's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from rich.text import Text
 
 from engine.config import SpeechModelSpec
 from engine.voices.offered import Voices
-from server.cli_say import say
-from server.cli_store import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli_tables import print_rich
-from server.command_name import HEARTH
+from server.cli.options import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli.say import say
 from server.errors import ApiError
 from server.schemas.voices import Voice, VoiceList, VoiceQuery
+from server.terminal import HEARTH, print_rich
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

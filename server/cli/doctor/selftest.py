@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from engine import AWAITS_TURN
-from server.cli_doctor_calls import Call, WrongAnswerError, common, of_model
-from server.cli_doctor_findings import Finding
-from server.cli_doctor_tls import first_certificate
-from server.command_name import HEARTH
+from server.cli.doctor.calls import Call, WrongAnswerError, common, of_model
+from server.cli.doctor.findings import Finding
+from server.cli.doctor.tls import first_certificate
 from server.settings import database_url
 from server.store import Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now
 from server.store.database_url import FILE_NAME
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine import Config
-    from server.cli_doctor_findings import Case
+    from server.cli.doctor.findings import Case
     from server.schemas.status import Status
     from server.settings import Settings
 

@@ -8,7 +8,7 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server.cli_key_fields import described
+from server.cli.key_fields import described
 from server.limits import limits_of
 from server.store.api_key import LIMITS
 

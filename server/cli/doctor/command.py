@@ -1,6 +1,6 @@
 """`hearth doctor`: looks at everything that has to be right and says in one line each how it is and what to do.
 
-What is looked at is in the other cli_doctor files; it leaves nothing changed: a key that it makes is deleted.
+What is looked at is in this folder; it leaves nothing changed: a key that it makes is deleted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from engine.footprints import Footprints
 from engine.hardware import read_cuda, read_hardware, with_ram
 from engine.own_weights import own_folders
 from engine.placement import plan
-from server.cli_doctor_files import files
-from server.cli_doctor_findings import Case, Finding
-from server.cli_doctor_machine import machine
-from server.cli_doctor_selftest import selftest
-from server.cli_doctor_tls import tls
-from server.cli_doctor_weights import weights
-from server.cli_status import standing
-from server.cli_store import AsJson, DataDir, Models, WeightsDir, print_json
-from server.command_name import HEARTH
+from server.cli.doctor.files import files
+from server.cli.doctor.findings import Case, Finding
+from server.cli.doctor.machine import machine
+from server.cli.doctor.selftest import selftest
+from server.cli.doctor.tls import tls
+from server.cli.doctor.weights import weights
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, print_json
+from server.cli.status import standing
 from server.settings import SettingsError, load_settings
 from server.status_socket import StatusError, ask
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """`hearth keys`: create, list and show API keys on the machine that serves, straight in its database.
 
-The verbs that change a key are cli_key_changes.py's; they become commands here.
+The verbs that change a key are key_changes.py's; they become commands here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from server.cli_key_changes import expire, revoke, rotate, update
-from server.cli_key_fields import (
+from server.cli.key_changes import expire, revoke, rotate, update
+from server.cli.key_fields import (
     BatchItems,
     ImagesPerDay,
     ParallelRequests,
@@ -27,8 +27,8 @@ from server.cli_key_fields import (
     state,
     written,
 )
-from server.cli_key_limits import OWN, limit_rows, sentence, short, tiers_of, with_limits
-from server.cli_store import (
+from server.cli.key_limits import OWN, limit_rows, sentence, short, tiers_of, with_limits
+from server.cli.options import (
     AsJson,
     DataDir,
     Models,
@@ -39,11 +39,10 @@ from server.cli_store import (
     read_time,
     settings_for,
 )
-from server.cli_tables import print_rich
-from server.command_name import HEARTH
 from server.moments import future
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
 from server.store.api_key import utc_now
+from server.terminal import HEARTH, print_rich
 
 _CREATED = (
     *("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits"),

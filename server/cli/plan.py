@@ -16,10 +16,10 @@ from engine.placement import plan as make_plan
 from engine.placement_refusal import gib
 from engine.placement_report import as_data, headline, use_line, where
 from engine.placement_types import Plan, Refusal
-from server.cli_plan_absent import absent, as_rows, lines
-from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli_tables import print_rich
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli.plan_absent import absent, as_rows, lines
 from server.instance import running_pid
+from server.terminal import print_rich
 
 if TYPE_CHECKING:
     from engine.hardware import Hardware

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.cli_store import refuse
+from server.cli.options import refuse
 from server.key_rules import check_rights, check_scopes
 from server.schemas.admin import Key
 from server.store import SCOPES, KeyFieldError

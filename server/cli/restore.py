@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from server.cli_store import DataDir, refuse, settings_for
-from server.command_name import HEARTH
+from server.cli.options import DataDir, refuse, settings_for
 from server.instance import InstanceError, only_one, running_pid
 from server.settings import database_url
 from server.store import StoreError
 from server.store.api_key import utc_now
 from server.store.database_url import SQLITE, parse_url
 from server.store.restore import restore as put_back
+from server.terminal import HEARTH
 
 
 def restore(

@@ -20,7 +20,7 @@ from engine.compiled import compiler
 from engine.config import ChatModelSpec
 from engine.hardware import read_hardware, with_ram
 from engine.planned import Planned
-from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.instance import running_pid
 from server.log_lines import set_up_log
 

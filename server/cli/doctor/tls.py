@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from server.cli_doctor_findings import Finding
-from server.command_name import HEARTH
+from server.cli.doctor.findings import Finding
+from server.terminal import HEARTH
 from server.tls import TlsError, certificate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from server.cli_doctor_findings import Case
+    from server.cli.doctor.findings import Case
     from server.settings import Settings
 
 _SOON_SECONDS = 21 * 86400

@@ -16,8 +16,8 @@ from engine import AudioFormat, EngineError, SpeechRequest
 from engine.config import SpeechModelSpec
 from engine.voices.offered import Voices
 from engine.worker.process import WorkerDiedError
-from server.cli_store import Models, WeightsDir, config_for, refuse, settings_for
-from server.command_name import HEARTH
+from server.cli.options import Models, WeightsDir, config_for, refuse, settings_for
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from engine import Config, Voice

@@ -15,12 +15,12 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server.command_name import HEARTH, keys_command
 from server.moments import MomentError
 from server.settings import SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
 from server.store.database_url import FILE_NAME
 from server.store.key_format import public_id_in
+from server.terminal import HEARTH, keys_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

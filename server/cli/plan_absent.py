@@ -11,7 +11,7 @@ from engine.hardware import GIB
 from engine.hub import is_complete
 from engine.hub.paths import is_there
 from engine.placement_types import Plan, Refusal
-from server.command_name import HEARTH
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The requests of `hearth doctor`'s self-test: one for each endpoint and model, and whether its answer is one.
 
-Who is asked, and with which key, is cli_doctor_selftest.py's.
+Who is asked, and with which key, is selftest.py's.
 """
 
 from __future__ import annotations

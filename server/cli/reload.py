@@ -12,12 +12,12 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server.cli_store import DataDir, Models, refuse
-from server.command_name import HEARTH
+from server.cli.options import DataDir, Models, refuse
 from server.instance import InstanceError, ask_to_reload
 from server.reload_outcome import wait_for
 from server.settings import SettingsError, load_settings
 from server.status_socket import StatusError, ask
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""`hearth doctor` on files: settings that contradict each other, rights, the database. TLS is cli_doctor_tls.py's."""
+"""`hearth doctor` on files: settings that contradict each other, rights, the database. TLS is tls.py's."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import stat
 from typing import TYPE_CHECKING
 
 from server.addresses import is_loopback
-from server.cli_doctor_findings import Finding
-from server.cli_doctor_tls import with_running_tls
-from server.command_name import HEARTH, keys_command
+from server.cli.doctor.findings import Finding
+from server.cli.doctor.tls import with_running_tls
 from server.store import StoreError
 from server.store.database_url import FILE_NAME
 from server.store.migrations import HEAD
 from server.store.sqlite_file import prepare
+from server.terminal import HEARTH, keys_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from server.cli_doctor_findings import Case
+    from server.cli.doctor.findings import Case
     from server.settings import Settings
 
 _BASE64 = 4 / 3

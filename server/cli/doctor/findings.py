@@ -1,4 +1,4 @@
-"""What `hearth doctor` looks at and what it finds, as plain data. Its checks are in the other cli_doctor files."""
+"""What `hearth doctor` looks at and what it finds, as plain data. Its checks are in this folder."""
 
 from __future__ import annotations
 

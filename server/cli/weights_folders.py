@@ -19,12 +19,11 @@ from engine.hub.paths import check_folder_name
 from engine.hub.patience import Patience
 from engine.hub.shelf import remove, shelved
 from engine.hub.verify import required_manifest
-from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli_tables import print_rich
-from server.command_name import HEARTH
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.cli.progress import FileProgress, size_text
+from server.cli.weights_choice import serving, users
 from server.instance import running_pid
-from server.weights_choice import serving, users
-from server.weights_progress import FileProgress, size_text
+from server.terminal import HEARTH, print_rich
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,16 +13,16 @@ from engine.images.folder import check_pipeline_folder
 from engine.placement_types import Plan
 from engine.voices.offered import Voices
 from engine.weights import check_folder
-from server.cli_doctor_findings import Finding
-from server.command_name import HEARTH
-from server.weights_progress import size_text
+from server.cli.doctor.findings import Finding
+from server.cli.progress import size_text
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from engine.config import ModelSpec
-    from server.cli_doctor_findings import Case
+    from server.cli.doctor.findings import Case
 
 _SHOWN_WARNINGS = 5
 

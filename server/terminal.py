@@ -6,7 +6,10 @@ What is in them is the verbs' affair.
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -18,8 +21,27 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from server.settings import Settings
+
 _PIPE_WIDTH = 160
 _WIDEST = 10_000
+
+
+def typed(script: Path, found: str | None, here: Path) -> str:
+    """Return `hearth` if that is what the shell finds, else the path of `script`, as seen from the folder `here`."""
+    if found is not None and Path(found).resolve() == script.resolve():
+        return "hearth"
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+
+HEARTH = typed(Path(sys.prefix, "bin", "hearth"), shutil.which("hearth"), Path.cwd())
+
+
+def keys_command(settings: Settings, rest: str) -> str:
+    """Return the line that begins with `hearth keys`; a data directory that was given is part of it."""
+    given = "data_dir" in settings.model_fields_set
+    where = f" --data-dir {shlex.quote(str(settings.data_dir))}" if given else ""
+    return f"{HEARTH} keys{where} {rest}"
 
 
 def terminal_width() -> int:

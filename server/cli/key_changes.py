@@ -1,6 +1,6 @@
 """`hearth keys update`, `rotate`, `expire` and `revoke`: the verbs that change a key that there is.
 
-cli_keys.py makes commands of them.
+keys.py makes commands of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.cli_key_fields import (
+from server.cli.key_fields import (
     BatchItems,
     ImagesPerDay,
     ParallelRequests,
@@ -20,13 +20,13 @@ from server.cli_key_fields import (
     show_text,
     written,
 )
-from server.cli_key_limits import sentence, tiers_of, with_limits
-from server.cli_store import AsJson, config_for, in_store, key_named, print_json, read_time, refuse, settings_for
-from server.command_name import HEARTH
+from server.cli.key_limits import sentence, tiers_of, with_limits
+from server.cli.options import AsJson, config_for, in_store, key_named, print_json, read_time, refuse, settings_for
 from server.key_rules import check_rights, check_scopes
 from server.moments import MomentError, future, span
 from server.store import SCOPES, ApiKey, Database, KeyStore
 from server.store.api_key import utc_now
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from server.settings import Settings

@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.cli_store import AsJson, DataDir, refuse, settings_for
-from server.cli_tables import fitted, print_rich, time_left
+from server.cli.options import AsJson, DataDir, refuse, settings_for
+from server.cli.progress import size_text
 from server.instance import running_pid
 from server.status_socket import StatusError, ask
-from server.weights_progress import size_text
+from server.terminal import fitted, print_rich, time_left
 
 if TYPE_CHECKING:
     from pathlib import Path
