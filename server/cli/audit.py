@@ -1,29 +1,25 @@
-"""`hearth audit` and `hearth backup`: who changed what, and a copy of all of it."""
+"""`hearth audit`, `backup` and `restore`: who changed what, a copy of all of it, and the way back."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
-from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from server.cli.options import (
-    AsJson,
-    DataDir,
-    in_store,
-    print_json,
-    read_time,
-    settings_for,
-)
+from server.cli.options import AsJson, DataDir, in_store, print_json, read_time, refuse, settings_for
+from server.instance import InstanceError, only_one, running_pid
 from server.moments import iso, past
-from server.store import AuditLog, Database
+from server.settings import database_url
+from server.store import AuditLog, Database, StoreError
 from server.store.api_key import utc_now
-from server.terminal import HEARTH, print_rich
+from server.store.database_url import SQLITE, parse_url
+from server.store.restore import restore as put_back
+from server.terminal import HEARTH, print_rich, table
 
 _CHANGES = {"key.update", "key.expire"}
 
@@ -44,11 +40,11 @@ def audit(
     if not entries:
         typer.echo("Nothing was changed" + (" since then." if since else " yet."))
         return
-    table = Table("when (UTC)", "who", "from", "what", "of", "detail", box=box.SIMPLE)
+    drawn = table("when (UTC)", "who", "from", "what", "of", "detail")
     for entry in entries:
         cells = (f"{entry.at:%Y-%m-%d %H:%M:%S}", entry.actor, entry.origin, entry.action, entry.object)
-        table.add_row(*map(Text, (*cells, _told(entry.detail, changed=entry.action in _CHANGES))))
-    print_rich(table)
+        drawn.add_row(*map(Text, (*cells, _told(entry.detail, changed=entry.action in _CHANGES))))
+    print_rich(drawn)
 
 
 def backup(
@@ -64,6 +60,48 @@ def backup(
     in_store(settings_for(data_dir), copy)
     typer.echo(f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It holds hashes of the keys: keep it safe.")
     typer.echo(f"To put it back: stop the server, then {HEARTH} restore {path}")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="What `hearth backup` wrote.")],
+    *,
+    data_dir: DataDir = None,
+) -> None:
+    """Put a backup in the place of the database; the old one is moved aside. Refused while a server runs.
+
+    Exit code 1: it was refused, and nothing has changed.
+    """
+    settings = settings_for(data_dir)
+    folder = settings.data_dir
+    try:
+        url = parse_url(database_url(settings))
+        if url.drivername != SQLITE:
+            refuse(
+                "The keys are in PostgreSQL (HEARTH_DATABASE_URL), whose tools restore them: stop the server, then "
+                "pg_restore --clean --if-exists --dbname=DATABASE FILE, with what pg_dump --format=custom wrote.",
+                code=1,
+            )
+        if folder.is_dir() and folder.stat().st_uid != os.geteuid():
+            refuse(
+                f"The data directory {folder} is not yours, and the server could not read what you put there. Run this "
+                f"as its user: sudo -u {folder.owner()} {HEARTH} restore ...",
+                code=1,
+            )
+        running = running_pid(folder)
+        if running is not None:
+            refuse(
+                f"A server (process {running}) runs on {folder}: stop it first (systemctl stop hearth, or Ctrl-C where "
+                "it was started). Nothing was changed.",
+                code=1,
+            )
+        with only_one(folder):  # so that none starts meanwhile
+            done = put_back(file, Path(url.database or ""), utc_now())
+    except (StoreError, InstanceError) as error:
+        refuse(str(error), code=1)
+    if done.aside:
+        typer.echo(f"The database of before was moved aside: {', '.join(map(str, done.aside))}.")
+    typer.echo(f"{file} is {url.database} now: {done.keys} keys, schema {done.version}, sound, mode 600.")
+    typer.echo("Keys that were revoked since that backup work again: revoke them anew. Then start the server.")
 
 
 def _told(detail: dict[str, Any], *, changed: bool) -> str:

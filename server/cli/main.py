@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from pathlib import Path  # typer reads the annotations
 from typing import Annotated
 
 import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server.cli import audit, keys, plan, reload, restore, status, usage, voices, weights
+from server.cli import audit, keys, plan, status, usage, voices, weights
 from server.cli.compile import compile_models
 from server.cli.doctor.command import doctor
 from server.instance import InstanceError
@@ -32,11 +32,11 @@ for command in (
     status.status,
     doctor,
     plan.plan,
-    reload.reload,
+    status.reload,
     usage.usage,
     audit.audit,
     audit.backup,
-    restore.restore,
+    audit.restore,
 ):
     app.command()(command)
 app.command("compile")(compile_models)

@@ -1,4 +1,4 @@
-"""How the verbs of the command line get at settings, models.yaml and the database, and how they refuse.
+"""The options that commands share, and what they stand for: settings, models.yaml, the database; and how to refuse.
 
 Exit codes: 1, the database or models.yaml cannot be used; 2, a wrong argument.
 """
@@ -8,26 +8,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path  # typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
 from server.moments import MomentError
-from server.settings import SettingsError, database_url, load_settings
+from server.settings import Settings, SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
 from server.store.database_url import FILE_NAME
 from server.store.key_format import public_id_in
 from server.terminal import HEARTH, keys_command
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from datetime import datetime
-
-    from engine import Config
-    from server.settings import Settings
 
 T = TypeVar("T")
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
+from engine.config import Config, ModelSpec, SpeechModelSpec
+from engine.config_variants import VariantSpec
 from engine.footprints import Footprints
-from engine.hardware import HardwareError, imagined, read_hardware, with_ram
+from engine.hardware import GIB, Hardware, HardwareError, imagined, read_hardware, with_ram
+from engine.hub import is_complete
+from engine.hub.paths import is_there
 from engine.own_weights import own_folders, variants_here
 from engine.placement import plan as make_plan
 from engine.placement_refusal import gib
 from engine.placement_report import as_data, headline, use_line, where
-from engine.placement_types import Plan, Refusal
+from engine.placement_types import Placed, Plan, Refusal
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli.plan_absent import absent, as_rows, lines
 from server.instance import running_pid
-from server.terminal import print_rich
-
-if TYPE_CHECKING:
-    from engine.hardware import Hardware
-    from engine.placement_types import Placed
-    from server.settings import Settings
+from server.settings import Settings
+from server.terminal import HEARTH, print_rich, table
 
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
 
@@ -47,9 +48,9 @@ def plan(  # noqa: PLR0913 - one argument per option
     hardware = _hardware(gpus, ram, settings)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)
-    missing = absent(config, settings.weights_dir, found) if isinstance(found, Plan) else []
+    missing = _missing(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
-        print_json(as_data(found) | {"not_here": as_rows(missing)})
+        print_json(as_data(found) | {"not_here": _missing_rows(missing)})
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(found)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
@@ -59,7 +60,7 @@ def plan(  # noqa: PLR0913 - one argument per option
         folder_options = {"--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
         options = {"--gpus": gpus, "--ram": ram} | folder_options
         said = {name: None if value is None else str(value) for name, value in options.items()}
-        for line in lines(missing, said, now):
+        for line in _fetch_lines(missing, said, now):
             typer.echo(line)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
@@ -79,13 +80,13 @@ def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardwa
 
 
 def _show(found: Plan) -> None:
-    table = Table(*_COLUMNS, box=box.SIMPLE)
+    drawn = table(*_COLUMNS)
     for one in found.models:
-        table.add_row(*(Text(cell) for cell in _row(one)))
+        drawn.add_row(*(Text(cell) for cell in _row(one)))
     typer.echo(headline(found))
     if found.hardware.problem:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
-    print_rich(table)
+    print_rich(drawn)
     for one in found.models:
         typer.echo(f"{one.id}: {one.why}")
     typer.echo("")
@@ -109,3 +110,79 @@ def _row(one: Placed) -> tuple[str, ...]:
         f"{one.chats} x {context}" if context and one.variant else "",
         one.state if one.swap_by is None else f"{one.state} ({one.swap_by})",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A model and the variant that the plan has for it, which is not here."""
+
+    spec: ModelSpec
+    variant: VariantSpec
+
+
+def _missing(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
+    """Return what the plan wants and the weights directory lacks; whatever voices are there will do."""
+    wanted = [Missing(config.models[one.id], one.variant) for one in found.models if one.variant is not None]
+    return [one for one in wanted if one.variant in one.spec.variants and not _is_here(weights_dir, one)]
+
+
+def _is_here(weights_dir: Path, one: Missing) -> bool:
+    if isinstance(one.spec, SpeechModelSpec):
+        return is_there(weights_dir / one.spec.weights)
+    return is_complete(weights_dir / one.variant.id)
+
+
+def _fetch_lines(
+    missing: Sequence[Missing], options: Mapping[str, str | None], now: Plan | Refusal | None
+) -> Iterator[str]:
+    """Yield what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined.
+
+    `options` are those of the command line, to be said again to `hearth weights pull`.
+    """
+    fetched = [one for one in missing if one.variant.repository is not None]
+    if fetched:
+        total = sum(one.variant.weights_gib for one in fetched)
+        yield f"\nNot here yet, to be fetched: about {total:.1f} GiB in all"
+        for one in fetched:
+            size = f"{one.variant.weights_gib:.1f} GiB"
+            yield f"  {one.spec.id}: {one.variant.id}, about {size}, from {one.variant.repository}{_until(one, now)}"
+        yield f"Fetch {'them' if len(fetched) > 1 else 'it'} with: {_command(fetched, options)}"
+    by_hand = [one for one in missing if one.variant.repository is None]
+    if by_hand:
+        yield "\nNot here yet, to be put there by hand:"
+    for one in by_hand:
+        if isinstance(one.spec, SpeechModelSpec):
+            yield f"  {one.spec.id}: {one.variant.id}, as docs/voices.md says{_until(one, now)}"
+        else:
+            yield f"  {one.spec.id}: {one.variant.id}, in the folder {one.spec.weights}{_until(one, now)}"
+
+
+def _missing_rows(missing: Sequence[Missing]) -> list[dict[str, Any]]:
+    """Return the same as plain data."""
+    return [
+        {
+            "model": one.spec.id,
+            "folder": one.variant.id,
+            "repository": one.variant.repository,
+            "about_bytes": int(one.variant.weights_gib * GIB),
+        }
+        for one in missing
+    ]
+
+
+def _until(one: Missing, now: Plan | Refusal | None) -> str:
+    if now is None:
+        return ""
+    served = now.chosen.get(one.spec.id) if isinstance(now, Plan) else None
+    if served is not None and not isinstance(one.spec, SpeechModelSpec):
+        return f"; until then {served.id} answers"
+    return "; until then the demo answers" if one.spec.demo is not None else "; until then nothing answers"
+
+
+def _command(fetched: Sequence[Missing], options: Mapping[str, str | None]) -> str:
+    # `pull` knows no --ram: then the folders are named
+    names = [one.variant.id for one in fetched] if options.get("--ram") else []
+    said = [part for name, value in options.items() if value and name != "--ram" for part in (name, value)]
+    if names and "--gpus" in said:
+        del said[said.index("--gpus") : said.index("--gpus") + 2]
+    return f"{HEARTH} {shlex.join(['weights', 'pull', *names, *said])}"

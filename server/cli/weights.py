@@ -19,9 +19,9 @@ from engine.hub.shelf import shelved
 from engine.hub.verify import required_manifest, verify
 from server.cli import weights_folders
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli.progress import FileProgress, size_text
+from server.cli.progress import FileProgress
 from server.cli.weights_choice import chosen
-from server.terminal import HEARTH
+from server.terminal import HEARTH, size_text
 
 if TYPE_CHECKING:
     from pathlib import Path

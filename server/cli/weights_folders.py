@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from pathlib import Path  # noqa: TC003  # typer reads the annotations
+from pathlib import Path  # typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,10 +20,10 @@ from engine.hub.patience import Patience
 from engine.hub.shelf import remove, shelved
 from engine.hub.verify import required_manifest
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli.progress import FileProgress, size_text
+from server.cli.progress import FileProgress
 from server.cli.weights_choice import serving, users
 from server.instance import running_pid
-from server.terminal import HEARTH, print_rich
+from server.terminal import HEARTH, print_rich, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

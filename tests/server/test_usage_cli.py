@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.cli.usage_chart import charts
+from server.cli.usage import charts
 from server.store import Database, KeyStore, Usage, UsageBook, sqlite_url
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from engine.placement_refusal import gib
 from engine.placement_report import use_line
 from engine.placement_types import Refusal
 from server.cli.doctor.findings import Finding
-from server.cli.progress import size_text
-from server.terminal import HEARTH
+from server.terminal import HEARTH, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

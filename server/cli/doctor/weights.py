@@ -14,8 +14,7 @@ from engine.placement_types import Plan
 from engine.voices.offered import Voices
 from engine.weights import check_folder
 from server.cli.doctor.findings import Finding
-from server.cli.progress import size_text
-from server.terminal import HEARTH
+from server.terminal import HEARTH, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
