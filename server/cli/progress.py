@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -18,18 +19,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from server.terminal import size_text
 
 _LINE_SECONDS = 10.0
-
-
-def size_text(size_bytes: float) -> str:
-    """Write a size for people."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size_bytes >= 1 << shift:
-            return f"{size_bytes / (1 << shift):.1f} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 class FileProgress:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
+from engine.config import Config, ModelSpec
+from engine.config_variants import VariantSpec
+from engine.footprints import Footprints
+from engine.hardware import imagined, read_hardware, with_ram
 from engine.hub.errors import WeightsError
 from engine.hub.manifest import read_manifest
 from engine.hub.paths import is_there
 from engine.hub.pull import Wanted
 from engine.hub.shelf import shelved
+from engine.own_weights import own_folders
+from engine.placement import plan
+from engine.placement_types import Refusal
 from server.instance import running_pid
+from server.schemas.status import ServedWith
+from server.settings import Settings
 from server.status_socket import StatusError, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
-    from server.schemas.status import ServedWith
-    from server.settings import Settings
 
 _ANSWER_SECONDS = 5.0
 
@@ -79,7 +80,7 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
     known = _known(settings.weights_dir, name)
     if known is not None:
         return known
-    near = difflib.get_close_matches(name, [*config.models, *variants], n=1)
+    near = get_close_matches(name, [*config.models, *variants], n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*config.models, *variants])}."
     raise WeightsError(
         f"{name} is neither a model nor a variant of models.yaml, nor a folder that was pulled; {hint} Anything else "
@@ -106,12 +107,6 @@ def _of_model(config: Config, settings: Settings, spec: ModelSpec, gpus: str | N
 
 def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence[str]) -> dict[str, VariantSpec | None]:
     """Return the plan's variants; models in `own` are planned with the folders of their own that they may have."""
-    from engine.footprints import Footprints
-    from engine.hardware import imagined, read_hardware, with_ram
-    from engine.own_weights import own_folders
-    from engine.placement import plan
-    from engine.placement_types import Refusal
-
     if gpus is None:
         machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
         hardware = with_ram(machine, settings.ram_gib)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.config import load_config
-from server.cli.weights_choice import is_served, serving
+from server.cli.wanted import is_served, serving
 from server.schemas.status import ServedWith
 from server.settings import Settings
 
