@@ -127,7 +127,7 @@ def tried(case: Case, base_url: str, tls_cert: Path | None = None) -> list[Findi
         status="ready", version="1", pid=1, base_url=base_url, started_at="", uptime_seconds=1, requests_running=0,
         swaps=0, ram_total_bytes=1, ram_available_bytes=1, models=[voice], gpus=[], no_gpus=None, paths=paths,
     )  # fmt: skip
-    return list(selftest(replace(case, running=running), unloaded=False))
+    return list(selftest(replace(case, running=running)))
 
 
 @pytest.mark.parametrize("answered", [0, 2, COMMON, COMMON + 1])

@@ -6,7 +6,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -152,7 +151,7 @@ def tls_lines(safe: Safe) -> list[tuple[str, str]]:
     """What `hearth doctor` says of TLS, with the same settings."""
     settings = load_settings(data_dir=safe.data_dir)
     case = Case(settings, None, imagined("cpu"), Cuda(), on_cpu_build=True, plan=None, running=ask(safe.data_dir, 60))
-    return [(one.verdict, one.message) for one in tls(case, time.time())]
+    return [(one.verdict, one.message) for one in tls(case)]
 
 
 @pytest.mark.engine

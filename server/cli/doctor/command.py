@@ -1,46 +1,58 @@
 """`hearth doctor`: looks at everything that has to be right and says in one line each how it is and what to do.
 
-What is looked at is in this folder; it leaves nothing changed: a key that it makes is deleted.
+It leaves nothing changed: a key that it makes is deleted.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
 from engine.footprints import Footprints
 from engine.hardware import read_cuda, read_hardware, with_ram
 from engine.own_weights import own_folders
 from engine.placement import plan
-from server.cli.doctor.files import files
-from server.cli.doctor.findings import Case, Finding
-from server.cli.doctor.machine import machine
+from server.cli.doctor.files import database, rights, settings
+from server.cli.doctor.findings import Case, Finding, ok, problem, skipped
+from server.cli.doctor.machine import clock, cuda, disks, gpus, memory, port
 from server.cli.doctor.selftest import selftest
 from server.cli.doctor.tls import tls
-from server.cli.doctor.weights import weights
+from server.cli.doctor.weights import voices, weights
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, print_json
 from server.cli.status import standing
-from server.settings import SettingsError, load_settings
+from server.schemas.status import Status
+from server.settings import Settings, SettingsError, load_settings
 from server.status_socket import StatusError, ask
 from server.terminal import HEARTH
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from engine import Config
-    from engine.hardware import Hardware
-    from server.schemas.status import Status
-    from server.settings import Settings
-
 _ANSWER_SECONDS = 10.0
 _COLORS = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "bright_black"}
+_SELF_TEST = "self-test"
+# In this order. The name is the area under which findings are shown.
+_CHECKS: dict[str, Callable[[Case], Iterable[Finding]]] = {
+    "settings": settings,
+    "rights": rights,
+    "database": database,
+    "tls": tls,
+    "gpu": gpus,
+    "cuda": cuda,
+    "memory": memory,
+    "disk": disks,
+    "port": port,
+    "clock": clock,
+    "weights": weights,
+    "voices": voices,
+    _SELF_TEST: selftest,
+}
 
 
 def doctor(  # noqa: PLR0913 - one argument per option
@@ -54,21 +66,36 @@ def doctor(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Look whether everything is well, and say what to do where it is not. Exit code 1: there is a problem."""
-    found: list[Finding] = []
-    for finding in _findings(data_dir, weights_dir, models, full=full, self_test=self_test, unloaded=unloaded):
-        found.append(finding)
+    checks = {area: check for area, check in _CHECKS.items() if self_test or area != _SELF_TEST}
+    rows = []
+    count = Counter(dict.fromkeys(_COLORS, 0))
+    for area, finding in _findings(data_dir, weights_dir, models, checks, full=full, unloaded=unloaded):
+        count[finding.verdict] += 1
+        rows.append(_row(area, finding))
         if not as_json:
-            _show(finding)
-    count = {verdict: sum(one.verdict == verdict for one in found) for verdict in _COLORS}
+            _show(area, finding)
     if as_json:
-        print_json({"well": not count["problem"], **count, "findings": [one.as_data() for one in found]})
+        print_json({"well": not count["problem"], **count, "findings": rows})
     else:
         typer.echo(f"\n{_counted(count)}.")
     if count["problem"]:
         raise typer.Exit(1)
 
 
-def _counted(count: Mapping[str, int]) -> str:
+def _row(area: str, finding: Finding) -> dict[str, Any]:
+    seconds = None if finding.seconds is None else round(finding.seconds, 4)
+    return {"area": area, **asdict(finding), "seconds": seconds}
+
+
+def _show(area: str, finding: Finding) -> None:
+    took = "" if finding.seconds is None else f" ({finding.seconds * 1000:.0f} ms)"
+    verdict = typer.style(f"{finding.verdict:<8}", fg=_COLORS[finding.verdict])
+    typer.echo(f"{verdict} {area:<10} {finding.message}{took}")
+    if finding.remedy is not None:
+        typer.echo(f"{'':<19} -> {finding.remedy}")
+
+
+def _counted(count: Counter[str]) -> str:
     problems, warnings = (
         f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")
     )
@@ -76,87 +103,60 @@ def _counted(count: Mapping[str, int]) -> str:
     return ", ".join([problems, warnings, well, *([f"{count['skipped']} skipped"] if count["skipped"] else [])])
 
 
-def _show(finding: Finding) -> None:
-    took = "" if finding.seconds is None else f" ({finding.seconds * 1000:.0f} ms)"
-    verdict = typer.style(f"{finding.verdict:<8}", fg=_COLORS[finding.verdict])
-    typer.echo(f"{verdict} {finding.area:<10} {finding.message}{took}")
-    if finding.remedy is not None:
-        typer.echo(f"{'':<19} -> {finding.remedy}")
-
-
 def _findings(  # noqa: PLR0913 - the options
     data_dir: Path | None,
     weights_dir: Path | None,
     models: Path | None,
+    checks: dict[str, Callable[[Case], Iterable[Finding]]],
     *,
     full: bool,
-    self_test: bool,
     unloaded: bool,
-) -> Iterator[Finding]:
+) -> Iterator[tuple[str, Finding]]:
     try:
-        settings = load_settings(data_dir=data_dir, weights_dir=weights_dir, models=models)
+        given = load_settings(data_dir=data_dir, weights_dir=weights_dir, models=models)
     except SettingsError as error:
-        yield Finding("settings", "problem", str(error), "docs/settings.md has all of them")
-        yield Finding("all else", "skipped", "without settings nobody knows where to look", "correct them, then again")
+        yield "settings", problem(str(error), "docs/settings.md has all of them")
+        yield "all else", skipped("without settings nobody knows where to look", "correct them, then again")
         return
     config = None
     try:
-        config = load_config(settings.models)
+        config = load_config(given.models)
     except EngineError as error:
-        yield Finding("models", "problem", error.message, "docs/models-yaml.md explains every key")
+        yield "models", problem(error.message, "docs/models-yaml.md explains every key")
     else:
-        yield Finding("models", "ok", f"{settings.models}: {len(config.models)} models, {len(config.tiers)} tiers")
+        yield "models", ok(f"{given.models}: {len(config.models)} models, {len(config.tiers)} tiers")
     running = None
     try:
-        running = ask(settings.data_dir, _ANSWER_SECONDS)
+        running = ask(given.data_dir, _ANSWER_SECONDS)
     except StatusError as error:
-        yield Finding("server", "problem", str(error))
+        yield "server", problem(str(error))
     else:
-        yield _server(running)
-    case = case_of(settings, config, running)
-    yield from files(case)
-    yield from tls(case, time.time())
-    yield from machine(case)
-    yield from weights(case, full=full)
-    if self_test:
-        yield from selftest(case, unloaded=unloaded)
+        yield "server", _server(running)
+    case = replace(case_of(given, config, running), full=full, unloaded=unloaded)
+    for area, check in checks.items():
+        for finding in check(case):
+            yield area, finding
 
 
 def _server(running: Status | None) -> Finding:
     if running is None:
-        return Finding("server", "skipped", "no server runs on this data directory", "start one: scripts/serve")
+        return skipped("no server runs on this data directory", "start one: scripts/serve")
     failed = [model.id for model in running.models if model.status == "failed"]
-    told = f"process {running.pid}, version {running.version}, {standing(running)}"
+    message = f"process {running.pid}, version {running.version}, {standing(running)}"
     if failed:
-        return Finding(
-            "server", "problem", f"{told}; failed: {', '.join(failed)}", f"{HEARTH} status says why; so does its log"
-        )
-    return Finding("server", "ok", told)
+        return problem(f"{message}; failed: {', '.join(failed)}", f"{HEARTH} status says why; so does its log")
+    return ok(message)
 
 
-def case_of(settings: Settings, config: Config | None, running: Status | None) -> Case:
-    """Look at the machine and make the plan for it (some 100 ms)."""
-    hardware = _hardware(settings, running)
+def case_of(given: Settings, config: Config | None, running: Status | None) -> Case:
+    """Look at the machine and make the plan for it (some 100 ms). What a running server has taken counts as free."""
+    hardware = read_hardware(given.weights_dir, server_pid=None if running is None else running.pid)
     on_cpu = _is_cpu_build()
-    planned = with_ram(replace(hardware, gpus=()) if on_cpu else hardware, settings.ram_gib)
+    planned = with_ram(replace(hardware, gpus=()) if on_cpu else hardware, given.ram_gib)
     found = None
     if config is not None:
-        own = own_folders(config, settings.weights_dir)
-        found = plan(config, planned, Footprints.read(settings.data_dir), own)
-    return Case(
-        settings=settings,
-        config=config,
-        hardware=hardware,
-        cuda=read_cuda(),
-        on_cpu_build=on_cpu,
-        plan=found,
-        running=running,
-    )
-
-
-def _hardware(settings: Settings, running: Status | None) -> Hardware:
-    """What a running server holds is what is planned for, so it counts as free."""
-    return read_hardware(settings.weights_dir, server_pid=None if running is None else running.pid)
+        found = plan(config, planned, Footprints.read(given.data_dir), own_folders(config, given.weights_dir))
+    return Case(given, config, hardware, read_cuda(), on_cpu_build=on_cpu, plan=found, running=running)
 
 
 def _is_cpu_build() -> bool:
