@@ -38,7 +38,8 @@ def keys_command(settings: Settings, rest: str) -> str:
 
 def table(*columns: str) -> Table:
     """Return an empty table. The first column has names to be copied, so it is wrapped last."""
-    made = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    left = 0 if sys.stdout.isatty() else 1  # terminals are narrow
+    made = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, left))
     for column in made.columns:
         column.overflow = "fold"
     if made.columns:

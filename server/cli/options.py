@@ -18,6 +18,8 @@ import typer
 from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
+from engine.hardware import Hardware, read_hardware, with_ram
+from server.instance import running_pid
 from server.moments import MomentError
 from server.settings import Settings, SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
@@ -55,6 +57,12 @@ def config_for(settings: Settings) -> Config:
         return load_config(settings.models)
     except EngineError as error:
         refuse(error.message, code=1)
+
+
+def hardware_for(settings: Settings) -> Hardware:
+    """Return this machine as a plan sees it: what a running server has taken counts as free."""
+    machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
+    return with_ram(machine, settings.ram_gib)
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:

@@ -14,7 +14,7 @@ from rich.text import Text
 from engine.config import Config, ModelSpec, SpeechModelSpec
 from engine.config_variants import VariantSpec
 from engine.footprints import Footprints
-from engine.hardware import GIB, Hardware, HardwareError, imagined, read_hardware, with_ram
+from engine.hardware import GIB, Hardware, HardwareError, imagined
 from engine.hub import is_complete
 from engine.hub.paths import is_there
 from engine.own_weights import own_folders, variants_here
@@ -22,8 +22,17 @@ from engine.placement import plan as make_plan
 from engine.placement_refusal import gib
 from engine.placement_report import as_data, headline, use_line, where
 from engine.placement_types import Placed, Plan, Refusal
-from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.instance import running_pid
+from server.cli.options import (
+    AsJson,
+    DataDir,
+    Models,
+    WeightsDir,
+    config_for,
+    hardware_for,
+    print_json,
+    refuse,
+    settings_for,
+)
 from server.settings import Settings
 from server.terminal import HEARTH, print_rich, table
 
@@ -48,7 +57,7 @@ def plan(  # noqa: PLR0913 - one argument per option
     hardware = _hardware(gpus, ram, settings)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)
-    missing = _missing(config, settings.weights_dir, found) if isinstance(found, Plan) else []
+    missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
         print_json(as_data(found) | {"not_here": _missing_rows(missing)})
     elif isinstance(found, Refusal):
@@ -70,9 +79,7 @@ def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardwa
     if gpus is None:
         if ram is not None:
             refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
-        return with_ram(
-            read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir)), settings.ram_gib
-        )
+        return hardware_for(settings)
     try:
         return imagined(gpus) if ram is None else imagined(gpus, ram_gib=ram)
     except HardwareError as error:
@@ -120,7 +127,7 @@ class Missing:
     variant: VariantSpec
 
 
-def _missing(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
+def missing_of(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
     """Return what the plan wants and the weights directory lacks; whatever voices are there will do."""
     wanted = [Missing(config.models[one.id], one.variant) for one in found.models if one.variant is not None]
     return [one for one in wanted if one.variant in one.spec.variants and not _is_here(weights_dir, one)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.config import Config, ModelSpec
 from engine.config_variants import VariantSpec
 from engine.footprints import Footprints
-from engine.hardware import imagined, read_hardware, with_ram
+from engine.hardware import imagined
 from engine.hub.errors import WeightsError
 from engine.hub.manifest import read_manifest
 from engine.hub.paths import is_there
@@ -18,7 +18,7 @@ from engine.hub.shelf import shelved
 from engine.own_weights import own_folders
 from engine.placement import plan
 from engine.placement_types import Refusal
-from server.instance import running_pid
+from server.cli.options import hardware_for
 from server.schemas.status import ServedWith
 from server.settings import Settings
 from server.status_socket import StatusError, ask
@@ -107,11 +107,7 @@ def _of_model(config: Config, settings: Settings, spec: ModelSpec, gpus: str | N
 
 def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence[str]) -> dict[str, VariantSpec | None]:
     """Return the plan's variants; models in `own` are planned with the folders of their own that they may have."""
-    if gpus is None:
-        machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
-        hardware = with_ram(machine, settings.ram_gib)
-    else:
-        hardware = imagined(gpus)
+    hardware = hardware_for(settings) if gpus is None else imagined(gpus)
     folders = {model: folder for model, folder in own_folders(config, settings.weights_dir).items() if model in own}
     found = plan(config, hardware, Footprints.read(settings.data_dir), folders)
     if isinstance(found, Refusal):

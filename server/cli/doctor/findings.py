@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from engine import Config
@@ -47,21 +48,5 @@ class Finding:
     """How long a request took."""
 
 
-def ok(message: str) -> Finding:
-    """Return that something is well."""
-    return Finding("ok", message)
-
-
-def warning(message: str, remedy: str | None = None) -> Finding:
-    """Return what works, and may not for long."""
-    return Finding("warning", message, remedy)
-
-
-def problem(message: str, remedy: str | None = None) -> Finding:
-    """Return what does not work."""
-    return Finding("problem", message, remedy)
-
-
-def skipped(message: str, remedy: str | None = None) -> Finding:
-    """Return what could not be looked at."""
-    return Finding("skipped", message, remedy)
+ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
+problem, skipped = partial(Finding, "problem"), partial(Finding, "skipped")

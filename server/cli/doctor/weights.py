@@ -15,6 +15,7 @@ from engine.placement_types import Plan
 from engine.voices.offered import Voices
 from engine.weights import check_folder
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
+from server.cli.plan import missing_of
 from server.terminal import HEARTH, size_text
 
 
@@ -96,15 +97,10 @@ def _voices(offered: Voices, model: str) -> Iterator[Finding]:
 
 def _missing_room(case: Case) -> Iterator[Finding]:
     """Whether what the plan wants and is not here would fit on the disk."""
-    if not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
+    if case.config is None or not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
         return
-    absent = [
-        one.variant
-        for one in case.plan.models
-        if one.variant is not None
-        and one.variant.repository is not None
-        and not is_complete(case.settings.weights_dir / one.variant.id)
-    ]
+    missing = missing_of(case.config, case.settings.weights_dir, case.plan)
+    absent = [one.variant for one in missing if one.variant.repository is not None]
     needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
     if needed > case.hardware.disk_free_bytes:
         yield warning(
