@@ -43,7 +43,7 @@ def audit(
     drawn = table("when (UTC)", "who", "from", "what", "of", "detail")
     for entry in entries:
         cells = (f"{entry.at:%Y-%m-%d %H:%M:%S}", entry.actor, entry.origin, entry.action, entry.object)
-        drawn.add_row(*map(Text, (*cells, _told(entry.detail, changed=entry.action in _CHANGES))))
+        drawn.add_row(*map(Text, (*cells, _detail_text(entry.detail, changed=entry.action in _CHANGES))))
     print_rich(drawn)
 
 
@@ -104,15 +104,15 @@ def restore(
     typer.echo("Keys that were revoked since that backup work again: revoke them anew. Then start the server.")
 
 
-def _told(detail: dict[str, Any], *, changed: bool) -> str:
+def _detail_text(detail: dict[str, Any], *, changed: bool) -> str:
     """Write what an entry holds; in a change, two values are the one before and the one after."""
-    told = []
+    parts = []
     for name, value in detail.items():
         if changed and isinstance(value, list) and len(value) == 2:
-            told.append(f"{name} {_value(value[0])} -> {_value(value[1])}")
+            parts.append(f"{name} {_value(value[0])} -> {_value(value[1])}")
         elif value is not None:
-            told.append(f"{name} {_value(value)}")
-    return ", ".join(told)
+            parts.append(f"{name} {_value(value)}")
+    return ", ".join(parts)
 
 
 def _value(value: Any) -> str:

@@ -215,14 +215,14 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
             "or is very busy. Its log tells when it reads models.yaml; then ask again.",
             code=1,
         )
-    well = _told(outcome)
+    well = _show_outcome(outcome)
     if outcome.refused is None and not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}):
         well = False
     if not well:
         raise typer.Exit(1)
 
 
-def _told(outcome: Outcome) -> bool:
+def _show_outcome(outcome: Outcome) -> bool:
     """Say what the server has taken over; False if it refused some of it."""
     certificate = outcome.certificate
     if outcome.refused is not None:

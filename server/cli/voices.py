@@ -54,21 +54,23 @@ def voices(  # noqa: PLR0913 - one argument per option
         listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found)).voices
     except ApiError as wrong:
         refuse(wrong.message)
-    told = [_told(entry, one.model, one.voice, one.message) for entry in entries for one in offered.warnings(entry)]
+    remarks = [
+        _remark(entry, one.model, one.voice, one.message) for entry in entries for one in offered.warnings(entry)
+    ]
     problems = [
-        _told(entry, None, None, error.message) for entry in entries if (error := offered.problem(entry)) is not None
+        _remark(entry, None, None, error.message) for entry in entries if (error := offered.problem(entry)) is not None
     ]
     if as_json:
-        print_json({"voices": [voice.model_dump() for voice in listed], "warnings": told + problems})
+        print_json({"voices": [voice.model_dump() for voice in listed], "warnings": remarks + problems})
     else:
         _show(listed, entries)
-        for one in told + problems:
+        for one in remarks + problems:
             typer.echo(f"{one['served_by']}: {one['message']}", err=True)
     if problems:
         raise typer.Exit(1)
 
 
-def _told(entry: str, model: str | None, voice: str | None, message: str) -> dict[str, str | None]:
+def _remark(entry: str, model: str | None, voice: str | None, message: str) -> dict[str, str | None]:
     return {"served_by": entry, "model": model, "voice": voice, "message": message}
 
 

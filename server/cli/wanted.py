@@ -54,8 +54,8 @@ def serving(config: Config, settings: Settings, folder: str) -> list[str]:
         running = ask(settings.data_dir, _ANSWER_SECONDS) if possible else None
     except StatusError:
         running = None
-    told = {} if running is None else {model.id: model.served_with for model in running.models}
-    return [model for model in possible if is_served(told.get(model), folder)]
+    loaded = {} if running is None else {model.id: model.served_with for model in running.models}
+    return [model for model in possible if is_served(loaded.get(model), folder)]
 
 
 def is_served(served: ServedWith | None, folder: str) -> bool:
