@@ -8,13 +8,13 @@ import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine import SETTLED, Engine, EngineError, LoadError
+from engine import SETTLED, Config, Engine, EngineError, LoadError
 from engine.backends.vllm_launch import runs_on_cpu
 from engine.compiled import compiler
 from engine.config import ChatModelSpec
@@ -31,10 +31,7 @@ from server.cli.options import (
     settings_for,
 )
 from server.log_lines import set_up_log
-
-if TYPE_CHECKING:
-    from engine import Config
-    from server.settings import Settings
+from server.settings import Settings
 
 
 def compile_models(
