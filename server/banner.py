@@ -13,8 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED
 from engine.compiled import compiler
-from server.cli_tables import time_left
-from server.command_name import HEARTH
+from server.terminal import HEARTH, time_left
 
 if TYPE_CHECKING:
     from engine import Engine, ModelHealth, ModelInfo

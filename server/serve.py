@@ -18,7 +18,6 @@ import uvicorn
 from server.addresses import is_loopback
 from server.app import create_app
 from server.banner import Banner
-from server.command_name import keys_command
 from server.heap import collect_rarely, freeze_when_settled, give_back_when_idle
 from server.http_config import http_config
 from server.instance import only_one
@@ -29,6 +28,7 @@ from server.status import read_status
 from server.status_socket import StatusSocket
 from server.store import SCOPES, Database, KeyStore
 from server.systemd import Systemd
+from server.terminal import keys_command
 from server.tls import certificate_of
 
 if TYPE_CHECKING:

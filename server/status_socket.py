@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
 
-from server.command_name import HEARTH
 from server.schemas.status import Status
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

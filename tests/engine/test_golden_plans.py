@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.command_name import HEARTH
+from server.terminal import HEARTH
 
 GOLDEN = Path(__file__).with_name("golden_plans")
 SHAPES = ["1x8", "1x16", "1x24", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80", "cpu"]

@@ -15,9 +15,9 @@ import pytest
 from tls_pair import Pair, make_pair
 
 from engine.config import load_config
-from server import cli_doctor_tls as of_tls
-from server.cli_doctor import case_of
-from server.cli_doctor_selftest import selftest
+from server.cli.doctor import tls as of_tls
+from server.cli.doctor.command import case_of
+from server.cli.doctor.selftest import selftest
 from server.schemas.status import LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings
 from server.store import AuditLog, Database, KeyStore
@@ -25,7 +25,7 @@ from server.store import AuditLog, Database, KeyStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from server.cli_doctor_findings import Case, Finding
+    from server.cli.doctor.findings import Case, Finding
     from server.store import ApiKey
     from server.store.audit import AuditEntry
 
@@ -127,7 +127,7 @@ def tried(case: Case, base_url: str, tls_cert: Path | None = None) -> list[Findi
         status="ready", version="1", pid=1, base_url=base_url, started_at="", uptime_seconds=1, requests_running=0,
         swaps=0, ram_total_bytes=1, ram_available_bytes=1, models=[voice], gpus=[], no_gpus=None, paths=paths,
     )  # fmt: skip
-    return list(selftest(replace(case, running=running), unloaded=False))
+    return list(selftest(replace(case, running=running)))
 
 
 @pytest.mark.parametrize("answered", [0, 2, COMMON, COMMON + 1])

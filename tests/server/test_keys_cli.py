@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from server.cli_keys import app
+from server.cli.keys import app
 from server.store import ApiKey, Database, KeyStore, sqlite_url
 
 if TYPE_CHECKING:

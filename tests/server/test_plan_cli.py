@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from engine.hub.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
-from server.command_name import HEARTH
 from server.instance import only_one
+from server.terminal import HEARTH
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.cli_status import duration, memory_text, served_with, shown, work_text
+from server.cli.status import duration, memory_text, served_with, shown, work_text
 from server.instance import only_one
 from server.schemas.status import Status
 from server.status_recent import LastMinute, Work

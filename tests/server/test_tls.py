@@ -6,7 +6,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import httpx2
@@ -21,8 +20,8 @@ from typer.testing import CliRunner
 
 from engine.hardware import Cuda, imagined
 from server.cli import app
-from server.cli_doctor_findings import Case
-from server.cli_doctor_tls import tls
+from server.cli.doctor.findings import Case
+from server.cli.doctor.tls import tls
 from server.settings import load_settings
 from server.status_socket import ask
 from server.tls import TlsError, certificate_of
@@ -152,7 +151,7 @@ def tls_lines(safe: Safe) -> list[tuple[str, str]]:
     """What `hearth doctor` says of TLS, with the same settings."""
     settings = load_settings(data_dir=safe.data_dir)
     case = Case(settings, None, imagined("cpu"), Cuda(), on_cpu_build=True, plan=None, running=ask(safe.data_dir, 60))
-    return [(one.verdict, one.message) for one in tls(case, time.time())]
+    return [(one.verdict, one.message) for one in tls(case)]
 
 
 @pytest.mark.engine

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server.cli import app
+from server.cli.usage import charts
 from server.store import Database, KeyStore, Usage, UsageBook, sqlite_url
-from server.usage_chart import charts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""How the verbs of the command line get at settings, models.yaml and the database, and how they refuse.
+"""The options that commands share, and what they stand for: settings, models.yaml, the database; and how to refuse.
 
 Exit codes: 1, the database or models.yaml cannot be used; 2, a wrong argument.
 """
@@ -8,26 +8,24 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path  # typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
-from server.command_name import HEARTH, keys_command
+from engine.hardware import Hardware, read_hardware, with_ram
+from server.instance import running_pid
 from server.moments import MomentError
-from server.settings import SettingsError, database_url, load_settings
+from server.settings import Settings, SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
 from server.store.database_url import FILE_NAME
 from server.store.key_format import public_id_in
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from datetime import datetime
-
-    from engine import Config
-    from server.settings import Settings
+from server.terminal import HEARTH, keys_command
 
 T = TypeVar("T")
 
@@ -59,6 +57,12 @@ def config_for(settings: Settings) -> Config:
         return load_config(settings.models)
     except EngineError as error:
         refuse(error.message, code=1)
+
+
+def hardware_for(settings: Settings) -> Hardware:
+    """Return this machine as a plan sees it: what a running server has taken counts as free."""
+    machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
+    return with_ram(machine, settings.ram_gib)
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import EngineError
@@ -13,33 +14,30 @@ from engine.images.folder import check_pipeline_folder
 from engine.placement_types import Plan
 from engine.voices.offered import Voices
 from engine.weights import check_folder
-from server.cli_doctor_findings import Finding
-from server.command_name import HEARTH
-from server.weights_progress import size_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from engine.config import ModelSpec
-    from server.cli_doctor_findings import Case
-
-_SHOWN_WARNINGS = 5
+from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
+from server.cli.plan import missing_of
+from server.terminal import HEARTH, size_text
 
 
-def weights(case: Case, *, full: bool) -> Iterator[Finding]:
-    """Look at what every model is served with, then at the folders. `full` reads and hashes every byte of those."""
+def weights(case: Case) -> Iterator[Finding]:
+    """Look at what every model is served with, then at the folders."""
     if case.config is None:
-        yield Finding("weights", "skipped", "what models are served with is not known: models.yaml cannot be read")
+        yield skipped("what models are served with is not known: models.yaml cannot be read")
     else:
-        voices = Voices(case.config, case.settings.weights_dir)
         for spec in case.config.models.values():
-            if isinstance(spec, SpeechModelSpec):
-                yield from _voices(voices, spec.id)
-            else:
+            if not isinstance(spec, SpeechModelSpec):
                 yield _model(case, spec)
         yield from _missing_room(case)
-    yield from _folders(case.settings.weights_dir, full=full)
+    yield from _folders(case.settings.weights_dir, full=case.full)
+
+
+def voices(case: Case) -> Iterator[Finding]:
+    """Whether each speech model has voices that can speak."""
+    if case.config is not None:
+        offered = Voices(case.config, case.settings.weights_dir)
+        for spec in case.config.models.values():
+            if isinstance(spec, SpeechModelSpec):
+                yield from _voices(offered, spec.id)
 
 
 def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
@@ -49,19 +47,15 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     placed = case.plan.of(spec.id) if isinstance(case.plan, Plan) else None
     variant = None if placed is None else placed.variant
     if variant is not None and is_complete(case.settings.weights_dir / variant.id):
-        return Finding("weights", "ok", f"{spec.id}: {variant.id} is complete")
+        return ok(f"{spec.id}: {variant.id} is complete")
     if spec.demo is None:
         fetched = variant is not None and variant.repository is not None
         remedy = f"{HEARTH} weights pull {spec.id}" if fetched else f"put a model into {own}"
         remedy += f"; or give it its demo back, `demo: {_demo(spec)}` in models.yaml"
-        return Finding("weights", "problem", f"{spec.id}: no weights are here, and no demo is named", remedy)
+        return problem(f"{spec.id}: no weights are here, and no demo is named", remedy)
     if variant is None or variant.repository is None:
-        return Finding(
-            "weights", "ok", f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)"
-        )
-    return Finding(
-        "weights",
-        "warning",
+        return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
+    return warning(
         f"{spec.id}: the demo answers, since {variant.id} is not here",
         f"{HEARTH} weights pull {spec.id}",
     )
@@ -73,52 +67,43 @@ def _demo(spec: ChatModelSpec | ImageModelSpec) -> str:
     return "vision" if "vision" in spec.capabilities else "chat"
 
 
-def _own(spec: ModelSpec, folder: Path) -> Finding:
+def _own(spec: ChatModelSpec | ImageModelSpec, folder: Path) -> Finding:
     try:
         if isinstance(spec, ImageModelSpec):
             check_pipeline_folder(folder)
         else:
             check_folder(folder)
     except EngineError as error:
-        return Finding("weights", "problem", f"{spec.id}: {error.message}")
-    return Finding("weights", "ok", f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
+        return problem(f"{spec.id}: {error.message}")
+    return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
 
 
-def _voices(voices: Voices, model: str) -> Iterator[Finding]:
-    problem = voices.problem(model)
-    if problem is not None:
-        yield Finding("voices", "problem", f"{model}: {problem.message}")
+def _voices(offered: Voices, model: str) -> Iterator[Finding]:
+    wrong = offered.problem(model)
+    if wrong is not None:
+        yield problem(f"{model}: {wrong.message}")
         return
-    warnings = voices.warnings(model)
-    for warning in warnings[:_SHOWN_WARNINGS]:
-        yield Finding("voices", "warning", f"{model}: {warning.message}")
-    if len(warnings) > _SHOWN_WARNINGS:
-        more = len(warnings) - _SHOWN_WARNINGS
-        yield Finding("voices", "warning", f"{model}: {more} more remarks on voices", f"{HEARTH} voices shows all")
-    able = [voice for voice in voices.of(model) if voice.available]
+    warnings = offered.warnings(model)
+    if warnings:
+        more = "" if len(warnings) == 1 else f" (and {len(warnings) - 1} more remarks on voices)"
+        yield warning(f"{model}: {warnings[0].message}{more}", f"{HEARTH} voices shows all")
+    able = [voice for voice in offered.of(model) if voice.available]
     if not able:
-        yield Finding("voices", "problem", f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
+        yield problem(f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
         return
     demos = sum(voice.demo for voice in able)
-    yield Finding("voices", "ok", f"{model}: {len(able)} voices can speak, {demos} of them demos")
+    yield ok(f"{model}: {len(able)} voices can speak, {demos} of them demos")
 
 
 def _missing_room(case: Case) -> Iterator[Finding]:
     """Whether what the plan wants and is not here would fit on the disk."""
-    if not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
+    if case.config is None or not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
         return
-    absent = [
-        one.variant
-        for one in case.plan.models
-        if one.variant is not None
-        and one.variant.repository is not None
-        and not is_complete(case.settings.weights_dir / one.variant.id)
-    ]
+    missing = missing_of(case.config, case.settings.weights_dir, case.plan)
+    absent = [one.variant for one in missing if one.variant.repository is not None]
     needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
     if needed > case.hardware.disk_free_bytes:
-        yield Finding(
-            "weights",
-            "warning",
+        yield warning(
             f"what the plan wants ({', '.join(variant.id for variant in absent)}) takes {size_text(needed)}, and "
             f"{size_text(case.hardware.disk_free_bytes)} are free in {case.settings.weights_dir}",
             "make room, or set HEARTH_WEIGHTS_DIR to another disk",
@@ -129,20 +114,16 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
     try:
         found = shelved(weights_dir) if weights_dir.is_dir() else []
     except EngineError as error:
-        yield Finding("weights", "problem", error.message)
+        yield problem(error.message)
         return
     for one in found:
         if one.state == "damaged":
-            yield Finding(
-                "weights",
-                "problem",
+            yield problem(
                 f"{one.folder} is not whole: files are missing or have another size",
                 f"{HEARTH} weights pull {one.folder} --again",
             )
         elif one.state == "partial":
-            yield Finding(
-                "weights",
-                "warning",
+            yield warning(
                 f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
                 f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
             )
@@ -156,7 +137,7 @@ def _hashed(folder: Path, name: str) -> Finding:
     except EngineError as error:
         wrong = [error.message]
     if wrong:
-        return Finding("weights", "problem", f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
+        return problem(f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
     manifest = read_manifest(folder)
     count = len(manifest.files) if manifest is not None else 0
-    return Finding("weights", "ok", f"{name}: all {count} files have the content that was fetched (SHA-256)")
+    return ok(f"{name}: all {count} files have the content that was fetched (SHA-256)")

@@ -1,33 +1,32 @@
-"""`hearth status`: how the running server stands, as a table or as one JSON object. What it says is status.py's."""
+"""`hearth status` and `hearth reload`: how the running server stands, and having it read its files again."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
-from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from server.cli_store import AsJson, DataDir, refuse, settings_for
-from server.cli_tables import fitted, print_rich, time_left
-from server.instance import running_pid
+from engine.config import load_config
+from engine.errors import EngineError
+from server.cli.options import AsJson, DataDir, Models, refuse, settings_for
+from server.instance import InstanceError, ask_to_reload, running_pid
+from server.reload_outcome import Outcome, wait_for
+from server.schemas.status import GpuState, Memory, ModelState, Status
+from server.settings import SettingsError, load_settings
 from server.status_socket import StatusError, ask
-from server.weights_progress import size_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from server.schemas.status import GpuState, Memory, ModelState, Status
+from server.terminal import HEARTH, print_rich, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
 _WATCH_SECONDS = 2.0
+_OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
+_AT_ONCE_SECONDS = 3.0  # a folder that is missing, a plan that has no room
+_POLL_SECONDS = 0.1
 _NOT_RUNNING, _FAILED = 1, 2
 _COLUMNS = ("model", "state", "served with", "memory", "running", "waiting", "last minute", "restarts")
 _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
@@ -82,26 +81,22 @@ def _nobody(data_dir: Path) -> NoReturn:
 
 def _watch(data_dir: Path, found: Status) -> None:
     console = Console()
-    with Live(_for_screen(found, console.width), console=console, auto_refresh=False) as live:
+    with Live(Group(*shown(found)), console=console, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(_WATCH_SECONDS)
-                live.update(_for_screen(read(data_dir), console.width), refresh=True)
+                live.update(Group(*shown(read(data_dir))), refresh=True)
         except KeyboardInterrupt:
             return
-
-
-def _for_screen(found: Status, width: int) -> Group:
-    return Group(*(fitted(one, width) if isinstance(one, Table) else one for one in shown(found)))
 
 
 def shown(found: Status) -> list[RenderableType]:
     """Return what a person sees, from top to bottom."""
     lines: list[RenderableType] = [_headline(found)]
-    table = Table(*_COLUMNS, box=box.SIMPLE)
+    drawn = table(*_COLUMNS)
     for model in found.models:
-        table.add_row(*_row(model))
-    lines.append(table)
+        drawn.add_row(*_row(model))
+    lines.append(drawn)
     lines += [Text(f"{model.id}: {model.reason}") for model in found.models if model.reason]
     lines += [Text(_gpu_line(gpu)) for gpu in found.gpus]
     lines.append(Text(_machine_line(found)))
@@ -199,3 +194,75 @@ def duration(seconds: float) -> str:
             parts.append(f"{left // size} {unit}")
             left %= size
     return " ".join(parts[:2])
+
+
+def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
+    """Have the running server read models.yaml, voices and certificate again, and say what came of it.
+
+    No answer is cut short. Exit code 1: something was refused, a changed model fails at once, or nobody knows.
+    """
+    asked_at_ns = time.monotonic_ns()
+    try:
+        settings = load_settings(data_dir=data_dir, models=models)
+        load_config(settings.models)
+        pid = ask_to_reload(settings.data_dir)
+    except (SettingsError, InstanceError, EngineError) as error:
+        refuse(str(error), code=1)
+    outcome = wait_for(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
+    if outcome is None:
+        refuse(
+            f"The server (process {pid}) was asked, but does not say what came of it: it has ended, is still starting, "
+            "or is very busy. Its log tells when it reads models.yaml; then ask again.",
+            code=1,
+        )
+    well = _show_outcome(outcome)
+    if outcome.refused is None and not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}):
+        well = False
+    if not well:
+        raise typer.Exit(1)
+
+
+def _show_outcome(outcome: Outcome) -> bool:
+    """Say what the server has taken over; False if it refused some of it."""
+    certificate = outcome.certificate
+    if outcome.refused is not None:
+        typer.echo(f"The server (process {outcome.pid}) did not take models.yaml over: {outcome.refused}", err=True)
+        renewed = certificate is not None and certificate.renewed
+        rest = "But the TLS certificate is renewed." if renewed else "Everything stays as it was."
+        typer.echo(rest, err=True)
+    else:
+        typer.echo(f"The server (process {outcome.pid}) has read {outcome.path} again.")
+        for sentence in outcome.sentences() or ["nothing has changed"]:
+            typer.echo(f"  {sentence}")
+        for warning in outcome.warnings:
+            typer.echo(f"Warning: {warning}", err=True)
+    if certificate is not None and certificate.refused is not None:
+        typer.echo(f"The TLS certificate was refused, and the old one is still shown: {certificate.refused}", err=True)
+        return False
+    return outcome.refused is None
+
+
+def _settled(data_dir: Path, changed: set[str]) -> bool:
+    """Say how the changed models fare; False if one has failed already."""
+    states = _states(data_dir, changed)
+    deadline = time.monotonic() + _AT_ONCE_SECONDS
+    while any(state.status == "loading" for state in states) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        states = _states(data_dir, changed)
+    for state in states:
+        if state.status == "failed":
+            typer.echo(f"{state.id} cannot be served: {state.reason}", err=True)
+        elif state.status == "loading":
+            typer.echo(f"  {state.id} is being loaded ({state.phase}): `{HEARTH} status` tells what comes of it")
+    return all(state.status != "failed" for state in states)
+
+
+def _states(data_dir: Path, names: set[str]) -> list[ModelState]:
+    """Return how these models stand; nothing where the server does not say, since it has answered already."""
+    if not names:
+        return []
+    try:
+        found = ask(data_dir, _ANSWER_SECONDS)
+    except StatusError:
+        return []
+    return [state for state in found.models if state.id in names] if found is not None else []

@@ -8,25 +8,30 @@ import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine import SETTLED, Engine, EngineError, LoadError
+from engine import SETTLED, Config, Engine, EngineError, LoadError
 from engine.backends.vllm_launch import runs_on_cpu
 from engine.compiled import compiler
 from engine.config import ChatModelSpec
-from engine.hardware import read_hardware, with_ram
 from engine.planned import Planned
-from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.instance import running_pid
+from server.cli.options import (
+    AsJson,
+    DataDir,
+    Models,
+    WeightsDir,
+    config_for,
+    hardware_for,
+    print_json,
+    refuse,
+    settings_for,
+)
 from server.log_lines import set_up_log
-
-if TYPE_CHECKING:
-    from engine import Config
-    from server.settings import Settings
+from server.settings import Settings
 
 
 def compile_models(
@@ -106,7 +111,7 @@ def _chosen(config: Config, names: list[str] | None) -> list[ChatModelSpec]:
 
 async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, drawn: bool) -> dict[str, Any]:
     """Start the model alone, compiled, from the folder that a server would take, and end it. Raises `EngineError`s."""
-    machine = with_ram(read_hardware(server_pid=running_pid(settings.data_dir)), settings.ram_gib)
+    machine = hardware_for(settings)
     planned = Planned(config, settings.weights_dir, settings.data_dir, replace(machine, gpus=()))
     folder, is_demo = planned.folder(spec)
     engine_spec = planned.chat_spec(spec, is_demo=is_demo).engine.model_copy(update={"enforce_eager": False})

@@ -11,19 +11,9 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server import (
-    cli_audit,
-    cli_compile,
-    cli_doctor,
-    cli_keys,
-    cli_plan,
-    cli_reload,
-    cli_restore,
-    cli_status,
-    cli_usage,
-    cli_voices,
-    cli_weights,
-)
+from server.cli import audit, keys, plan, status, usage, voices, weights
+from server.cli.compile import compile_models
+from server.cli.doctor.command import doctor
 from server.instance import InstanceError
 from server.log_lines import set_up_log
 from server.settings import SettingsError, load_settings
@@ -35,21 +25,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.add_typer(cli_keys.app, name="keys")
-app.add_typer(cli_voices.app, name="voices")
-app.add_typer(cli_weights.app, name="weights")
+app.add_typer(keys.app, name="keys")
+app.add_typer(voices.app, name="voices")
+app.add_typer(weights.app, name="weights")
 for command in (
-    cli_status.status,
-    cli_doctor.doctor,
-    cli_plan.plan,
-    cli_reload.reload,
-    cli_usage.usage,
-    cli_audit.audit,
-    cli_audit.backup,
-    cli_restore.restore,
+    status.status,
+    doctor,
+    plan.plan,
+    status.reload,
+    usage.usage,
+    audit.audit,
+    audit.backup,
+    audit.restore,
 ):
     app.command()(command)
-app.command("compile")(cli_compile.compile_models)
+app.command("compile")(compile_models)
 
 
 def _version(*, asked: bool) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
+from engine.config import Config, ModelSpec
+from engine.config_variants import VariantSpec
+from engine.footprints import Footprints
+from engine.hardware import imagined
 from engine.hub.errors import WeightsError
 from engine.hub.manifest import read_manifest
 from engine.hub.paths import is_there
 from engine.hub.pull import Wanted
 from engine.hub.shelf import shelved
-from server.instance import running_pid
+from engine.own_weights import own_folders
+from engine.placement import plan
+from engine.placement_types import Refusal
+from server.cli.options import hardware_for
+from server.schemas.status import ServedWith
+from server.settings import Settings
 from server.status_socket import StatusError, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
-    from server.schemas.status import ServedWith
-    from server.settings import Settings
 
 _ANSWER_SECONDS = 5.0
 
@@ -53,8 +54,8 @@ def serving(config: Config, settings: Settings, folder: str) -> list[str]:
         running = ask(settings.data_dir, _ANSWER_SECONDS) if possible else None
     except StatusError:
         running = None
-    told = {} if running is None else {model.id: model.served_with for model in running.models}
-    return [model for model in possible if is_served(told.get(model), folder)]
+    loaded = {} if running is None else {model.id: model.served_with for model in running.models}
+    return [model for model in possible if is_served(loaded.get(model), folder)]
 
 
 def is_served(served: ServedWith | None, folder: str) -> bool:
@@ -79,7 +80,7 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
     known = _known(settings.weights_dir, name)
     if known is not None:
         return known
-    near = difflib.get_close_matches(name, [*config.models, *variants], n=1)
+    near = get_close_matches(name, [*config.models, *variants], n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*config.models, *variants])}."
     raise WeightsError(
         f"{name} is neither a model nor a variant of models.yaml, nor a folder that was pulled; {hint} Anything else "
@@ -106,17 +107,7 @@ def _of_model(config: Config, settings: Settings, spec: ModelSpec, gpus: str | N
 
 def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence[str]) -> dict[str, VariantSpec | None]:
     """Return the plan's variants; models in `own` are planned with the folders of their own that they may have."""
-    from engine.footprints import Footprints
-    from engine.hardware import imagined, read_hardware, with_ram
-    from engine.own_weights import own_folders
-    from engine.placement import plan
-    from engine.placement_types import Refusal
-
-    if gpus is None:
-        machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
-        hardware = with_ram(machine, settings.ram_gib)
-    else:
-        hardware = imagined(gpus)
+    hardware = hardware_for(settings) if gpus is None else imagined(gpus)
     folders = {model: folder for model, folder in own_folders(config, settings.weights_dir).items() if model in own}
     found = plan(config, hardware, Footprints.read(settings.data_dir), folders)
     if isinstance(found, Refusal):

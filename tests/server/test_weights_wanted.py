@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.config import load_config
+from server.cli.wanted import is_served, serving
 from server.schemas.status import ServedWith
 from server.settings import Settings
-from server.weights_choice import is_served, serving
 
 if TYPE_CHECKING:
     from pathlib import Path

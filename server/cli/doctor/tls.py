@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from server.cli_doctor_findings import Finding
-from server.command_name import HEARTH
+from server.cli.doctor.findings import Case, Finding, ok, problem, warning
+from server.settings import Settings
+from server.terminal import HEARTH
 from server.tls import TlsError, certificate_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from server.cli_doctor_findings import Case
-    from server.settings import Settings
 
 _SOON_SECONDS = 21 * 86400
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
@@ -28,10 +22,10 @@ _PEM_END = "-----END CERTIFICATE-----"
 _ANSWER_SECONDS = 10.0
 
 
-def tls(case: Case, now: float) -> Iterator[Finding]:
+def tls(case: Case) -> Iterator[Finding]:
     """Look at the files, and whether the running server shows what they hold. Nothing where plain HTTP is spoken."""
     given = with_running_tls(case)
-    yield from certificate(given, now)
+    yield from certificate(given, case.now)
     if case.running is not None and case.running.base_url is not None and given.tls_cert is not None:
         yield from shown(case.running.base_url, given.tls_cert)
 
@@ -51,21 +45,13 @@ def with_running_tls(case: Case) -> Settings:
 def shown(base_url: str, cert: Path) -> Iterator[Finding]:
     """Compare the certificate that a new connection is shown with the first one in the file."""
     at = urlsplit(base_url)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is looked at, nothing is told to it
     try:
-        with (
-            socket.create_connection((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS) as plain,
-            context.wrap_socket(plain) as connection,
-        ):
-            served = connection.getpeercert(binary_form=True)
-        held = ssl.PEM_cert_to_DER_cert(first_certificate(cert))
+        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
+        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(first_certificate(cert))
     except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
         return
-    if served != held:
-        yield Finding(
-            "tls",
-            "problem",
+    if not same:
+        yield problem(
             f"the running server shows another certificate than {cert} holds: it has not read it again since",
             f"{HEARTH} reload (or systemctl reload hearth)",
         )
@@ -76,7 +62,7 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
     try:
         pair = certificate_of(given)
     except TlsError as error:
-        yield Finding("tls", "problem", str(error))
+        yield problem(str(error))
         return
     if pair is None or given.tls_cert is None:
         return
@@ -84,18 +70,15 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
     try:
         ends_at = _end_of(given.tls_cert, pair.context)
     except ssl.SSLCertVerificationError as error:
-        told = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet: is the clock right?"}
-        yield Finding(
-            "tls",
-            "problem",
-            f"the certificate {given.tls_cert} {told.get(error.verify_code, error.verify_message)}",
+        words = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet: is the clock right?"}
+        yield problem(
+            f"the certificate {given.tls_cert} {words.get(error.verify_code, error.verify_message)}",
             renew,
         )
         return
     until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
-    verdict: bool = ends_at - now > _SOON_SECONDS
     message = f"the certificate {given.tls_cert} is valid until {until}"
-    yield Finding("tls", "ok", message) if verdict else Finding("tls", "warning", message, renew)
+    yield ok(message) if ends_at - now > _SOON_SECONDS else warning(message, renew)
     yield from _name(given, given.tls_cert, pair.context)
 
 
@@ -107,9 +90,7 @@ def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterat
     try:
         _end_of(cert, server_context, public.hostname)
     except ssl.SSLCertVerificationError as error:
-        yield Finding(
-            "tls",
-            "problem",
+        yield problem(
             f"the certificate {cert} is not for the host of HEARTH_PUBLIC_BASE_URL: {error.verify_message}",
             "get one that names it, or correct HEARTH_PUBLIC_BASE_URL: clients refuse the server otherwise",
         )

@@ -1,4 +1,4 @@
-"""`hearth voices say`: speaks a text into a file, in a worker process of its own and without a server."""
+"""`hearth voices`: which voices there are and what is wrong with the rest; `say` has one speak. Without a server."""
 
 from __future__ import annotations
 
@@ -7,31 +7,99 @@ import contextlib
 import os
 import secrets
 import sys
-from pathlib import Path  # typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, get_args
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import typer
+from rich.text import Text
 
-from engine import AudioFormat, EngineError, SpeechRequest
+from engine import AudioFormat, Config, EngineError, SpeechRequest
+from engine import Voice as Speaker
 from engine.config import SpeechModelSpec
 from engine.voices.offered import Voices
 from engine.worker.process import WorkerDiedError
-from server.cli_store import Models, WeightsDir, config_for, refuse, settings_for
-from server.command_name import HEARTH
+from server.cli.options import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.errors import ApiError
+from server.schemas.voices import Voice, VoiceList, VoiceQuery
+from server.terminal import HEARTH, print_rich, table
 
-if TYPE_CHECKING:
-    from engine import Config, Voice
+_COLUMNS = ("id", "name", "gender", "language", "type", "model", "licence", "demo", "available")
+_FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+_SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
-FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+app = typer.Typer(invoke_without_command=True)
 
 
+@app.callback()
+def voices(  # noqa: PLR0913 - one argument per option
+    context: typer.Context,
+    *,
+    language: Annotated[str | None, typer.Option(help="Only of this language, like am.")] = None,
+    gender: Annotated[Literal["female", "male"] | None, typer.Option(help="Only female or male.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only of this TTS model, or of this entry of models.yaml.")] = None,
+    weights_dir: WeightsDir = None,
+    models: Models = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which voices there are, or have one speak. No server is needed."""
+    if context.invoked_subcommand is not None:
+        return
+    settings = settings_for(models=models, weights_dir=weights_dir)
+    config = config_for(settings)
+    offered = Voices(config, settings.weights_dir)
+    entries = [spec.id for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
+    found = [(entry, voice) for entry in entries for voice in offered.of(entry)]
+    try:
+        listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found)).voices
+    except ApiError as wrong:
+        refuse(wrong.message)
+    remarks = [
+        _remark(entry, one.model, one.voice, one.message) for entry in entries for one in offered.warnings(entry)
+    ]
+    problems = [
+        _remark(entry, None, None, error.message) for entry in entries if (error := offered.problem(entry)) is not None
+    ]
+    if as_json:
+        print_json({"voices": [voice.model_dump() for voice in listed], "warnings": remarks + problems})
+    else:
+        _show(listed, entries)
+        for one in remarks + problems:
+            typer.echo(f"{one['served_by']}: {one['message']}", err=True)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _remark(entry: str, model: str | None, voice: str | None, message: str) -> dict[str, str | None]:
+    return {"served_by": entry, "model": model, "voice": voice, "message": message}
+
+
+def _show(listed: Sequence[Voice], entries: Sequence[str]) -> None:
+    if not entries:
+        typer.echo("No model of models.yaml speaks. docs/voices.md shows an entry that does.")
+    elif not listed:
+        typer.echo(f"There is no such voice. `{HEARTH} voices` without options shows all of them.")
+    else:
+        drawn = table(*(_SHORT.get(column, column) for column in _COLUMNS))
+        for voice in listed:
+            drawn.add_row(*(Text(_shown(getattr(voice, column))) for column in _COLUMNS))
+        print_rich(drawn)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+@app.command()
 def say(  # noqa: PLR0913 - one argument per option
     voice: Annotated[str, typer.Argument(metavar="ID", help="A voice; `hearth voices` shows them.")],
     text: Annotated[str, typer.Argument(help="What is spoken.")],
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, like hello.wav.")],
     audio_format: Annotated[
-        str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}. Default: the file's ending.")
+        str | None, typer.Option("--format", help=f"{', '.join(_FORMATS)}. Default: the file's ending.")
     ] = None,
     speed: Annotated[float, typer.Option(min=0.25, max=4, help="1 is the voice's own.")] = 1.0,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same gives the same sound.")] = None,
@@ -64,7 +132,7 @@ def say(  # noqa: PLR0913 - one argument per option
     typer.echo(f"{found.name} has spoken {seconds:.1f} s into {output}.", err=True)
 
 
-def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, Voice]:
+def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, Speaker]:
     """Return the voice of this id, or other name, and the entry of models.yaml that offers it; or end."""
     specs = [spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
     both = ((spec, voice) for spec in specs for voice in offered.of(spec.id))
@@ -83,15 +151,15 @@ def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, 
 
 def _format(given: str | None, output: Path) -> AudioFormat:
     wanted = (given or output.suffix.removeprefix(".")).lower()
-    found = next((known for known in FORMATS if known == wanted), None)
+    found = next((known for known in _FORMATS if known == wanted), None)
     if found is None and given is None:
         refuse(f"What kind of file {output.name!r} is cannot be told from its name. Say --format wav, for example.")
     if found is None:
-        refuse(f"--format {given!r} is not known. Known: {', '.join(FORMATS)}.")
+        refuse(f"--format {given!r} is not known. Known: {', '.join(_FORMATS)}.")
     return found
 
 
-async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Voice, output: Path, *, mark: bool) -> float:
+async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Speaker, output: Path, *, mark: bool) -> float:
     """Return how many seconds were written. A file appears only when it is whole. Raises `EngineError`, `OSError`."""
     from engine.backends.speech_model import SpeechModel
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -18,18 +19,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from server.terminal import size_text
 
 _LINE_SECONDS = 10.0
-
-
-def size_text(size_bytes: float) -> str:
-    """Write a size for people."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size_bytes >= 1 << shift:
-            return f"{size_bytes / (1 << shift):.1f} {unit}"
-    return f"{size_bytes:.0f} bytes"
 
 
 class FileProgress:
@@ -39,7 +31,7 @@ class FileProgress:
         self._what, self._total, self._there, self._quiet = what, total_bytes, there_bytes, quiet
         self._done: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._started = self._told = time.monotonic()
+        self._started = self._written_at = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
         self._bars: Progress | None = None
         self._sum = TaskID(0)
@@ -67,7 +59,7 @@ class FileProgress:
             if self._bars is not None:
                 self._draw(self._bars, path, done, size)
             elif not self._quiet:
-                self._tell(path, done, size)
+                self._write_line(path, done, size)
 
     def _draw(self, bars: Progress, path: str, done: int, size: int) -> None:
         if path not in self._tasks:
@@ -76,13 +68,13 @@ class FileProgress:
         bars.update(self._tasks[path], completed=done, visible=done < size)
         bars.update(self._sum, completed=max(self._there, sum(self._done.values())))
 
-    def _tell(self, path: str, done: int, size: int) -> None:
+    def _write_line(self, path: str, done: int, size: int) -> None:
         now = time.monotonic()
         together = max(self._there, sum(self._done.values()))
         if done >= size:
             sys.stderr.write(f"{self._what}: {path} ({size_text(size)})\n")
-        elif now - self._told >= _LINE_SECONDS:
-            self._told = now
+        elif now - self._written_at >= _LINE_SECONDS:
+            self._written_at = now
             rate = max(1.0, (together - self._there) / (now - self._started))
             left = (self._total - together) / rate
             sys.stderr.write(

@@ -1,42 +1,28 @@
-"""`hearth usage`: what was used, as a table with a chart, as CSV or as JSON. What is drawn is usage_chart.py's."""
+"""`hearth usage`: what was used, as a table with a chart, as CSV or as JSON."""
 
 from __future__ import annotations
 
 import csv
 import sys
-from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
+from rich.bar import Bar
 from rich.text import Text
 
-from server.cli_store import (
-    AsJson,
-    DataDir,
-    in_store,
-    key_named,
-    print_json,
-    read_time,
-    refuse,
-    settings_for,
-)
-from server.cli_tables import print_rich, terminal_width
+from server.cli.options import AsJson, DataDir, in_store, key_named, print_json, read_time, refuse, settings_for
 from server.moments import past
 from server.schemas.usage import UsageSum, groups
-from server.store import Database, KeyStore, UsageBook, UsageRow
+from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
 from server.store.api_key import utc_now
 from server.store.usage import FIELDS
-from server.usage_chart import bar, charts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from server.store import GroupBy
+from server.terminal import chart_width, print_rich, table
 
 _SHOWN = {"audio_seconds": "audio s"}
+_LEVELS = "▁▂▃▄▅▆▇█"
+_LABEL_WIDTH = 10
 
 
 def usage(  # noqa: PLR0913 - one argument per option
@@ -89,22 +75,22 @@ def _print_table(
     rows: Sequence[UsageRow], group_by: Sequence[GroupBy], names: dict[str, str], span: tuple[datetime, datetime]
 ) -> None:
     counted = [name for name in FIELDS if name == "requests" or any(getattr(row.usage, name) for row in rows)]
-    table = Table(box=box.SIMPLE)
+    drawn = table()
     for group in group_by:
-        table.add_column(f"{group} (UTC)" if group in {"hour", "day"} else group)
+        drawn.add_column(f"{group} (UTC)" if group in {"hour", "day"} else group, overflow="fold")
     for name in counted:
-        table.add_column(_SHOWN.get(name, name.replace("_", " ")), justify="right")
-    table.add_column("tokens", min_width=12, max_width=40)
+        drawn.add_column(_SHOWN.get(name, name.replace("_", " ")), justify="right", overflow="fold")
+    drawn.add_column("tokens", min_width=12, max_width=40)
     most = max(_tokens(row) for row in rows)
     for row in rows:
         where = [_place(row, group, names) for group in group_by]
         numbers = [f"{getattr(row.usage, name):,.{'1' if name == 'audio_seconds' else '0'}f}" for name in counted]
-        table.add_row(*map(Text, where), *numbers, bar(_tokens(row), most))
-    print_rich(table)
+        drawn.add_row(*map(Text, where), *numbers, Bar(max(most, 1), 0, _tokens(row), color="cyan"))
+    print_rich(drawn)
     if "hour" in group_by or "day" in group_by:
         step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
         counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
-        print_rich(*charts(counts, span, step, width=terminal_width()))
+        print_rich(*charts(counts, span, step, width=chart_width()))
 
 
 def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:
@@ -117,3 +103,32 @@ def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:
 
 def _tokens(row: UsageRow) -> int:
     return row.usage.prompt_tokens + row.usage.completion_tokens
+
+
+def charts(
+    counts: Sequence[tuple[datetime, int, int]], span: tuple[datetime, datetime], step: timedelta, *, width: int
+) -> list[Text]:
+    """Draw (start, requests, tokens) of every `step` within `span`; times of which nothing is known are empty.
+
+    Where there are more steps than columns, neighbours are added up.
+    """
+    first = min(span[0].replace(minute=0, second=0, microsecond=0), *(start for start, _, _ in counts))
+    if step.days:
+        first = first.replace(hour=0)
+    steps = max(1, -((first - span[1]) // step))
+    columns = max(1, min(steps, width - _LABEL_WIDTH - 20))
+    requests, tokens = [0] * columns, [0] * columns
+    for start, some_requests, some_tokens in counts:
+        column = min((start - first) // step * columns // steps, columns - 1)
+        requests[column] += some_requests
+        tokens[column] += some_tokens
+    shown = "%m-%d" if step.days else "%m-%d %H:00"
+    ends = (first.strftime(shown), (first + (steps - 1) * step).strftime(shown))
+    axis = ends[0] if columns <= sum(map(len, ends)) else ends[0] + ends[1].rjust(columns - len(ends[0]))
+    return [_line("requests", requests), _line("tokens", tokens), Text(" " * _LABEL_WIDTH + axis, style="dim")]
+
+
+def _line(name: str, values: Sequence[int]) -> Text:
+    most = max(values)
+    marks = "".join(" " if not value else _LEVELS[(value * len(_LEVELS) - 1) // most] for value in values)
+    return Text.assemble(name.ljust(_LABEL_WIDTH), (marks, "cyan"), f"  most: {most:,}", no_wrap=True)

@@ -1,0 +1,1 @@
+"""`hearth doctor`: the command, and what it looks at."""

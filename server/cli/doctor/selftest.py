@@ -1,0 +1,242 @@
+"""`hearth doctor`'s self-test: asks the running server over HTTP, with a key that lives no longer than the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+
+from engine import AWAITS_TURN, Config
+from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
+from server.cli.doctor.tls import first_certificate
+from server.schemas.status import Status
+from server.settings import Settings, database_url
+from server.store import Database, KeyLimits, KeyStore, StoreError
+from server.store.api_key import DEFAULT_SCOPES, utc_now
+from server.store.database_url import FILE_NAME
+from server.terminal import HEARTH
+
+_LONGEST_SECONDS = 300.0  # an image of a large model
+_CONNECT_SECONDS = 5.0
+_KEY_LIVES = timedelta(minutes=30)
+_KEY_NAME = "hearth doctor"
+# Its own, so that a tier's limits do not make the test fail.
+_LIMITS = KeyLimits(
+    requests_per_minute=600, tokens_per_minute=1_000_000, parallel_requests=8, batch_items=8, images_per_day=100
+)
+_MOST_WORDS = 160
+_ERROR = re.compile(rb'"error":\s*\{.*?"message":\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
+
+
+class Call(NamedTuple):
+    """One request: POST with a body, else GET. An answer has to match `pattern`."""
+
+    name: str
+    path: str
+    pattern: bytes
+    body: Mapping[str, Any] | None = None
+
+
+_HELLO = [{"role": "user", "content": "Say hello."}]
+_SHORT = {"messages": _HELLO, "max_tokens": 8, "temperature": 0}
+_RESPONSES = {"input": "Say hello.", "max_output_tokens": 16, "store": False}
+_TOKENS = rb'"completion_tokens":\s*[1-9]'
+_COMMON = (
+    Call("health/live", "/health/live", rb'"status":\s*"'),
+    Call("health/ready", "/health/ready", rb'"models":\s*\{\s*"'),
+    Call("models", "/v1/models", rb'"data":\s*\['),
+    Call("usage", "/v1/usage", rb'"data":\s*\['),
+    Call("audio/voices", "/v1/audio/voices", rb'"voices":\s*\['),
+    Call("audio/models", "/v1/audio/models", rb'"data":\s*\['),
+    Call("metrics", "/metrics", rb"\nhearth_build_info\{"),
+)
+_OF_CHAT = (
+    Call("chat", "/v1/chat/completions", _TOKENS, _SHORT),
+    Call("chat, streamed", "/v1/chat/completions", rb"\ndata: \[DONE\]\s*\Z", {**_SHORT, "stream": True}),
+    Call("messages", "/v1/messages", rb'"content":\s*\[\s*\{', _SHORT),
+    Call("count_tokens", "/v1/messages/count_tokens", rb'"input_tokens":\s*[1-9]', {"messages": _HELLO}),
+    Call(
+        "responses", "/v1/responses", rb'"output":\s*\[\s*\{', {"input": "Hi.", "max_output_tokens": 16, "store": False}
+    ),
+    Call("completions", "/v1/completions", _TOKENS, {"prompt": "Hello", "max_tokens": 8}),
+)
+
+
+def _of_model(model: Mapping[str, Any], voices: Sequence[str]) -> Iterator[Call]:
+    """Return the requests for one model, by its capabilities; `voices` are those that it can speak with."""
+    name, able = model["id"], model["capabilities"]
+    if "chat" in able:
+        for call in _OF_CHAT:
+            yield call._replace(name=f"{name}: {call.name}", body={"model": name, **(call.body or {})})
+        two = {"requests": [{"model": name, **_SHORT}] * 2}
+        yield Call(f"{name}: batch of 2", "/v1/chat/completions/batch", _TOKENS, two)
+    if "image_generation" in able:
+        size = (model.get("sizes") or ["256x256"])[0]
+        image = {"model": name, "prompt": "a red circle", "size": size, "response_format": "b64_json"}
+        yield Call(f"{name}: image", "/v1/images/generations", rb'"iVBORw0KGgo', image)  # a PNG in Base64
+    if "speech" in able and voices:
+        text = {"model": name, "input": "Hello.", "voice": voices[0], "response_format": "wav"}
+        yield Call(f"{name}: speech", "/v1/audio/speech", rb"\ARIFF", text)
+
+
+def selftest(case: Case) -> Iterator[Finding]:
+    """Try every endpoint with every model that is ready; with `unloaded` also those that await their turn."""
+    running, config = case.running, case.config
+    if running is None:
+        yield skipped("no running server answers here", "start one with scripts/serve, then run this again")
+    elif config is None:
+        yield skipped("it needs a tier for its key, and models.yaml cannot be read")
+    elif running.base_url is None or running.status == "draining":
+        yield skipped("the server is ending")
+    elif case.settings.database_url is None and not (case.settings.data_dir / FILE_NAME).exists():
+        yield skipped(
+            "the server keeps its keys in another database than the settings here say",
+            "run this with the server's HEARTH_DATABASE_URL",
+        )
+    else:
+        try:
+            with _key(case.settings, config) as key, _client(running, key) as client:
+                yield from _calls(client, running, unloaded=case.unloaded)
+        except StoreError as error:
+            yield problem(f"its key cannot be made or deleted: {error.message}")
+        except httpx2.HTTPError as error:
+            yield _cut_short(error, running.paths.tls_cert)
+        except OSError as error:
+            yield problem(f"the server's certificate {running.paths.tls_cert}: {error.strerror}")
+
+
+def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
+    """Say what it means that nothing, or something else, answers at the address of the server that was just there."""
+    if _certificate_refused(error):
+        reason = re.sub(r"^\[SSL: \w+\] | \(\w+\.c:\d+\)$", "", str(error))  # without the place in OpenSSL's source
+        return problem(
+            f"the server does not show the certificate that {tls_cert} begins with ({reason})",
+            f"{HEARTH} reload has it read again; if that does not help, something else listens at its address",
+        )
+    return problem(
+        f"the server has ended or does not answer any more ({error or type(error).__name__}); the rest was not tried",
+        f"its log says why (journalctl -u hearth); {HEARTH} status tells whether it is back, then run this again",
+    )
+
+
+def _certificate_refused(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+@contextmanager
+def _key(settings: Settings, config: Config) -> Iterator[str]:
+    """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
+    tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
+
+    async def make() -> tuple[str, str]:
+        async with await Database.open(database_url(settings)) as database:
+            text, key = await KeyStore(database).create(
+                _KEY_NAME, tier, (*DEFAULT_SCOPES, "metrics"), expires_at=utc_now() + _KEY_LIVES, limits=_LIMITS
+            )
+            return text, key.public_id
+
+    async def delete() -> None:
+        async with await Database.open(database_url(settings)) as database:
+            await KeyStore(database).delete(public_id)
+
+    text, public_id = asyncio.run(make())
+    try:
+        yield text
+    finally:
+        asyncio.run(delete())
+
+
+def _client(running: Status, key: str) -> httpx2.Client:
+    return httpx2.Client(
+        base_url=(running.base_url or "").removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=httpx2.Timeout(_LONGEST_SECONDS, connect=_CONNECT_SECONDS),
+        verify=_trust(running.paths.tls_cert),
+        trust_env=False,  # a proxy of this machine's user has no business here
+    )
+
+
+def _trust(tls_cert: str | None) -> ssl.SSLContext | bool:
+    """Believe the very certificate that the server was told to show, the first in its file, and no other.
+
+    Those after it belong to authorities: trusted, they would vouch for every certificate that they have ever signed.
+    The name is not compared, since we call by an address of this machine what is made for a name that clients use
+    (`tls` looks at that); only the owner of its key can show this certificate, which says more than a name.
+    """
+    if tls_cert is None:
+        return True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself to be believed
+    context.load_verify_locations(cadata=first_certificate(Path(tls_cert)))
+    return context
+
+
+def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterator[Finding]:
+    for call in _COMMON:
+        found = _tried(client, call)
+        if call.path == "/health/ready" and found.verdict == "problem" and running.status == "loading":
+            found = warning("health/ready: models are still loading", "run this again later")
+        yield found
+        if call.path == "/v1/models" and found.verdict == "problem":
+            return  # the key is not known there, and nothing else would come of it
+    listed = {one["id"]: one for one in _asked(client, "/v1/models").get("data", [])}
+    for state in running.models:
+        model = listed.get(state.id)
+        if model is None:
+            yield skipped(f"{state.id}: the widest tier does not have it")
+        elif state.status == "failed":
+            yield problem(f"{state.id} has failed: {state.reason}", f"{HEARTH} reload tries again")
+        elif state.status == "ready" or (unloaded and state.status in AWAITS_TURN):
+            for call in _of_model(model, _voices(client, model)):
+                yield _tried(client, call)
+        elif state.status == "loading":
+            yield skipped(f"{state.id}: it is loading ({state.phase})")
+        else:
+            yield skipped(f"{state.id}: it awaits its turn", "--unloaded has it loaded, in another one's place")
+
+
+def _voices(client: httpx2.Client, model: dict[str, Any]) -> list[str]:
+    if "speech" not in model["capabilities"]:
+        return []
+    listed = _asked(client, "/v1/audio/voices", model=model["id"]).get("voices", [])
+    return [one["id"] for one in listed if one["available"]]
+
+
+def _asked(client: httpx2.Client, path: str, **query: str) -> dict[str, Any]:
+    """Return the content of a list that has answered before; nothing if it does not any more, as a server that ends."""
+    response = client.get(path, params=query)
+    answer: dict[str, Any] = response.json() if response.is_success else {}
+    return answer
+
+
+def _tried(client: httpx2.Client, call: Call) -> Finding:
+    began = time.monotonic()
+    try:
+        response = client.request("GET" if call.body is None else "POST", call.path, json=call.body)
+    except httpx2.ConnectError:
+        raise  # no server is there: the calls to come would say no more than this one
+    except httpx2.TimeoutException:
+        return problem(f"{call.name}: no answer within {_LONGEST_SECONDS:.0f} s")
+    except httpx2.HTTPError as error:
+        return problem(f"{call.name}: {error or type(error).__name__}")
+    seconds = time.monotonic() - began
+    content = response.content
+    failure = _ERROR.search(content)  # a stream and a batch have it in an answer of status 200
+    words = json.loads(failure[1]) if failure else content[:_MOST_WORDS].decode(errors="replace")
+    if response.status_code != httpx2.codes.OK:
+        return problem(f"{call.name}: HTTP {response.status_code}: {words}")
+    if failure or not re.search(call.pattern, content):
+        return problem(f"{call.name}: the answer is not what it should be: {words}")
+    return Finding("ok", f"{call.name}: {len(content)} bytes", seconds=seconds)

@@ -1,0 +1,382 @@
+"""`hearth keys`: makes, shows, changes and ends API keys on the machine that serves, straight in its database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from engine import TierSpec
+from engine.config import load_config
+from engine.errors import EngineError
+from server.cli.options import (
+    AsJson,
+    DataDir,
+    Models,
+    config_for,
+    in_store,
+    key_named,
+    print_json,
+    read_time,
+    refuse,
+    settings_for,
+)
+from server.key_rules import check_rights, check_scopes
+from server.limits import limits_of
+from server.moments import MomentError, future, span
+from server.schemas.admin import Key
+from server.settings import Settings
+from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyFieldError, KeyLimits, KeyStore
+from server.store.api_key import LIMITS, utc_now
+from server.terminal import HEARTH, print_rich, table
+
+_CREATED = (
+    *("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits"),
+    "effective_limits",
+)
+_SOON = "A running server goes by that within 10 seconds."
+_LIMIT_WORDS = dict(zip(LIMITS, ("requests/min", "tokens/min", "parallel", "batch items", "images/day"), strict=True))
+_OWN = "*"
+
+Tiers = Mapping[str, TierSpec]
+
+
+def _limit(what: str) -> Any:
+    return typer.Option(metavar="N|none", help=f"{what}, instead of its tier's limit; none: its tier's.")
+
+
+Id = Annotated[str, typer.Argument(help="The id of the key, as `hearth keys list` shows it.")]
+RequestsPerMinute = Annotated[str | None, _limit("Requests in a minute")]
+TokensPerMinute = Annotated[str | None, _limit("Tokens of prompts and answers in a minute")]
+ParallelRequests = Annotated[str | None, _limit("Requests at the same time")]
+BatchItems = Annotated[str | None, _limit("Items in one batch")]
+ImagesPerDay = Annotated[str | None, _limit("Images in a day (UTC)")]
+
+# Locals in a traceback would show a key
+app = typer.Typer(
+    help="Make, show, change and end API keys.", no_args_is_help=True, pretty_exceptions_show_locals=False
+)
+
+
+@app.callback()
+def flags(context: typer.Context, data_dir: DataDir = None, models: Models = None) -> None:
+    """Make, show, change and end API keys. A server started with these flags needs them here too."""
+    context.obj = {"data_dir": data_dir, "models": models}
+
+
+@app.command()
+def create(  # noqa: PLR0913 - one argument per option
+    context: typer.Context,
+    *,
+    name: Annotated[str, typer.Option(help="Whose key it is, or what for: 1 to 64 characters.")],
+    tier: Annotated[str, typer.Option(help="A tier of models.yaml; it decides models and limits.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(help=f"What it may do: {', '.join(SCOPES)}. Default: all but metrics and admin.")
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only these models. Default: all of the tier.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="90d (also m, h, w), or the last day in UTC: 2027-01-31. Default: never.")
+    ] = None,
+    notes: Annotated[str, typer.Option(help="Anything worth knowing about it.")] = "",
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    parallel_requests: ParallelRequests = None,
+    batch_items: BatchItems = None,
+    images_per_day: ImagesPerDay = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a key. It is shown once."""
+    settings = settings_for(**context.obj)
+    config = config_for(settings)
+    try:
+        check_scopes(scope or ())
+        check_rights(config, tier, model or ())
+    except KeyFieldError as error:
+        refuse(error.message)
+    expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
+    own = _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
+
+    async def make(database: Database) -> tuple[str, ApiKey]:
+        scopes = scope or DEFAULT_SCOPES
+        return await KeyStore(database).create(
+            name, tier, scopes, model or None, expires_at, notes=notes, limits=KeyLimits(**own)
+        )
+
+    text, key = in_store(settings, make, make_store=True)
+    if as_json:
+        all_of_it = _with_limits(key, config.tiers)
+        print_json({"key": text, **{field: all_of_it[field] for field in _CREATED}})
+        return
+    until = f"until {_minute(key.expires_at)}" if key.expires_at else "without an end date"
+    typer.echo(f"Key {key.public_id} for {key.name}: tier {key.tier}, {', '.join(_scopes(key))}, {until}.")
+    typer.echo(f"{_sentence(key, config.tiers)}\n")
+    _show_text(text)
+
+
+@app.command("list")
+def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
+    """List all keys, by their public ids, with the limits that hold for them."""
+    settings = settings_for(**context.obj)
+    keys = in_store(settings, lambda database: KeyStore(database).list())
+    tiers = _tiers(settings)
+    if as_json:
+        print_json({"keys": [_with_limits(key, tiers) for key in keys]})
+        return
+    if not keys:
+        typer.echo(f"No keys yet. Create one: {HEARTH} keys create --name NAME --tier TIER")
+        return
+    listed = table("id", "name", "tier", "scopes", "models", "limits", "state", "last used")
+    for key in keys:
+        scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(_scopes(key))
+        models = "all" if key.models is None else ", ".join(key.models)
+        cells = (key.public_id, key.name, key.tier, scopes, models, _short(key, tiers), _state(key))
+        # Text, because a name like [red] is a name and no markup
+        listed.add_row(*map(Text, (*cells, _day(key.last_used_at))))
+    print_rich(listed)
+    if any(_OWN in _short(key, tiers) for key in keys):
+        typer.echo(f"  {_OWN} the key's own limit; the others are its tier's")
+
+
+@app.command()
+def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
+    """Show everything about one key, with the limits that hold for it. Its text is kept nowhere."""
+    settings, named = settings_for(**context.obj), key_named(public_id)
+    key = in_store(settings, lambda database: KeyStore(database).find(named))
+    tiers = _tiers(settings)
+    if as_json:
+        print_json(_with_limits(key, tiers))
+        return
+    rows = {
+        "id": key.public_id,
+        "name": key.name,
+        "state": _state(key) + (f", replaced by {key.replaced_by}" if key.replaced_by else ""),
+        "tier": key.tier,
+        "scopes": ", ".join(_scopes(key)),
+        "models": "all of its tier" if key.models is None else ", ".join(key.models),
+        "created": _minute(key.created_at),
+        "last used": _minute(key.last_used_at),
+        "ends": _minute(key.expires_at),
+        "notes": key.notes or "none",
+    }
+    shown = table("", "")
+    shown.show_header = False
+    for name, value in (rows | _limit_rows(key, tiers)).items():
+        shown.add_row(Text(name), Text(value))
+    print_rich(shown)
+
+
+@app.command()
+def update(  # noqa: PLR0913 - one argument per option
+    context: typer.Context,
+    public_id: Id,
+    *,
+    name: Annotated[str | None, typer.Option(help="Whose key it is, or what for.")] = None,
+    tier: Annotated[str | None, typer.Option(help="A tier of models.yaml.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help=f"All it may do from now on: {', '.join(SCOPES)}.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="All models that it may use from now on.")] = None,
+    all_models: Annotated[bool, typer.Option("--all-models", help="It may use all models of its tier.")] = False,
+    notes: Annotated[str | None, typer.Option(help="Replaces the notes.")] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    parallel_requests: ParallelRequests = None,
+    batch_items: BatchItems = None,
+    images_per_day: ImagesPerDay = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what is named, and leave the rest as it is."""
+    if model and all_models:
+        refuse("--model and --all-models exclude each other. Give one of them.")
+    given = {"name": name, "tier": tier, "scopes": scope or None, "models": model or None, "notes": notes}
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    changes |= {"models": None} if all_models else {}
+    changes |= _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
+    if not changes:
+        refuse(f"Nothing to change. Name what is to be different; see {HEARTH} keys update --help.")
+    settings, named = settings_for(**context.obj), key_named(public_id)
+
+    async def change(database: Database) -> ApiKey:
+        store = KeyStore(database)
+        old = await store.find(named)
+        check_scopes(changes.get("scopes", ()))
+        if changes.keys() & {"tier", "models"}:
+            check_rights(config_for(settings), changes.get("tier", old.tier), changes.get("models", old.models) or ())
+        return await store.update(named, **changes)
+
+    key = in_store(settings, change)
+    tiers = _tiers(settings)
+    if as_json:
+        print_json(_with_limits(key, tiers))
+        return
+    typer.echo(f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}.")
+    typer.echo(f"{_sentence(key, tiers)}\n{_SOON}")
+
+
+@app.command()
+def rotate(
+    context: typer.Context,
+    public_id: Id,
+    *,
+    overlap: Annotated[str, typer.Option(help="How long the old key still works: 24h (also m, d, w), or 0h.")] = "24h",
+    expires: Annotated[
+        str | None, typer.Option(help="When the new one ends, as for create. Default: as long as the old was made for.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a successor with the same rights and limits. It is shown once; the old key works on for the overlap."""
+    try:
+        overlap_span = span(overlap)
+    except MomentError as error:
+        refuse(f"--overlap {overlap!r} {error}.")
+    expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
+    named = key_named(public_id)
+
+    async def work(database: Database) -> tuple[str, ApiKey, ApiKey]:
+        store = KeyStore(database)
+        text, new = await store.rotate(named, overlap_span, expires_at=expires_at)
+        return text, new, await store.find(named)
+
+    text, new, old = in_store(settings_for(**context.obj), work)
+    if as_json:
+        print_json({"key": text, **_as_data(new), "replaces": named})
+        return
+    end = _minute(old.expires_at)
+    typer.echo(f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {end}.\n")
+    _show_text(text)
+
+
+@app.command()
+def expire(  # noqa: PLR0913 - one argument per option
+    context: typer.Context,
+    public_id: Id,
+    *,
+    at: Annotated[str | None, typer.Option(help="The last day in UTC, 2027-01-31, or a moment.")] = None,
+    in_: Annotated[str | None, typer.Option("--in", help="So long from now: 12h, 90d, 4w.")] = None,
+    never: Annotated[bool, typer.Option("--never", help="It has no end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set when a key ends, or that it does not. A key that has expired works again with a later end."""
+    if sum((at is not None, in_ is not None, never)) != 1:
+        refuse(f"Say when it ends: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
+    given = at if at is not None else in_
+    option = "--at" if at is not None else "--in"
+    end = None if given is None else read_time(option, given, future, utc_now())
+    named = key_named(public_id)
+    key = in_store(settings_for(**context.obj), lambda database: KeyStore(database).expire(named, end))
+    if as_json:
+        print_json(_as_data(key))
+        return
+    ends = f"works until {_minute(end)}" if end else "has no end"
+    typer.echo(f"Key {key.public_id} ({key.name}) {ends}.\n{_SOON}")
+
+
+@app.command()
+def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
+    """End a key for good. It stops working within 10 seconds."""
+    named = key_named(public_id)
+    key = in_store(settings_for(**context.obj), lambda database: KeyStore(database).revoke(named))
+    if as_json:
+        print_json(_as_data(key))
+        return
+    typer.echo(f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}.")
+    typer.echo("A running server refuses it within 10 seconds.")
+
+
+def _limits_given(*options: str | None) -> dict[str, int | None]:
+    """Return the limits that were named, by field, from options in the order of `LIMITS`; None is the tier's."""
+    limits: dict[str, int | None] = {}
+    for name, text in zip(LIMITS, options, strict=True):
+        if text is None:
+            continue
+        if text != "none" and not (text.isascii() and text.isdigit() and len(text) <= 10):
+            refuse(f"--{name.replace('_', '-')} {text!r} is neither a whole number nor none (its tier's limit).")
+        limits[name] = None if text == "none" else int(text)
+    return limits
+
+
+def _tiers(settings: Settings) -> Tiers | None:
+    """Read the tiers; None, with a word on stderr, where models.yaml cannot be read: keys are shown all the same."""
+    try:
+        return load_config(settings.models).tiers
+    except EngineError as error:
+        typer.echo(f"Limits of tiers are not shown: {error.message}", err=True)
+        return None
+
+
+def _effective(key: ApiKey, tiers: Tiers | None) -> dict[str, int | None] | None:
+    """Return the limits that hold, by name; null is no limit. None where the tiers are not known."""
+    if tiers is None:
+        return None
+    limits = limits_of(key, tiers.get(key.tier))
+    return {name: getattr(limits, name) for name in LIMITS}
+
+
+def _as_data(key: ApiKey) -> dict[str, Any]:
+    """Return the key for JSON, with the same names as over HTTP."""
+    return Key.of(key).model_dump()
+
+
+def _with_limits(key: ApiKey, tiers: Tiers | None) -> dict[str, Any]:
+    """Return the key for JSON: `limits` are its own, `effective_limits` the ones that hold."""
+    return _as_data(key) | {"effective_limits": _effective(key, tiers)}
+
+
+def _limit_rows(key: ApiKey, tiers: Tiers | None) -> dict[str, str]:
+    """Return every limit and whose it is."""
+    limits, shown = _effective(key, tiers), {}
+    for name in LIMITS:
+        own = getattr(key.limits, name)
+        limit = own if limits is None else limits[name]
+        unknown = limits is None and own is None
+        whose = "its tier's" if own is None else "its own"
+        number = "unknown" if unknown else "no limit" if limit is None else str(limit)
+        shown[name.replace("_", " ")] = f"{number} ({whose})"
+    return shown
+
+
+def _short(key: ApiKey, tiers: Tiers | None) -> str:
+    """Return the limits in a few words, like `30 requests/min*, 5 parallel`; the key's own have a star."""
+    limits = _effective(key, tiers) or {name: getattr(key.limits, name) for name in LIMITS}
+    parts = [
+        f"{limits[name]} {words}{'' if getattr(key.limits, name) is None else _OWN}"
+        for name, words in _LIMIT_WORDS.items()
+        if limits[name] is not None
+    ]
+    return ", ".join(parts) or ("none" if tiers is not None else "its tier's")
+
+
+def _sentence(key: ApiKey, tiers: Tiers | None) -> str:
+    """Return the limits as a line of their own, below what was done to the key."""
+    short = _short(key, tiers)
+    note = f" ({_OWN} its own; the others are its tier's)" if _OWN in short else ""
+    return f"Limits: {short}.{note}"
+
+
+def _state(key: ApiKey) -> str:
+    """Say in a word or two whether it works."""
+    if key.revoked_at is not None:
+        return f"revoked {_day(key.revoked_at)}"
+    if key.expires_at is None:
+        return "active"
+    return f"{'until' if key.usable_at(utc_now()) else 'expired'} {_day(key.expires_at)}"
+
+
+def _scopes(key: ApiKey) -> list[str]:
+    """Return its scopes in their usual order."""
+    return [scope for scope in SCOPES if scope in key.scopes]
+
+
+def _day(at: datetime | None) -> str:
+    return "never" if at is None else f"{at:%Y-%m-%d}"
+
+
+def _minute(at: datetime | None) -> str:
+    return "never" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def _show_text(text: str) -> None:
+    """Show a new key plain and alone, so that a double click, a pipe or a narrow terminal gives the whole of it."""
+    typer.echo(text)
+    typer.echo("\nShown once: copy it now. Only a hash of it is kept.")

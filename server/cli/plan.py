@@ -1,0 +1,195 @@
+"""`hearth plan`: what of models.yaml fits this machine, or an imagined one, and why. Nothing is loaded."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from engine.config import Config, ModelSpec, SpeechModelSpec
+from engine.config_variants import VariantSpec
+from engine.footprints import Footprints
+from engine.hardware import GIB, Hardware, HardwareError, imagined
+from engine.hub import is_complete
+from engine.hub.paths import is_there
+from engine.own_weights import own_folders, variants_here
+from engine.placement import plan as make_plan
+from engine.placement_refusal import gib
+from engine.placement_report import as_data, headline, use_line, where
+from engine.placement_types import Placed, Plan, Refusal
+from server.cli.options import (
+    AsJson,
+    DataDir,
+    Models,
+    WeightsDir,
+    config_for,
+    hardware_for,
+    print_json,
+    refuse,
+    settings_for,
+)
+from server.settings import Settings
+from server.terminal import HEARTH, print_rich, table
+
+_COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
+
+Gpus = Annotated[str | None, typer.Option(help="Plan for an imagined machine: 2x24GiB, 1x24GiB+1x48GiB, or cpu.")]
+Ram = Annotated[float | None, typer.Option(help="RAM of the imagined machine in GiB [64].", min=1, max=65536)]
+
+
+def plan(  # noqa: PLR0913 - one argument per option
+    *,
+    gpus: Gpus = None,
+    ram: Ram = None,
+    models: Models = None,
+    weights_dir: WeightsDir = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each model is served with on this machine, where it goes, and why. Exit code 1: it does not fit."""
+    settings = settings_for(data_dir, models, weights_dir=weights_dir)
+    config = config_for(settings)
+    hardware = _hardware(gpus, ram, settings)
+    folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
+    found = make_plan(config, hardware, footprints, folders)
+    missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
+    if as_json:
+        print_json(as_data(found) | {"not_here": _missing_rows(missing)})
+    elif isinstance(found, Refusal):
+        typer.echo(f"{headline(found)}\n\n{found.message}.\nSmallest change: {found.change}.")
+    else:
+        _show(found)
+        here = variants_here(config, settings.weights_dir)
+        now = None if hardware.imagined else make_plan(config, hardware, footprints, folders, here)
+        folder_options = {"--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
+        options = {"--gpus": gpus, "--ram": ram} | folder_options
+        said = {name: None if value is None else str(value) for name, value in options.items()}
+        for line in _fetch_lines(missing, said, now):
+            typer.echo(line)
+    if isinstance(found, Refusal):
+        raise typer.Exit(1)
+
+
+def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardware:
+    if gpus is None:
+        if ram is not None:
+            refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
+        return hardware_for(settings)
+    try:
+        return imagined(gpus) if ram is None else imagined(gpus, ram_gib=ram)
+    except HardwareError as error:
+        refuse(error.message)
+
+
+def _show(found: Plan) -> None:
+    drawn = table(*_COLUMNS)
+    for one in found.models:
+        drawn.add_row(*(Text(cell) for cell in _row(one)))
+    typer.echo(headline(found))
+    if found.hardware.problem:
+        typer.echo(f"No GPUs: {found.hardware.problem}.")
+    print_rich(drawn)
+    for one in found.models:
+        typer.echo(f"{one.id}: {one.why}")
+    typer.echo("")
+    for use in found.devices:
+        typer.echo(use_line(use))
+
+
+def _row(one: Placed) -> tuple[str, ...]:
+    if one.need is None:
+        return (one.id, "-", "-", "-", "-", "-", "-", one.state)
+    name, licence = (one.variant.id, one.variant.licence) if one.variant else ("the demo", "Apache-2.0")
+    context = one.need.context_length
+    each = " each" if len(one.gpus) > 1 else ""
+    return (
+        one.id,
+        name,
+        licence,
+        where(one),
+        f"{gib(one.device_bytes)}{each}",
+        gib(one.kv_bytes) if one.kv_bytes else "",
+        f"{one.chats} x {context}" if context and one.variant else "",
+        one.state if one.swap_by is None else f"{one.state} ({one.swap_by})",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A model and the variant that the plan has for it, which is not here."""
+
+    spec: ModelSpec
+    variant: VariantSpec
+
+
+def missing_of(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
+    """Return what the plan wants and the weights directory lacks; whatever voices are there will do."""
+    wanted = [Missing(config.models[one.id], one.variant) for one in found.models if one.variant is not None]
+    return [one for one in wanted if one.variant in one.spec.variants and not _is_here(weights_dir, one)]
+
+
+def _is_here(weights_dir: Path, one: Missing) -> bool:
+    if isinstance(one.spec, SpeechModelSpec):
+        return is_there(weights_dir / one.spec.weights)
+    return is_complete(weights_dir / one.variant.id)
+
+
+def _fetch_lines(
+    missing: Sequence[Missing], options: Mapping[str, str | None], now: Plan | Refusal | None
+) -> Iterator[str]:
+    """Yield what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined.
+
+    `options` are those of the command line, to be said again to `hearth weights pull`.
+    """
+    fetched = [one for one in missing if one.variant.repository is not None]
+    if fetched:
+        total = sum(one.variant.weights_gib for one in fetched)
+        yield f"\nNot here yet, to be fetched: about {total:.1f} GiB in all"
+        for one in fetched:
+            size = f"{one.variant.weights_gib:.1f} GiB"
+            yield f"  {one.spec.id}: {one.variant.id}, about {size}, from {one.variant.repository}{_until(one, now)}"
+        yield f"Fetch {'them' if len(fetched) > 1 else 'it'} with: {_command(fetched, options)}"
+    by_hand = [one for one in missing if one.variant.repository is None]
+    if by_hand:
+        yield "\nNot here yet, to be put there by hand:"
+    for one in by_hand:
+        if isinstance(one.spec, SpeechModelSpec):
+            yield f"  {one.spec.id}: {one.variant.id}, as docs/voices.md says{_until(one, now)}"
+        else:
+            yield f"  {one.spec.id}: {one.variant.id}, in the folder {one.spec.weights}{_until(one, now)}"
+
+
+def _missing_rows(missing: Sequence[Missing]) -> list[dict[str, Any]]:
+    """Return the same as plain data."""
+    return [
+        {
+            "model": one.spec.id,
+            "folder": one.variant.id,
+            "repository": one.variant.repository,
+            "about_bytes": int(one.variant.weights_gib * GIB),
+        }
+        for one in missing
+    ]
+
+
+def _until(one: Missing, now: Plan | Refusal | None) -> str:
+    if now is None:
+        return ""
+    served = now.chosen.get(one.spec.id) if isinstance(now, Plan) else None
+    if served is not None and not isinstance(one.spec, SpeechModelSpec):
+        return f"; until then {served.id} answers"
+    return "; until then the demo answers" if one.spec.demo is not None else "; until then nothing answers"
+
+
+def _command(fetched: Sequence[Missing], options: Mapping[str, str | None]) -> str:
+    # `pull` knows no --ram: then the folders are named
+    names = [one.variant.id for one in fetched] if options.get("--ram") else []
+    said = [part for name, value in options.items() if value and name != "--ram" for part in (name, value)]
+    if names and "--gpus" in said:
+        del said[said.index("--gpus") : said.index("--gpus") + 2]
+    return f"{HEARTH} {shlex.join(['weights', 'pull', *names, *said])}"

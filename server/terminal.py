@@ -1,0 +1,70 @@
+"""What is said in a terminal: how `hearth` is typed here, tables in which no word is lost, sizes and times."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from server.settings import Settings  # a plain import does no harm here
+
+_CHART_WIDTH = 160
+_PIPE_WIDTH = 10_000
+
+
+def typed(script: Path, found: str | None, here: Path) -> str:
+    """Return `hearth` if that is what the shell finds, else the path of `script`, as seen from the folder `here`."""
+    if found is not None and Path(found).resolve() == script.resolve():
+        return "hearth"
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+
+HEARTH = typed(Path(sys.prefix, "bin", "hearth"), shutil.which("hearth"), Path.cwd())
+"""What every remedy that is copied and pasted begins with."""
+
+
+def keys_command(settings: Settings, rest: str) -> str:
+    """Return the line that begins with `hearth keys`; a data directory that was given is part of it."""
+    given = "data_dir" in settings.model_fields_set
+    where = f" --data-dir {shlex.quote(str(settings.data_dir))}" if given else ""
+    return f"{HEARTH} keys{where} {rest}"
+
+
+def table(*columns: str) -> Table:
+    """Return an empty table. The first column has names to be copied, so it is wrapped last."""
+    left = 0 if sys.stdout.isatty() else 1  # terminals are narrow
+    made = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, left))
+    for column in made.columns:
+        column.overflow = "fold"
+    if made.columns:
+        made.columns[0].no_wrap = True
+    return made
+
+
+def print_rich(*shown: RenderableType) -> None:
+    """Draw tables and charts. In a pipe nothing is wrapped: a row is a line."""
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(*shown, sep="\n")
+
+
+def chart_width() -> int:
+    """Return how wide a chart is drawn."""
+    return Console().width if sys.stdout.isatty() else _CHART_WIDTH
+
+
+def time_left(seconds: float | None) -> str:
+    """Say how long something should still take; nothing where that is not known."""
+    return "" if seconds is None else f"about {math.ceil(seconds)} s left"
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a size for people."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size_bytes >= 1 << shift:
+            return f"{size_bytes / (1 << shift):.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"
