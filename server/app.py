@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
-from engine.headcount import Headcount
 from server import errors
 from server.access_log import AccessLog
 from server.cors import Cors
@@ -26,7 +24,6 @@ from server.key_admin import KeyAdmin
 from server.limits import Limiter
 from server.live_keys import LiveKeys
 from server.meter import Meter
-from server.metering import MeteredEngine
 from server.metrics import Metrics
 from server.metrics_page import KeptPage
 from server.middleware import Authentication, Gate, RequestContext
@@ -51,8 +48,7 @@ from server.short_way import ShortWay
 from server.store import Buckets, Database, KeyStore, Quotas, UsageBook
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from types import ModuleType
+    from collections.abc import AsyncIterator
 
     from starlette.types import ASGIApp
 
@@ -83,7 +79,7 @@ class HearthApp(FastAPI):
         """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
         settings: Settings = self.state.settings
         routed = ShortWay(super().build_middleware_stack(), self.routes, self.exception_handlers)
-        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests, self.state.crowd)))
+        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests)))
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 
@@ -96,33 +92,25 @@ class HearthApp(FastAPI):
 
 def create_app(settings: Settings, config: Config) -> HearthApp:
     """Make the app. Its lifespan opens the store and starts the engine; `app.state` holds both from then on."""
-    app = bare_app(settings, _ROUTES, _lifespan)
-    app.state.config = config
-    app.state.base_url = None  # known to whoever listens
-    app.state.certificate = None  # theirs, too
-    app.state.terminate = False
-    app.state.metrics = Metrics(lambda: app.state.config.models)
-    app.state.metrics_page = KeptPage()
-    app.state.fronts = None  # of whoever listens, where there are some
-    return app
-
-
-def bare_app(settings: Settings, routes: Iterable[ModuleType], lifespan: Any = None) -> HearthApp:
-    """Make an app of these routes, with our middleware and errors; what they need in `app.state` is still to come."""
     app = HearthApp(
         title="Hearth",
         version="1.0.0",
-        lifespan=lifespan,
+        lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
         strict_content_type=False,
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
-    app.state.crowd = Headcount()
+    app.state.config = config
+    app.state.base_url = None  # known to whoever listens
+    app.state.certificate = None  # theirs, too
+    app.state.terminate = False
+    app.state.metrics = Metrics(lambda: app.state.config.models)
+    app.state.metrics_page = KeptPage()
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
-    for module in routes:
+    for module in _ROUTES:
         app.include_router(module.router)
     return app
 
@@ -158,7 +146,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
             app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota, app.state.metrics)
-            app.state.engine_for = partial(MeteredEngine, engine, app.state.meter)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

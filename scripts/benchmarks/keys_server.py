@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated
 
+import uvloop
 from fastapi import APIRouter, Depends, Request
 
 from engine import load_config
@@ -12,7 +13,6 @@ from server.app import create_app
 from server.banner import Banner
 from server.dependencies import TheMeter, any_key
 from server.limits import headers_of
-from server.loop import new_loop
 from server.routes.health import live
 from server.serve import _base_urls, _listen, _make_key, _Server
 from server.settings import load_settings
@@ -62,12 +62,12 @@ async def _serve() -> None:
     with _listen(settings) as listener:
         address, _ = _base_urls(settings, listener.getsockname()[1])
         banner = Banner(address, None, None, make_key=_make_key(settings))
-        await _Server(app, banner, None, None).serve(sockets=[listener])
+        await _Server(app, banner, None).serve(sockets=[listener])
 
 
 def main() -> None:
     """Serve until SIGTERM, by which the process simply ends, and its engine with it."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve())
 
 
