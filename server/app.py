@@ -22,7 +22,6 @@ from server.image_links import ImageLinks
 from server.image_quota import ImageQuota
 from server.key_admin import KeyAdmin
 from server.limits import Limiter
-from server.live_keys import LiveKeys
 from server.meter import Meter
 from server.metrics import Metrics
 from server.metrics_page import KeptPage
@@ -45,7 +44,7 @@ from server.routes import (
 )
 from server.settings import database_url
 from server.short_way import ShortWay
-from server.store import Buckets, Database, KeyStore, Quotas, UsageBook
+from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -135,7 +134,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         async with (
             await Database.open(database_url(settings)) as database,
-            LiveKeys(KeyStore(database)) as keys,
+            KeyCache(KeyStore(database)) as keys,
             Buckets(database) as buckets,
             UsageBook(database) as book,
             ImageQuota(Quotas(database)) as image_quota,

@@ -13,9 +13,8 @@ from server.cli_doctor_findings import Finding
 from server.cli_doctor_tls import with_running_tls
 from server.command_name import HEARTH, keys_command
 from server.store import StoreError
-from server.store.database_url import FILE_NAME
 from server.store.migrations import HEAD
-from server.store.sqlite_file import prepare
+from server.store.sqlite import FILE_NAME, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from server.command_name import HEARTH
 from server.settings import database_url
 from server.store import Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now
-from server.store.database_url import FILE_NAME
+from server.store.sqlite import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

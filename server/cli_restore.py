@@ -14,8 +14,9 @@ from server.instance import InstanceError, only_one, running_pid
 from server.settings import database_url
 from server.store import StoreError
 from server.store.api_key import utc_now
-from server.store.database_url import SQLITE, parse_url
-from server.store.restore import restore as put_back
+from server.store.backup import restore as put_back
+from server.store.database import parse_url
+from server.store.sqlite import SQLITE
 
 
 def restore(

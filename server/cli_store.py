@@ -19,8 +19,8 @@ from server.command_name import HEARTH, keys_command
 from server.moments import MomentError
 from server.settings import SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
-from server.store.database_url import FILE_NAME
-from server.store.key_format import public_id_in
+from server.store.api_key import public_id_in
+from server.store.sqlite import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

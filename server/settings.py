@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from server.addresses import base_address, networks, origins, split_commas
-from server.store.database_url import FILE_NAME, sqlite_url
+from server.store.sqlite import FILE_NAME, sqlite_url
 from server.validation import sentence
 
 _PREFIX = "HEARTH_"

@@ -16,7 +16,7 @@ import pytest
 from store_parts import held, moved_away, run_python, writers
 
 from server.store import Database, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
-from server.store.key_format import new_key
+from server.store.api_key import new_key
 
 if TYPE_CHECKING:
     from pathlib import Path

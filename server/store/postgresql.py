@@ -1,25 +1,20 @@
-"""Connections to a PostgreSQL server: judging the database before use, and what its errors mean.
+"""A database on a PostgreSQL server: judging it before use, its connections, and what its errors mean.
 
 Imported only when a URL asks for it, because the driver is an optional part of the installation.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import errors
-from sqlalchemy import exc
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import URL, exc
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from server.store import migrations
 from server.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sqlalchemy import URL
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from server.store.migrations import HEAD, VERSION_TABLE, is_known
 
 _POOL = 5
 _STATEMENT_TIMEOUT_SECONDS = 30
@@ -102,16 +97,16 @@ class PostgresqlConnections:
         tables = set((await connection.exec_driver_sql(_TABLES)).scalars())
         if not tables:
             return None
-        if migrations.VERSION_TABLE not in tables:
+        if VERSION_TABLE not in tables:
             raise StoreError(
                 f"{self._shown} is a database of another program: it has tables, but none named "
-                f"{migrations.VERSION_TABLE}. Hearth has not changed it. Give Hearth a database of its own."
+                f"{VERSION_TABLE}. Hearth has not changed it. Give Hearth a database of its own."
             )
-        version: str | None = await ask(f"SELECT version_num FROM {migrations.VERSION_TABLE}")  # noqa: S608 - our constant
-        if version is not None and not migrations.is_known(version):
+        version: str | None = await ask(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608 - our constant
+        if version is not None and not is_known(version):
             raise StoreError(
                 f"The key database {self._shown} has schema {version[:32]!r}; this release of Hearth knows schemas up "
-                f"to {migrations.HEAD}. A newer release has used it. Run that release again, or restore the backup "
+                f"to {HEAD}. A newer release has used it. Run that release again, or restore the backup "
                 "made before the upgrade. Hearth has not changed the database."
             )
         return version

@@ -1,28 +1,135 @@
-"""What is special about a database in one SQLite file: making it, judging it before use, WAL mode.
+"""A database in one SQLite file: making and judging it before use, WAL mode, its connections, what its errors mean.
 
-All of it blocks and runs in a thread when the store opens. Nothing here writes to a file it has not judged
-sound and ours; a damaged one is left exactly as it is for its owner to restore.
+Judging blocks and runs in a thread when the store opens. Nothing here writes to a file it has not judged sound and
+ours; a damaged one is left exactly as it is for its owner to restore.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from server.store.errors import StoreError
+from sqlalchemy import URL, Connection, event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from server.store.backup import back_up
+from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+SQLITE = "sqlite+aiosqlite"
+FILE_NAME = "hearth.db"
+_READERS = 4  # each is a thread; a key lookup takes well under a millisecond
 _REMEDY = (
     "Hearth has not changed it. Stop the server, move the file (and those ending in -wal and -shm) aside, "
     "and put a backup in its place; without a backup, start anew and create new keys. See docs/keys.md, "
     "'When the database is damaged'."
 )
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file; of `hearth.db` in it when `path` is a directory."""
+    file = path / FILE_NAME if path.is_dir() else path
+    return URL.create(SQLITE, database=str(file.absolute())).render_as_string(hide_password=False)
+
+
+class SqliteConnections:
+    """Engines on one file that `prepare` has judged. See `database.Connections` for what each member promises."""
+
+    kind = "sqlite"
+    one_writer = True
+    driver_errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+
+    def __init__(self, path: Path, busy_timeout_seconds: float) -> None:
+        self._path = path
+        self._busy_timeout_seconds = busy_timeout_seconds
+        self._identity: tuple[int, int] | None = None
+        # A key is shown once, after its commit. With NORMAL, WAL commits reach the disk only at a checkpoint,
+        # and a power cut would take back a key somebody already holds, or a revocation. FULL costs one fsync
+        # per commit, which counters of limits and usage are not worth.
+        self.durable = self._engine("FULL", _READERS + 1)
+        self.quick = self._engine("NORMAL", 1)
+        self.reader = self.durable
+
+    async def prepare(self) -> str | None:
+        version = await asyncio.to_thread(prepare, self._path, busy_timeout_seconds=self._busy_timeout_seconds)
+        self._identity = _identity_of(self._path)
+        return version
+
+    def check(self) -> None:
+        # Open connections would go on with the deleted file, where no revocation ever arrives
+        try:
+            same = _identity_of(self._path) == self._identity
+        except OSError:
+            same = False
+        if not same:
+            raise StoreUnavailableError(
+                "The key database was removed or replaced while the server was running. Restart the server."
+            )
+
+    def plain(self) -> Any:
+        connection = sqlite3.connect(self._uri, uri=True, timeout=self._busy_timeout_seconds, isolation_level=None)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    def explained(self, error: BaseException) -> str:
+        if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):
+            return "The key database is locked by another program. Try again in a few seconds."
+        return (
+            "The key database cannot be read or written right now. Try again in a few seconds; if it stays so, "
+            "check that the disk is not full, and restart the server, which checks the database."
+        )
+
+    def refused(self, error: BaseException) -> StoreError | None:
+        del error  # `prepare` has explained already what is wrong with a file
+        return None
+
+    async def backup(self, path: Path) -> None:
+        await asyncio.to_thread(back_up, self._path, path)
+
+    async def close(self) -> None:
+        await self.quick.dispose()
+        await self.durable.dispose()
+
+    @property
+    def _uri(self) -> str:
+        # mode=rw: a file that vanished must be an error, never a fresh empty database
+        return f"{self._path.absolute().as_uri()}?mode=rw"
+
+    def _engine(self, synchronous: str, size: int) -> AsyncEngine:
+        url = URL.create(SQLITE, database=self._path.absolute().as_uri(), query={"mode": "rw", "uri": "true"})
+        engine = create_async_engine(
+            url,
+            connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
+            hide_parameters=True,  # errors must not carry hashes
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=self._busy_timeout_seconds,
+        )
+        event.listen(engine.sync_engine, "connect", _set_up(synchronous))
+        event.listen(engine.sync_engine, "begin", _begin)
+        return engine
+
+
+def _set_up(synchronous: str) -> Callable[[Any, object], None]:
+    def on_connect(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute(f"PRAGMA synchronous = {synchronous}")
+        cursor.close()
+
+    return on_connect
+
+
+def _begin(connection: Connection) -> None:
+    # The driver is in autocommit (isolation_level None): left alone it would begin late, and a transaction
+    # that reads before it writes would fail at once instead of waiting for its turn
+    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
 
 
 def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
@@ -44,7 +151,7 @@ def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
     return version
 
 
-def identity(path: Path) -> tuple[int, int]:
+def _identity_of(path: Path) -> tuple[int, int]:
     """Tells whether a path still names the file it named before. Raises OSError."""
     status = path.stat()
     return status.st_dev, status.st_ino
