@@ -6,53 +6,25 @@ the SQL above them is portable Core.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import URL, exc, make_url
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, upgrade
 from server.store.sqlite import SQLITE, SqliteConnections
 
+if TYPE_CHECKING:
+    from server.store.postgresql import PostgresqlConnections  # its driver need not be installed
+
 POSTGRESQL = "postgresql+psycopg"
 _FORMS = f"{SQLITE}:////var/lib/hearth/hearth.db or {POSTGRESQL}://user:password@host/database"
 _ESCAPE = ". In a password, write @ as %40, : as %3A, / as %2F and % as %25."
-
-
-class Connections(Protocol):
-    """One kind of database. Three engines: for reading, for what must never be lost, and for counters."""
-
-    kind: str
-    one_writer: bool
-    driver_errors: tuple[type[Exception], ...]
-    reader: AsyncEngine
-    durable: AsyncEngine
-    quick: AsyncEngine
-
-    async def prepare(self) -> str | None:
-        """Judge the database; its schema's version, None where it is empty. Raises StoreError."""
-
-    def check(self) -> None:
-        """Raise StoreUnavailableError when open connections no longer lead to what was judged."""
-
-    def plain(self) -> Any:
-        """A quick DB-API connection in autocommit, for one thread, which closes it. Blocks."""
-
-    def explained(self, error: BaseException) -> str:
-        """What a driver's error means to whoever sends requests; names no host, file or password."""
-
-    def refused(self, error: BaseException) -> StoreError | None:
-        """What an error while the tables are made means to the operator, where waiting would not help."""
-
-    async def backup(self, path: Path) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class Database:
@@ -62,9 +34,8 @@ class Database:
     cannot answer.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: SqliteConnections | PostgresqlConnections) -> None:
         self._connections = connections
-        self._writer_turn = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
@@ -97,7 +68,6 @@ class Database:
 
         Raises StoreError.
         """
-        self._connections.check()
         await self._connections.backup(path)
 
     async def __aenter__(self) -> Self:
@@ -112,8 +82,7 @@ class Database:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A consistent view. It neither waits for a writer nor holds one up."""
         with self.translated():
-            self._connections.check()
-            async with self._connections.reader.connect() as connection:
+            async with self._connections.reading() as connection:
                 yield connection
 
     @asynccontextmanager
@@ -122,18 +91,9 @@ class Database:
 
         `durable=False` spares the sync: a crash of the process loses nothing, a power cut the last seconds.
         """
-        engine = self._connections.durable if durable else self._connections.quick
         with self.translated():
-            self._connections.check()
-            if not self._connections.one_writer:
-                async with engine.begin() as connection:
-                    yield connection
-                return
-            # Our own writers queue here, in order; only other processes are left for SQLite's busy polling
-            async with self._writer_turn, engine.connect() as connection:
-                await connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
-                async with connection.begin():
-                    yield connection
+            async with self._connections.writing(durable=durable) as connection:
+                yield connection
 
     def check(self) -> None:
         """Raise StoreUnavailableError when open connections no longer lead to the database that was opened."""
@@ -168,7 +128,7 @@ class Database:
             raise refused from cause
 
 
-def _connections(url: str, busy_timeout_seconds: float) -> Connections:
+def _connections(url: str, busy_timeout_seconds: float) -> SqliteConnections | PostgresqlConnections:
     parsed = parse_url(url)
     if parsed.drivername == SQLITE:
         return SqliteConnections(Path(parsed.database or ""), busy_timeout_seconds)

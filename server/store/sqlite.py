@@ -10,13 +10,13 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, event
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from server.store.backup import back_up
 from server.store.errors import StoreError, StoreUnavailableError
@@ -39,27 +39,45 @@ def sqlite_url(path: Path) -> str:
 
 
 class SqliteConnections:
-    """Engines on one file that `prepare` has judged. See `database.Connections` for what each member promises."""
+    """Connections to one file that `prepare` has judged; `database.Database` says what each member promises."""
 
     kind = "sqlite"
-    one_writer = True
     driver_errors: tuple[type[Exception], ...] = (sqlite3.Error,)
 
     def __init__(self, path: Path, busy_timeout_seconds: float) -> None:
         self._path = path
         self._busy_timeout_seconds = busy_timeout_seconds
         self._identity: tuple[int, int] | None = None
-        # A key is shown once, after its commit. With NORMAL, WAL commits reach the disk only at a checkpoint,
-        # and a power cut would take back a key somebody already holds, or a revocation. FULL costs one fsync
-        # per commit, which counters of limits and usage are not worth.
-        self.durable = self._engine("FULL", _READERS + 1)
-        self.quick = self._engine("NORMAL", 1)
-        self.reader = self.durable
+        self._engine = self._made_engine()
+        self._writer_turn = asyncio.Lock()
 
     async def prepare(self) -> str | None:
         version = await asyncio.to_thread(prepare, self._path, busy_timeout_seconds=self._busy_timeout_seconds)
         self._identity = _identity_of(self._path)
         return version
+
+    def reading(self) -> AsyncConnection:
+        self.check()
+        return self._engine.connect()
+
+    @asynccontextmanager
+    async def writing(self, *, durable: bool) -> AsyncIterator[AsyncConnection]:
+        self.check()
+        # A key is shown once, after its commit. With NORMAL, WAL commits reach the disk only at a checkpoint,
+        # and a power cut would take back a key somebody already holds, or a revocation. FULL costs one fsync
+        # per commit, which counters of limits and usage are not worth.
+        synchronous = "FULL" if durable else "NORMAL"
+        # Our own writers queue here, in order; only other processes are left for SQLite's busy polling
+        async with self._writer_turn, self._engine.connect() as connection:
+            await connection.execution_options(synchronous=synchronous)
+            async with connection.begin():
+                yield connection
+
+    def plain(self) -> Any:
+        uri = f"{self._path.absolute().as_uri()}?mode=rw"  # a file that vanished must be an error
+        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_seconds, isolation_level=None)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
 
     def check(self) -> None:
         # Open connections would go on with the deleted file, where no revocation ever arrives
@@ -71,11 +89,6 @@ class SqliteConnections:
             raise StoreUnavailableError(
                 "The key database was removed or replaced while the server was running. Restart the server."
             )
-
-    def plain(self) -> Any:
-        connection = sqlite3.connect(self._uri, uri=True, timeout=self._busy_timeout_seconds, isolation_level=None)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection
 
     def explained(self, error: BaseException) -> str:
         if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):
@@ -90,46 +103,46 @@ class SqliteConnections:
         return None
 
     async def backup(self, path: Path) -> None:
+        self.check()
         await asyncio.to_thread(back_up, self._path, path)
 
     async def close(self) -> None:
-        await self.quick.dispose()
-        await self.durable.dispose()
+        await self._engine.dispose()
 
-    @property
-    def _uri(self) -> str:
+    def _made_engine(self) -> AsyncEngine:
         # mode=rw: a file that vanished must be an error, never a fresh empty database
-        return f"{self._path.absolute().as_uri()}?mode=rw"
-
-    def _engine(self, synchronous: str, size: int) -> AsyncEngine:
         url = URL.create(SQLITE, database=self._path.absolute().as_uri(), query={"mode": "rw", "uri": "true"})
         engine = create_async_engine(
             url,
             connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
             hide_parameters=True,  # errors must not carry hashes
-            pool_size=size,
+            pool_size=_READERS + 1,
             max_overflow=0,
             pool_timeout=self._busy_timeout_seconds,
         )
-        event.listen(engine.sync_engine, "connect", _set_up(synchronous))
+        event.listen(engine.sync_engine, "connect", _set_up)
         event.listen(engine.sync_engine, "begin", _begin)
         return engine
 
 
-def _set_up(synchronous: str) -> Callable[[Any, object], None]:
-    def on_connect(connection: Any, _record: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.execute(f"PRAGMA synchronous = {synchronous}")
-        cursor.close()
-
-    return on_connect
+def _set_up(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()
 
 
 def _begin(connection: Connection) -> None:
     # The driver is in autocommit (isolation_level None): left alone it would begin late, and a transaction
     # that reads before it writes would fail at once instead of waiting for its turn
-    connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+    synchronous = connection.get_execution_options().get("synchronous")
+    if synchronous is None:
+        connection.exec_driver_sql("BEGIN")
+        return
+    if connection.info.get("synchronous", "FULL") != synchronous:
+        connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
+        connection.info["synchronous"] = synchronous
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
