@@ -36,10 +36,8 @@ router.add_api_route(KEY_PATH, live)
 
 async def take(limiter: Limiter, key: ApiKey) -> tuple[Ask | None, tuple[Level, ...]]:
     """Take what a chat request takes, as server/metering.py does."""
-    put_off = limiter.put_off_request(key) is not None
-    if not put_off:
-        await limiter.take_request(key)
-    return await limiter.take_tokens(key, TOKENS_TAKEN, asked=True, put_off=put_off)
+    limiter.refuse_early(key)
+    return await limiter.take(key, TOKENS_TAKEN, asked=True)
 
 
 @router.get(LIMITS_PATH)
