@@ -136,7 +136,7 @@ class Stream(Generic[T]):
     def _call(self, callback: OnEnd) -> None:
         try:
             callback(self._error)
-        except Exception:  # the others have to be called all the same
+        except Exception:  # noqa: BLE001  # the others have to be called all the same
             _log.exception("an owner of a request failed at its end")
 
 

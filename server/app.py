@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
-from engine.headcount import Headcount
 from server import errors
 from server.access_log import AccessLog
 from server.cors import Cors
@@ -24,9 +22,7 @@ from server.image_links import ImageLinks
 from server.image_quota import ImageQuota
 from server.key_admin import KeyAdmin
 from server.limits import Limiter
-from server.live_keys import LiveKeys
 from server.meter import Meter
-from server.metering import MeteredEngine
 from server.metrics import Metrics
 from server.metrics_page import KeptPage
 from server.middleware import Authentication, Gate, RequestContext
@@ -47,11 +43,10 @@ from server.routes import (
     usage,
 )
 from server.settings import database_url
-from server.store import Buckets, Database, KeyStore, Quotas, UsageBook
+from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from types import ModuleType
+    from collections.abc import AsyncIterator
 
     from starlette.types import ASGIApp
 
@@ -82,7 +77,7 @@ class HearthApp(FastAPI):
         """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
-        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests, self.state.crowd)))
+        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests)))
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 
@@ -95,33 +90,25 @@ class HearthApp(FastAPI):
 
 def create_app(settings: Settings, config: Config) -> HearthApp:
     """Make the app. Its lifespan opens the store and starts the engine; `app.state` holds both from then on."""
-    app = bare_app(settings, _ROUTES, _lifespan)
-    app.state.config = config
-    app.state.base_url = None  # known to whoever listens
-    app.state.certificate = None  # theirs, too
-    app.state.terminate = False
-    app.state.metrics = Metrics(lambda: app.state.config.models)
-    app.state.metrics_page = KeptPage()
-    app.state.fronts = None  # of whoever listens, where there are some
-    return app
-
-
-def bare_app(settings: Settings, routes: Iterable[ModuleType], lifespan: Any = None) -> HearthApp:
-    """Make an app of these routes, with our middleware and errors; what they need in `app.state` is still to come."""
     app = HearthApp(
         title="Hearth",
         version="1.0.0",
-        lifespan=lifespan,
+        lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
         strict_content_type=False,
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
-    app.state.crowd = Headcount()
+    app.state.config = config
+    app.state.base_url = None  # known to whoever listens
+    app.state.certificate = None  # theirs, too
+    app.state.terminate = False
+    app.state.metrics = Metrics(lambda: app.state.config.models)
+    app.state.metrics_page = KeptPage()
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
-    for module in routes:
+    for module in _ROUTES:
         app.include_router(module.router)
     return app
 
@@ -146,7 +133,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         async with (
             await Database.open(database_url(settings)) as database,
-            LiveKeys(KeyStore(database)) as keys,
+            KeyCache(KeyStore(database)) as keys,
             Buckets(database) as buckets,
             UsageBook(database) as book,
             ImageQuota(Quotas(database)) as image_quota,
@@ -157,7 +144,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
             app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota, app.state.metrics)
-            app.state.engine_for = partial(MeteredEngine, engine, app.state.meter)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

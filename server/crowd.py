@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.headcount import Headcount
 from server.errors import ApiError
 from server.middleware import OPEN_PATHS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from engine.headcount import Headcount
     from server.access_log import RequestRecord
 
 
 class Crowd:
     """Stands behind the authentication. Who came without a key counts as one."""
 
-    def __init__(self, app: ASGIApp, most: int, running: Headcount) -> None:
+    def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
-        self._running = running
+        self._running = Headcount()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it; other scopes pass through."""
@@ -33,7 +33,7 @@ class Crowd:
             return
         record: RequestRecord = scope["state"]["record"]
         if self._running.has_share(record.key, self._most):
-            error = crowded()
+            error = _overloaded()
             record.error_code = error.code
             await error.response()(scope, receive, send)
             return
@@ -41,8 +41,7 @@ class Crowd:
             await self._app(scope, receive, send)
 
 
-def crowded() -> ApiError:
-    """Make the error of whom this refuses."""
+def _overloaded() -> ApiError:
     return ApiError(
         503,
         "server_overloaded",

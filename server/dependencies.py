@@ -24,7 +24,7 @@ from server.settings import Settings
 from server.store import Actor, ApiKey, AuditLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable
 
 
 async def engine_of(request: Request) -> Engine:
@@ -113,13 +113,9 @@ class Access:
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for whoever needs no more than to know that the key may use it."""
         spec, tier = self._config.models.get(model), self._config.tiers.get(key.tier)
-        check_right(key, model, None if spec is None else spec.tier, () if tier is None else tier.models)
-
-
-def check_right(key: ApiKey, model: str, tier: str | None, allowed: Collection[str]) -> None:
-    """Raise `ApiError` unless a key that has the tiers `allowed` may use a model of `tier`; None: there is no such."""
-    if tier not in allowed or (key.models is not None and model not in key.models):
-        raise _no_such_model()
+        in_tier = spec is not None and tier is not None and spec.tier in tier.models
+        if not in_tier or (key.models is not None and model not in key.models):
+            raise _no_such_model()
 
 
 def _no_such_model() -> ApiError:
@@ -141,9 +137,8 @@ def metered(kind: str) -> Callable[[Request], Awaitable[MeteredEngine]]:
     """Make a dependency that gives the engine as this request's key may use it; `kind` names it in the usage book."""
 
     async def engine(request: Request) -> MeteredEngine:
-        state = request.state
-        made: MeteredEngine = request.app.state.engine_for(state.key, state.record, kind=kind)
-        return made
+        app, state = request.app.state, request.state
+        return MeteredEngine(app.engine, app.meter, state.key, state.record, kind=kind)
 
     return engine
 

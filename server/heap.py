@@ -48,12 +48,6 @@ async def freeze_when_settled(engine: Engine) -> None:
     finally:
         soon.cancel()
         gc.set_threshold(*_THRESHOLDS)
-    freeze()
-
-
-def freeze() -> None:
-    """Take what lives now out of all collections, and collect less often."""
-    gc.set_threshold(*_THRESHOLDS)
     gc.collect()
     gc.freeze()
 

@@ -1,8 +1,8 @@
-"""How uvicorn serves HTTP here, in every process that does."""
+"""How uvicorn serves HTTP here."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -18,15 +18,13 @@ _IDLE_SECONDS = 75
 _LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
 
 
-def http_config(
-    app: Any, settings: Settings, certificate: Certificate | None, *, lifespan: Literal["on", "off"]
-) -> uvicorn.Config:
+def http_config(app: Any, settings: Settings, certificate: Certificate | None) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
         http=HearthProtocol,
         ws="none",  # it would pass by our middleware
-        lifespan=lifespan,
+        lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from engine import Config
-    from server.live_keys import LiveKeys
     from server.schemas.admin import ChangesBody, ExpireBody, NewKeyBody, RotateBody
-    from server.store import Actor, ApiKey, KeyStore
+    from server.store import Actor, ApiKey, KeyCache, KeyStore
 
 
 class KeyAdmin:
     """One per process. All methods may raise `ApiError` and the store's errors."""
 
-    def __init__(self, keys: LiveKeys, config: Callable[[], Config]) -> None:
+    def __init__(self, keys: KeyCache, config: Callable[[], Config]) -> None:
         self._keys = keys
         self._config = config
         # Two admins that revoke each other's keys at the same moment would both find that one is left.

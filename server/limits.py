@@ -6,17 +6,15 @@ Exactness is the store's (buckets); which requests count, and what a refused cli
 from __future__ import annotations
 
 import math
-from collections import Counter
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.headcount import Headcount
 from server.errors import ApiError
-from server.store import Ask, Refused, Taken, TooLarge
+from server.store import Ask, Refused, TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from engine import Config, TierSpec
     from server.store import ApiKey, Buckets, Level
 
@@ -54,8 +52,7 @@ class Limiter:
         self._parallel = Headcount()
         # One of each per key at most.
         self._limits: dict[str, tuple[ApiKey, Limits]] = {}
-        self._seen: dict[str, Level] = {}  # request buckets as the last answers showed them
-        self._put_off: Counter[str] = Counter()
+        self._seen: dict[str, tuple[Level, float]] = {}  # request buckets as the last answers showed them, and when
 
     def use(self, config: Config) -> None:
         """From now on these are the tiers."""
@@ -86,91 +83,59 @@ class Limiter:
         """Count one less."""
         self._parallel.remove(key.public_id)
 
-    async def take_request(self, key: ApiKey) -> tuple[Level, ...]:
-        """Take one request from the key's bucket. Returns how full it is then. Raises `ApiError`."""
+    def refuse_early(self, key: ApiKey) -> None:
+        """Raise `ApiError` for a key whose last answer said that it has no request left at this moment.
+
+        Before any work is done for the request. A key of which nothing is known passes: `take` is what counts.
+        """
+        level, at = self._seen.get(key.public_id, (None, 0.0))
         most = self.limits(key).requests_per_minute
-        if most is None:
-            return ()
-        ask = _one_request(key, most)
-        return _levels(await self._ask(ask), (ask,))
+        if level is None or not most or level.limit != most:
+            return
+        used = level.reset_seconds - (time.monotonic() - at)
+        wait = used - 60 * (1 - 1 / most)
+        if wait > 0:
+            spent = replace(level, remaining=0, reset_seconds=used)
+            raise _refusal(Refused(level.bucket, wait, (spent,)), _one_request(key, most))
 
-    def put_off_request(self, key: ApiKey) -> tuple[Level, ...] | None:
-        """Leave taking a request until its tokens are taken, since two takes cost twice as much as one of both.
-
-        Returns how full the bucket will be then; None where that must not be: there are no tokens to take, or the
-        bucket may be empty, which a client is told before any work is done for it. Followed by `take_tokens` with
-        `put_off`, or else by `charge_request`.
-        """
-        limits, level = self.limits(key), self._seen.get(key.public_id)
-        if limits.tokens_per_minute is None or level is None or level.limit != limits.requests_per_minute:
-            return None
-        left = level.remaining - self._put_off[key.public_id] - 1
-        if left < 0:
-            return None
-        self._put_off[key.public_id] += 1
-        return (replace(level, remaining=left),)
-
-    def charge_request(self, key: ApiKey) -> None:
-        """Take a request that was put off and came to no tokens. Never waits or fails."""
-        self._no_longer_put_off(key)
-        most, level = self.limits(key).requests_per_minute, self._seen.get(key.public_id)
-        if most:
-            self._buckets.charge(_one_request(key, most))
-        if level is not None:
-            self._seen[key.public_id] = replace(level, remaining=max(0, level.remaining - 1))
-
-    async def take_tokens(
-        self, key: ApiKey, tokens: int, *, asked: bool, put_off: bool = False
+    async def take(
+        self, key: ApiKey, tokens: int | None = None, *, request: bool = True, asked: bool = False
     ) -> tuple[Ask | None, tuple[Level, ...]]:
-        """Take `tokens` from the key's bucket, and with `put_off` the request, both or neither.
+        """Take a request and `tokens` from the key's buckets, both or neither.
 
-        With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
-        are what the model would allow, which is no reason to refuse a short answer: all there is will do.
-        Returns what was taken, for `give_back`, and how full the buckets are. Raises `ApiError`.
+        With `asked` the client itself asked for so many tokens: more than the bucket ever holds is then refused. Else
+        they are what the model would allow, which is no reason to refuse a short answer: all there is will do.
+        Returns the tokens that were taken, for `give_back`, and how full the buckets are. Raises `ApiError`.
         """
-        limits = self.limits(key)
-        most, asks, ask = limits.tokens_per_minute, [], None
-        if put_off and limits.requests_per_minute is not None:
+        limits, asks, of_tokens = self.limits(key), [], None
+        if request and limits.requests_per_minute is not None:
             asks.append(_one_request(key, limits.requests_per_minute))
-        if most is not None:
-            ask = Ask.per_minute(f"{key.public_id}:tokens", tokens if asked or not most else min(tokens, most), most)
-            asks.append(ask)
-        decided = not put_off
-        try:
-            taken = await self._ask(*asks)
-            decided = decided or isinstance(taken, Taken) or taken.bucket == asks[0].bucket
-        finally:
-            if not decided:  # too many tokens, a client that left: it was a request all the same
-                self.charge_request(key)
-            elif put_off:
-                self._no_longer_put_off(key)
-        return ask, _levels(taken, asks)
-
-    async def _ask(self, *asks: Ask) -> Taken | Refused:
-        taken = await self._buckets.take(*asks) if asks else Taken(())
+        if tokens is not None and limits.tokens_per_minute is not None:
+            most = limits.tokens_per_minute
+            cost = tokens if asked or not most else min(tokens, most)
+            of_tokens = Ask.per_minute(f"{key.public_id}:tokens", cost, most)
+            asks.append(of_tokens)
+        if not asks:
+            return None, ()
+        taken = await self._buckets.take(*asks)
         if isinstance(taken, TooLarge):
             raise _never_fits(taken)
         for level in taken.levels:
-            owner, _, kind = level.bucket.rpartition(":")
-            if kind == "requests":
-                self._seen[owner] = level
-        return taken
+            if level.bucket.endswith(":requests"):
+                self._seen[key.public_id] = level, time.monotonic()
+        if isinstance(taken, Refused):
+            raise _refusal(taken, next(ask for ask in asks if ask.bucket == taken.bucket))
+        return of_tokens, taken.levels
 
-    def _no_longer_put_off(self, key: ApiKey) -> None:
-        self._put_off[key.public_id] -= 1
-        if not self._put_off[key.public_id]:
-            del self._put_off[key.public_id]
+    def charge(self, key: ApiKey) -> None:
+        """Take a request whose client has left. Never waits or fails."""
+        if most := self.limits(key).requests_per_minute:
+            self._buckets.charge(_one_request(key, most))
 
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
         if unused > 0:
             self._buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
-
-
-def _levels(taken: Taken | Refused, asks: Sequence[Ask]) -> tuple[Level, ...]:
-    if isinstance(taken, Refused):
-        raise _refusal(taken, next(ask for ask in asks if ask.bucket == taken.bucket))
-    return taken.levels
 
 
 def _one_request(key: ApiKey, most: int) -> Ask:

@@ -1,4 +1,4 @@
-"""What goes to standard error, in every process that speaks HTTP."""
+"""What goes to standard error while the server runs."""
 
 from __future__ import annotations
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from engine.stream import StreamClosedError, TokenStream
+from engine.stream import TokenStream
+from server.errors import ApiError
 from server.hangup import ClientGoneError
 from server.limits import headers_of
 from server.store import StoreUnavailableError
@@ -67,7 +69,7 @@ class MeteredCall:
     request: MeteredRequest
     model: str
     takes_tokens: bool = False
-    request_put_off: bool = False
+    counted: bool = False  # as a request of its key
     reserved: int = 0
     tokens: Ask | None = None
     prompt_tokens: int = 0
@@ -88,14 +90,23 @@ class MeteredCall:
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         """See `end`."""
-        self.end(error)
+        try:
+            await self.count(error)
+        finally:
+            self.end(error)
 
     async def begin(self) -> None:
-        """Count the request, before any work is done for it. `end` follows, unless this raises."""
+        """Count the request, before any work is done for it; with its tokens, where those are limited.
+
+        `end` follows, unless this raises.
+        """
         try:
             self.request.begin()
             try:
-                await self._count_request()
+                limiter, key = self.request.meter.limiter, self.request.key
+                limiter.refuse_early(key)
+                if not self.takes_tokens or self.request.limits.tokens_per_minute is None:
+                    await self._take()
             except BaseException:
                 self.request.end()
                 raise
@@ -127,39 +138,39 @@ class MeteredCall:
         return self.dispatched_at if self.stream is None else self.stream.dispatched_at
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> None:
-        """Take them from the key's bucket, with the request if that was put off."""
-        limiter, key = self.request.meter.limiter, self.request.key
+        """Take them from the key's bucket, and with them the request if that is not counted so far."""
         if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
-            limiter.give_back(self.tokens, self.reserved)
+            self.request.meter.limiter.give_back(self.tokens, self.reserved)
             self.tokens, self.reserved = None, 0  # not once more, should the next lines fail
-        try:
-            put_off, self.request_put_off = self.request_put_off, False
-            self.tokens, levels = await limiter.take_tokens(key, tokens, asked=asked, put_off=put_off)
-        except StoreUnavailableError:
-            return  # better unlimited for a moment than nobody served; keys are checked all the same
+        await self._take(tokens, asked=asked)
         self.reserved = 0 if self.tokens is None else int(self.tokens.cost)
+
+    async def _take(self, tokens: int | None = None, *, asked: bool = False) -> None:
+        limiter, key = self.request.meter.limiter, self.request.key
+        try:
+            self.tokens, levels = await limiter.take(key, tokens, request=not self.counted, asked=asked)
+        except StoreUnavailableError:
+            levels = ()  # better unlimited for a moment than nobody served; keys are checked all the same
+        self.counted = True
         self.request.record.headers.update(headers_of(levels))
 
-    async def _count_request(self) -> None:
-        """Together with its tokens where nothing speaks against that."""
-        limiter, key = self.request.meter.limiter, self.request.key
-        levels = limiter.put_off_request(key) if self.takes_tokens else None
-        self.request_put_off = levels is not None
-        if levels is None:
-            try:
-                levels = await limiter.take_request(key)
-            except StoreUnavailableError:
-                return
-        self.request.record.headers.update(headers_of(levels))
+    async def count(self, error: BaseException | None) -> None:
+        """Count a request that came to no tokens: a wrong one, too many tokens, a client that left."""
+        if self.counted:
+            return
+        if _has_left(error):
+            self.request.meter.limiter.charge(self.request.key)
+            return
+        with suppress(ApiError):  # it has an answer already
+            self.request.meter.limiter.refuse_early(self.request.key)
+            await self._take()
 
     def _settle(self, error: BaseException | None) -> None:
-        if isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientGoneError)):
+        if _has_left(error):
             self.aborted = 1
         elif isinstance(error, Exception):
             self.errors = 1
         meter, key = self.request.meter, self.request.key
-        if self.request_put_off:
-            meter.limiter.charge_request(key)
         if self.tokens is not None:
             meter.limiter.give_back(self.tokens, self.reserved - self._tokens_spent())
         if self.images_taken is not None:
@@ -189,3 +200,7 @@ class MeteredCall:
             errors=self.errors,
             aborted=self.aborted,
         )
+
+
+def _has_left(error: BaseException | None) -> bool:
+    return isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGoneError))

@@ -17,7 +17,7 @@ from server.metered_call import MeteredCall, MeteredRequest
 from server.store import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from engine import (
         ChatResult,
@@ -48,15 +48,11 @@ class MeteredEngine:
 
     async def chat(self, request: ChatRequest) -> TokenStream:
         """Like `Engine.chat`; raises `ApiError` where a limit is met."""
-        call = MeteredCall(self._request, request.model, takes_tokens=True)
-        await call.begin()
-        return await self._engine.chat(self._known(request, call), self._stream(call))
+        return await self._begun(request, self._engine.chat)
 
     async def text(self, request: TextRequest) -> TokenStream:
         """Like `Engine.text`."""
-        call = MeteredCall(self._request, request.model, takes_tokens=True)
-        await call.begin()
-        return await self._engine.text(self._known(request, call), self._stream(call))
+        return await self._begun(request, self._engine.text)
 
     async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
         """Return a whole answer. Cancelling aborts it."""
@@ -67,10 +63,18 @@ class MeteredEngine:
         async with stream:
             return await fold(stream)
 
-    def _stream(self, call: MeteredCall) -> TokenStream:
+    async def _begun(
+        self, request: _Request, begin: Callable[[_Request, TokenStream], Awaitable[TokenStream]]
+    ) -> TokenStream:
+        call = MeteredCall(self._request, request.model, takes_tokens=True)
+        await call.begin()
         stream = call.stream = TokenStream()
         stream.on_end(call.end)
-        return stream
+        try:
+            return await begin(self._known(request, call), stream)
+        except BaseException as error:
+            await call.count(error)
+            raise
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Like `Engine.count_tokens`. It costs a request and no tokens."""

@@ -69,10 +69,7 @@ def renew_certificate(app: FastAPI) -> Renewal | None:
     if app.state.certificate is None:
         return None
     try:
-        renewed = app.state.certificate.renew()
-        if app.state.fronts is not None:
-            app.state.fronts.renew_certificate()
-        return Renewal(renewed=renewed)
+        return Renewal(renewed=app.state.certificate.renew())
     except TlsError as error:
         _log.error("The TLS certificate stays as it was. %s", error)  # ours, no trace needed
         return Renewal(refused=str(error))
@@ -93,8 +90,6 @@ async def take_over(app: FastAPI, by: Actor | None) -> Taken:
         app.state.access.use(config)
         app.state.meter.limiter.use(config)
         app.state.config = config
-        if app.state.fronts is not None:
-            app.state.fronts.use(config)
         voices = _difference(before, _voices(config, engine))
         warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
         detail = {"added": models.added, "changed": models.changed, "removed": models.removed}

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
+import uvloop
 
 from server.addresses import is_loopback
 from server.app import create_app
@@ -21,7 +22,6 @@ from server.banner import Banner
 from server.heap import collect_rarely, freeze_when_settled, give_back_when_idle
 from server.http_config import http_config
 from server.instance import only_one
-from server.loop import new_loop
 from server.reload import reload_config, renew_certificate
 from server.settings import database_url
 from server.status import read_status
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from engine import Config
     from server.app import HearthApp
     from server.drain import Drain
-    from server.front.fronts import Fronts
     from server.settings import Settings
     from server.tls import Certificate
 
@@ -58,7 +57,7 @@ def run(settings: Settings, config: Config) -> None:
     with (
         only_one(settings.data_dir),
         _listen(settings) as listener,
-        asyncio.Runner(loop_factory=new_loop) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         exit_status = runner.run(_serve(settings, config, listener, certificate))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
@@ -81,41 +80,29 @@ async def _serve(settings: Settings, config: Config, listener: socket.socket, ce
     app.state.base_url = base_urls[0]
     app.state.certificate = certificate
     banner = Banner(*base_urls, first_key, make_key=_make_key(settings), remark=_in_clear(settings))
-    fronts = _fronts(app, settings, listener)
-    server = _Server(app, banner, certificate, fronts)
+    server = _Server(app, banner, certificate)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.on_signal)
     loop.add_signal_handler(signal.SIGHUP, server.on_reload)
-    await server.serve(sockets=[listener] if fronts is None else [])
+    await server.serve(sockets=[listener])
     return server.exit_status
 
 
-def _fronts(app: HearthApp, settings: Settings, listener: socket.socket) -> Fronts | None:
-    if settings.api_processes == 1:
-        return None
-    from server.front.fronts import Fronts  # for machines with many cores
-
-    return Fronts(app, listener, settings.api_processes)
-
-
 class _Server(uvicorn.Server):
-    def __init__(self, app: HearthApp, banner: Banner, certificate: Certificate | None, fronts: Fronts | None) -> None:
-        """With `fronts` they listen, and this process does not."""
-        super().__init__(http_config(app, app.state.settings, certificate, lifespan="on"))
+    def __init__(self, app: HearthApp, banner: Banner, certificate: Certificate | None) -> None:
+        super().__init__(http_config(app, app.state.settings, certificate))
         self._app = app
         self._banner = banner
-        self._fronts = fronts
         self._systemd = Systemd()
         self._status: StatusSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hopeless = False
-        self._deaf = False
 
     @property
     def exit_status(self) -> int:
         """What the process ends with: whoever supervises it must be able to tell an end from a failure."""
-        if not self.started or self._deaf:
+        if not self.started:
             return 1  # the log has said why
         return os.EX_UNAVAILABLE if self._hopeless else 0
 
@@ -128,9 +115,6 @@ class _Server(uvicorn.Server):
         """Listen, then tell the person at the terminal."""
         collect_rarely()
         await super().startup(sockets)
-        if self._fronts is not None and not await self._fronts.start():
-            self._deaf = self.should_exit = True
-            return
         self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
         for follow in (self._banner.follow, self._systemd.follow, freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
@@ -145,8 +129,6 @@ class _Server(uvicorn.Server):
             self._app.state.terminate = True
             if drain is not None:
                 drain.cut()
-            if self._fronts is not None:
-                self._fronts.cut()
             self.should_exit = True
             return
         self._systemd.stopping()
@@ -173,11 +155,7 @@ class _Server(uvicorn.Server):
         self.on_signal()
 
     async def _drain(self, drain: Drain) -> None:
-        seconds = self._app.state.settings.drain_seconds
-        if self._fronts is None:
-            await drain.drain(seconds)
-        else:
-            await asyncio.gather(drain.drain(seconds), self._fronts.drain(seconds))
+        await drain.drain(self._app.state.settings.drain_seconds)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -187,8 +165,6 @@ class _Server(uvicorn.Server):
         self._banner.close()
         if self._status is not None:
             await self._status.close()
-        if self._fronts is not None:
-            await self._fronts.stop()
         await super().shutdown(sockets)
 
 

@@ -11,12 +11,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from server.addresses import base_address, networks, origins, split_commas
-from server.store.database_url import FILE_NAME, sqlite_url
+from server.store.sqlite import FILE_NAME, sqlite_url
 from server.validation import sentence
 
 _PREFIX = "HEARTH_"
 # Read by set-up, and by the line that the banner gives people to paste.
 _NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the last three are for examples
+_REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has it set starts all the same
 _CHECKOUT = Path(__file__).parents[1]
 
 
@@ -76,9 +77,6 @@ class Settings(BaseSettings):
     )
     tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")
     tls_key: Path | None = Field(None, description="the certificate's private key, PEM")
-    api_processes: int = Field(
-        1, ge=1, le=64, description="processes that speak HTTP; more than one when one is the limit on many cores"
-    )
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
     write_stall_seconds: float = Field(
@@ -111,8 +109,13 @@ def _unknown_names() -> list[str]:
     known = {_PREFIX + name.upper() for name in Settings.model_fields} | _NOT_OURS
     problems = []
     for name in sorted(os.environ):
-        if name.startswith(_PREFIX) and name not in known:
+        if name.startswith(_PREFIX) and name not in known | _REMOVED:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             problems.append(f"{name}: there is no such setting; {hint}")
     return problems
+
+
+def removed_names() -> list[str]:
+    """Return which settings of the environment no longer have an effect."""
+    return sorted(_REMOVED & os.environ.keys())

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.store import Database, KeyStore, sqlite_url
-from server.store.key_format import parse
+from server.store.api_key import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

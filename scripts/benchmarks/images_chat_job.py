@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from benchmarks.chat_job import ChatJob, Measurement  # noqa: TC001  # msgspec reads them
+from benchmarks.chat_job import ChatJob, Measurement  # msgspec reads them
 from benchmarks.figures import milliseconds, percentile
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from benchmarks.http_answers import Connection
 from benchmarks.keys_made import unknown_key, wrong_secret
 from benchmarks.keys_server import KEY_PATH, OPEN_PATH
 from server.access_log import RequestRecord
-from server.live_keys import LiveKeys
 from server.middleware import Authentication
-from server.store import Database, KeyStore, sqlite_url
-from server.store.database import FILE_NAME
+from server.store import Database, KeyCache, KeyStore, sqlite_url
+from server.store.sqlite import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ async def step_in_process(place: Workplace, key: str, samples: int) -> dict[str,
 
     async with (
         await Database.open(sqlite_url(place.folder / "data" / FILE_NAME)) as database,
-        LiveKeys(KeyStore(database)) as keys,
+        KeyCache(KeyStore(database)) as keys,
     ):
         headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {key}".encode())]
         state: dict[str, Any] = {"record": RequestRecord("req_bench", "GET", None)}

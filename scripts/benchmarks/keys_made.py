@@ -8,8 +8,8 @@ import msgspec
 
 from benchmarks.workplace import TIER
 from server.store import Database, KeyLimits, KeyStore, sqlite_url
-from server.store.database import FILE_NAME
-from server.store.key_format import PUBLIC_ID_LENGTH, _checksum, new_key
+from server.store.api_key import PUBLIC_ID_LENGTH, _checksum, new_key
+from server.store.sqlite import FILE_NAME
 
 if TYPE_CHECKING:
     from benchmarks.workplace import Workplace

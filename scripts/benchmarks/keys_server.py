@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated
 
+import uvloop
 from fastapi import APIRouter, Depends, Request
 
 from engine import load_config
@@ -12,7 +13,6 @@ from server.app import create_app
 from server.banner import Banner
 from server.dependencies import TheMeter, any_key
 from server.limits import headers_of
-from server.loop import new_loop
 from server.routes.health import live
 from server.serve import _base_urls, _listen, _make_key, _Server
 from server.settings import load_settings
@@ -36,10 +36,8 @@ router.add_api_route(KEY_PATH, live)
 
 async def take(limiter: Limiter, key: ApiKey) -> tuple[Ask | None, tuple[Level, ...]]:
     """Take what a chat request takes, as server/metering.py does."""
-    put_off = limiter.put_off_request(key) is not None
-    if not put_off:
-        await limiter.take_request(key)
-    return await limiter.take_tokens(key, TOKENS_TAKEN, asked=True, put_off=put_off)
+    limiter.refuse_early(key)
+    return await limiter.take(key, TOKENS_TAKEN, asked=True)
 
 
 @router.get(LIMITS_PATH)
@@ -62,12 +60,12 @@ async def _serve() -> None:
     with _listen(settings) as listener:
         address, _ = _base_urls(settings, listener.getsockname()[1])
         banner = Banner(address, None, None, make_key=_make_key(settings))
-        await _Server(app, banner, None, None).serve(sockets=[listener])
+        await _Server(app, banner, None).serve(sockets=[listener])
 
 
 def main() -> None:
     """Serve until SIGTERM, by which the process simply ends, and its engine with it."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve())
 
 

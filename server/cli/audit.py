@@ -17,8 +17,9 @@ from server.moments import iso, past
 from server.settings import database_url
 from server.store import AuditLog, Database, StoreError
 from server.store.api_key import utc_now
-from server.store.database_url import SQLITE, parse_url
-from server.store.restore import restore as put_back
+from server.store.backup import restore as put_back
+from server.store.database import parse_url
+from server.store.sqlite import SQLITE
 from server.terminal import HEARTH, print_rich, table
 
 _CHANGES = {"key.update", "key.expire"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import sys
 from pathlib import Path  # typer reads the annotations
 from typing import Annotated
@@ -16,9 +17,11 @@ from server.cli.compile import compile_models
 from server.cli.doctor.command import doctor
 from server.instance import InstanceError
 from server.log_lines import set_up_log
-from server.settings import SettingsError, load_settings
+from server.settings import SettingsError, load_settings, removed_names
 from server.store import StoreError
 from server.tls import TlsError
+
+_log = logging.getLogger("hearth.serve")
 
 app = typer.Typer(
     help="Hearth: chat, images and speech on your own machine.",
@@ -83,6 +86,8 @@ def serve(  # noqa: PLR0913  # one argument per flag
             tls_key=tls_key,
         )
         set_up_log(settings.log_level)
+        for name in removed_names():
+            _log.warning("%s has no effect any more: it was removed (CHANGELOG.md). Take it out of the settings.", name)
         run(settings, load_config(settings.models))
     except (SettingsError, StartError, TlsError, InstanceError, EngineError, StoreError) as error:
         sys.stderr.write(f"{error}\n")

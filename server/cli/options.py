@@ -23,8 +23,8 @@ from server.instance import running_pid
 from server.moments import MomentError
 from server.settings import Settings, SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
-from server.store.database_url import FILE_NAME
-from server.store.key_format import public_id_in
+from server.store.api_key import public_id_in
+from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH, keys_command
 
 T = TypeVar("T")

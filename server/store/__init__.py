@@ -5,16 +5,14 @@ Alembic is not imported here; `Database.open` does it when a schema is behind. N
 
 from server.store.api_key import DEFAULT_SCOPES, SCOPES, ApiKey, KeyChanges, KeyLimits
 from server.store.audit import Actor, AuditEntry, AuditLog, local_actor
-from server.store.buckets import Buckets
+from server.store.buckets import Ask, Buckets, Level, Refused, Taken, TooLarge
 from server.store.database import Database
-from server.store.database_url import sqlite_url
 from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
-from server.store.gcra import Ask, Level, Refused, Taken, TooLarge
 from server.store.key_cache import KeyCache
 from server.store.keys import KeyStore
 from server.store.quotas import QuotaExceeded, Quotas, QuotaTaken
-from server.store.usage import GroupBy, Usage, UsageRow
-from server.store.usage_book import UsageBook
+from server.store.sqlite import sqlite_url
+from server.store.usage import GroupBy, Usage, UsageBook, UsageRow
 
 __all__ = [
     "DEFAULT_SCOPES",

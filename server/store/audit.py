@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.api_key import utc_now
+from server.store.database import Database
 from server.store.schema import audit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import datetime
-
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from server.store.database import Database
 
 _LARGEST_ANSWER = 10_000
 

@@ -1,60 +1,30 @@
-"""The database: opening, migrating, transactions, and translating the driver's errors.
+"""The database: its URL, opening, migrating, transactions, and translating the driver's errors.
 
-Knows nothing of what the tables mean. What SQLite and PostgreSQL do differently is in `*_connections.py`; the
-SQL above it is portable Core.
+Knows nothing of what the tables mean. What SQLite and PostgreSQL do differently is in `sqlite.py` and `postgresql.py`;
+the SQL above them is portable Core.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import exc
+from sqlalchemy import URL, exc, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store import migrations
-from server.store.database_url import FILE_NAME, SQLITE, parse_url, sqlite_url
 from server.store.errors import StoreError, StoreUnavailableError
-from server.store.sqlite_connections import SqliteConnections
+from server.store.migrations import HEAD, upgrade
+from server.store.sqlite import SQLITE, SqliteConnections
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from types import TracebackType
+    from server.store.postgresql import PostgresqlConnections  # its driver need not be installed
 
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-
-__all__ = ["FILE_NAME", "Database", "sqlite_url"]
-
-
-class Connections(Protocol):
-    """One kind of database. Three engines: for reading, for what must never be lost, and for counters."""
-
-    kind: str
-    one_writer: bool
-    driver_errors: tuple[type[Exception], ...]
-    reader: AsyncEngine
-    durable: AsyncEngine
-    quick: AsyncEngine
-
-    async def prepare(self) -> str | None:
-        """Judge the database; its schema's version, None where it is empty. Raises StoreError."""
-
-    def check(self) -> None:
-        """Raise StoreUnavailableError when open connections no longer lead to what was judged."""
-
-    def plain(self) -> Any:
-        """A quick DB-API connection in autocommit, for one thread, which closes it. Blocks."""
-
-    def explained(self, error: BaseException) -> str:
-        """What a driver's error means to whoever sends requests; names no host, file or password."""
-
-    def refused(self, error: BaseException) -> StoreError | None:
-        """What an error while the tables are made means to the operator, where waiting would not help."""
-
-    async def backup(self, path: Path) -> None: ...
-
-    async def close(self) -> None: ...
+POSTGRESQL = "postgresql+psycopg"
+_FORMS = f"{SQLITE}:////var/lib/hearth/hearth.db or {POSTGRESQL}://user:password@host/database"
+_ESCAPE = ". In a password, write @ as %40, : as %3A, / as %2F and % as %25."
 
 
 class Database:
@@ -64,9 +34,8 @@ class Database:
     cannot answer.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: SqliteConnections | PostgresqlConnections) -> None:
         self._connections = connections
-        self._writer_turn = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
@@ -78,7 +47,7 @@ class Database:
         connections = _connections(url, busy_timeout_seconds)
         database = cls(connections)
         try:
-            if await connections.prepare() != migrations.HEAD:
+            if await connections.prepare() != HEAD:
                 await database._upgrade()
         except BaseException:
             await database.close()
@@ -99,7 +68,6 @@ class Database:
 
         Raises StoreError.
         """
-        self._connections.check()
         await self._connections.backup(path)
 
     async def __aenter__(self) -> Self:
@@ -114,8 +82,7 @@ class Database:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """A consistent view. It neither waits for a writer nor holds one up."""
         with self.translated():
-            self._connections.check()
-            async with self._connections.reader.connect() as connection:
+            async with self._connections.reading() as connection:
                 yield connection
 
     @asynccontextmanager
@@ -124,18 +91,9 @@ class Database:
 
         `durable=False` spares the sync: a crash of the process loses nothing, a power cut the last seconds.
         """
-        engine = self._connections.durable if durable else self._connections.quick
         with self.translated():
-            self._connections.check()
-            if not self._connections.one_writer:
-                async with engine.begin() as connection:
-                    yield connection
-                return
-            # Our own writers queue here, in order; only other processes are left for SQLite's busy polling
-            async with self._writer_turn, engine.connect() as connection:
-                await connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
-                async with connection.begin():
-                    yield connection
+            async with self._connections.writing(durable=durable) as connection:
+                yield connection
 
     def check(self) -> None:
         """Raise StoreUnavailableError when open connections no longer lead to the database that was opened."""
@@ -161,7 +119,7 @@ class Database:
     async def _upgrade(self) -> None:
         try:
             async with self.writing() as connection:
-                await connection.run_sync(migrations.upgrade)
+                await connection.run_sync(upgrade)
         except StoreUnavailableError as error:
             cause = error.__cause__
             refused = self._connections.refused(getattr(cause, "orig", None) or cause or error)
@@ -170,15 +128,51 @@ class Database:
             raise refused from cause
 
 
-def _connections(url: str, busy_timeout_seconds: float) -> Connections:
+def _connections(url: str, busy_timeout_seconds: float) -> SqliteConnections | PostgresqlConnections:
     parsed = parse_url(url)
     if parsed.drivername == SQLITE:
         return SqliteConnections(Path(parsed.database or ""), busy_timeout_seconds)
     try:
-        from server.store.postgresql_connections import PostgresqlConnections
+        from server.store.postgresql import PostgresqlConnections
     except ImportError as error:
         raise StoreError(
             "PostgreSQL needs the package psycopg and the library libpq, and one of them is missing. Install both "
             "with: .venv/bin/pip install 'psycopg[binary]'"
         ) from error
     return PostgresqlConnections(parsed, busy_timeout_seconds)
+
+
+def parse_url(text: str) -> URL:
+    """A URL of one of the two kinds, complete. Raises StoreError, which repeats neither password nor text."""
+    try:
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError):
+        # Without the cause: the text of a port that is no number may be half a password
+        raise StoreError(f"The database URL cannot be read. Write it like {_FORMS}{_ESCAPE}") from None
+    if url.drivername == SQLITE:
+        _check_file(url)
+    elif url.drivername == POSTGRESQL:
+        _check_server(url)
+    else:
+        raise StoreError(f"Databases of kind {url.drivername[:32]!r} are not supported. Use {_FORMS}")
+    return url
+
+
+def _check_file(url: URL) -> None:
+    if not url.database or url.database == ":memory:" or url.query:
+        raise StoreError(
+            f"The database must be one file, without options: {SQLITE}:////path/to/hearth.db. "
+            "A database in memory would forget every key."
+        )
+
+
+def _check_server(url: URL) -> None:
+    # Behind an unescaped @ the rest of a password would be taken for the host, and be shown as such
+    if "@" in (url.host or "") + (url.database or ""):
+        raise StoreError(
+            f"The database URL has more than one @. Write it like {POSTGRESQL}://user:password@host/db{_ESCAPE}"
+        )
+    if not url.database:
+        raise StoreError(
+            f"The database URL names no database. Write it like {POSTGRESQL}://user:password@host/database"
+        )

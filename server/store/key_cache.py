@@ -9,18 +9,15 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from datetime import datetime
+from types import TracebackType
+from typing import Self
 
+from server.store.api_key import ApiKey, ParsedKey, parse
 from server.store.errors import StoreError, StoreUnavailableError
-from server.store.key_format import ParsedKey, parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-    from types import TracebackType
-
-    from server.store.keys import ApiKey, KeyStore
+from server.store.keys import KeyStore
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +52,7 @@ class KeyCache:
     _unknown: OrderedDict[bytes, float] = field(default_factory=OrderedDict, init=False, repr=False)
     _lookups: dict[bytes, asyncio.Task[ApiKey | None]] = field(default_factory=dict, init=False, repr=False)
     _used: dict[str, datetime] = field(default_factory=dict, init=False, repr=False)
+    _revoked: set[str] = field(default_factory=set, init=False, repr=False)
     _flushing: asyncio.Task[None] | None = field(default=None, init=False, repr=False)
 
     async def __aenter__(self) -> Self:
@@ -94,6 +92,10 @@ class KeyCache:
                 raise
             return self._admit(stale)
 
+    def revoked(self, public_id: str) -> None:
+        """From now on nobody gets in with this key, also while the store fails: a revocation is for good."""
+        self._revoked.add(public_id)
+
     def ask_again(self, public_id: str) -> None:
         """Ask the store about this key when it is next used: it was changed just now."""
         for known in self._known.values():
@@ -113,7 +115,7 @@ class KeyCache:
         if key is None:
             return None
         now = self.store.clock()
-        if not key.usable_at(now):
+        if key.public_id in self._revoked or not key.usable_at(now):
             return None
         self._used[key.public_id] = now
         return key

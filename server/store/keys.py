@@ -1,53 +1,42 @@
-"""API keys: made, listed, recognised, changed, rotated and ended. Owns the rows and their audit entries.
+"""API keys in the database: made, listed, recognised, changed, rotated and ended, each change with its audit entry.
 
-`api_key.py` owns the fields, `key_format.py` the text. Requests go through `key_cache.py`.
+`api_key.py` owns the fields and the text. Requests go through `key_cache.py`.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
-from sqlalchemy import bindparam, delete, func, or_, select, update
+from sqlalchemy import bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.api_key import (
     COLUMNS,
     DEFAULT_SCOPES,
-    SCOPES,
+    LIMITS,
     ApiKey,
     KeyChanges,
     KeyLimits,
+    NewKey,
+    ParsedKey,
     check,
     check_end,
+    is_public_id,
     key_of,
+    new_key,
+    parse,
     row_of,
     utc_now,
 )
 from server.store.audit import Actor, write_entry
-from server.store.errors import KeyFieldError
-from server.store.key_format import ParsedKey, new_key, parse
-from server.store.key_rows import (
-    changed,
-    check_not_revoked,
-    check_rotatable,
-    found,
-    insert_key,
-    iso,
-    set_fields,
-    told_of,
-    unique,
-)
+from server.store.database import Database
+from server.store.errors import KeyFieldError, KeyNotFoundError
 from server.store.schema import api_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from server.store.database import Database
-
-__all__ = ["DEFAULT_SCOPES", "SCOPES", "ApiKey", "KeyStore", "utc_now"]
 
 LONGEST_OVERLAP = timedelta(days=366)
 _NOBODY_SHA256 = secrets.token_bytes(32)
@@ -86,7 +75,7 @@ class KeyStore:
             name=name,
             tier=tier,
             scopes=frozenset(scopes),
-            models=unique(models),
+            models=_unique(models),
             created_at=now,
             expires_at=expires_at,
             notes=notes,
@@ -95,8 +84,8 @@ class KeyStore:
         check(key)
         check_end(expires_at, now)
         async with self._database.writing() as connection:
-            await insert_key(connection, made, key)
-            await write_entry(connection, now, by, "key.create", key.public_id, told_of(key))
+            await _insert_key(connection, made, key)
+            await write_entry(connection, now, by, "key.create", key.public_id, _told_of(key))
         return made.text, key
 
     async def rotate(
@@ -118,14 +107,14 @@ class KeyStore:
         check_end(expires_at, now)
         made = new_key()
         async with self._database.writing() as connection:
-            old = await found(connection, public_id, lock=True)
-            check_rotatable(old, now)
+            old = await _found(connection, public_id, lock=True)
+            _check_rotatable(old, now)
             if expires_at is None and old.expires_at is not None:
                 expires_at = now + (old.expires_at - old.created_at)
             key = replace(old, public_id=made.public_id, created_at=now, expires_at=expires_at, last_used_at=None)
-            await insert_key(connection, made, key)
+            await _insert_key(connection, made, key)
             end = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
-            await set_fields(connection, public_id, expires_at=end, replaced_by=key.public_id)
+            await _set_fields(connection, public_id, expires_at=end, replaced_by=key.public_id)
             detail = {"replaced_by": key.public_id, "expires_at": end.isoformat()}
             await write_entry(connection, now, by, "key.rotate", public_id, detail)
         return made.text, key
@@ -138,24 +127,24 @@ class KeyStore:
         now = self.clock()
         check_end(at, now)
         async with self._database.writing() as connection:
-            key = await found(connection, public_id, lock=True)
-            check_not_revoked(key)
-            await set_fields(connection, public_id, expires_at=at)
-            detail = {"expires_at": [iso(key.expires_at), iso(at)]}
+            key = await _found(connection, public_id, lock=True)
+            _check_not_revoked(key)
+            await _set_fields(connection, public_id, expires_at=at)
+            detail = {"expires_at": [_iso(key.expires_at), _iso(at)]}
             await write_entry(connection, now, by, "key.expire", public_id, detail)
         return replace(key, expires_at=None if at is None else at.astimezone(UTC))
 
     async def update(self, public_id: str, *, by: Actor | None = None, **changes: Unpack[KeyChanges]) -> ApiKey:
         """Change some fields. Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key."""
         async with self._database.writing() as connection:
-            old = await found(connection, public_id, lock=True)
-            check_not_revoked(old)
-            new = changed(old, changes)
+            old = await _found(connection, public_id, lock=True)
+            _check_not_revoked(old)
+            new = _changed(old, changes)
             check(new)
             before, after = row_of(old), row_of(new)
             different = {name: value for name, value in after.items() if before[name] != value}
             if different:
-                await set_fields(connection, public_id, **different)
+                await _set_fields(connection, public_id, **different)
                 # Notes are for the administrators and may be personal: that they changed is enough
                 detail = {name: [before[name], after[name]] for name in different if name != "notes"}
                 detail |= {"notes": ["changed"]} if "notes" in different else {}
@@ -166,10 +155,10 @@ class KeyStore:
         """End a key for good; a key revoked before keeps its date. Raises KeyNotFoundError."""
         now = self.clock()
         async with self._database.writing() as connection:
-            key = await found(connection, public_id, lock=True)
+            key = await _found(connection, public_id, lock=True)
             if key.revoked_at is not None:
                 return key
-            await set_fields(connection, public_id, revoked_at=now)
+            await _set_fields(connection, public_id, revoked_at=now)
             await write_entry(connection, now, by, "key.revoke", public_id, {"name": key.name})
         return replace(key, revoked_at=now)
 
@@ -180,7 +169,7 @@ class KeyStore:
         """
         now = self.clock()
         async with self._database.writing() as connection:
-            key = await found(connection, public_id, lock=True)
+            key = await _found(connection, public_id, lock=True)
             await connection.execute(delete(api_key).where(api_key.c.public_id == public_id))
             await write_entry(connection, now, by, "key.delete", public_id, {"name": key.name})
 
@@ -195,7 +184,7 @@ class KeyStore:
     async def find(self, public_id: str) -> ApiKey:
         """The key with this public id, usable or not. Raises KeyNotFoundError."""
         async with self._database.reading() as connection:
-            return await found(connection, public_id)
+            return await _found(connection, public_id)
 
     async def count_active(self) -> int:
         """How many keys work right now."""
@@ -245,3 +234,59 @@ class KeyStore:
         rows: list[dict[str, Any]] = [{"used_id": name, "used_at": at} for name, at in sorted(last_used_at.items())]
         async with self._database.writing(durable=False) as connection:
             await connection.execute(statement, rows)
+
+
+async def _insert_key(connection: AsyncConnection, made: NewKey, key: ApiKey) -> None:
+    await connection.execute(insert(api_key).values(**row_of(key), secret_sha256=made.sha256))
+
+
+async def _set_fields(connection: AsyncConnection, public_id: str, **values: Any) -> None:
+    await connection.execute(update(api_key).where(api_key.c.public_id == public_id).values(**values))
+
+
+async def _found(connection: AsyncConnection, public_id: str, *, lock: bool = False) -> ApiKey:
+    if not is_public_id(public_id):
+        raise KeyNotFoundError(public_id)
+    query = select(*COLUMNS).where(api_key.c.public_id == public_id)
+    # SQLite has no row locks and needs none: its write transaction is the only one
+    row = (await connection.execute(query.with_for_update() if lock else query)).one_or_none()
+    if row is None:
+        raise KeyNotFoundError(public_id)
+    return key_of(row)
+
+
+def _changed(key: ApiKey, changes: KeyChanges) -> ApiKey:
+    values: dict[str, Any] = dict(changes)
+    limits = {name: values.pop(name) for name in LIMITS if name in values}
+    if "scopes" in values:
+        values["scopes"] = frozenset(values["scopes"])
+    if "models" in values:
+        values["models"] = _unique(values["models"])
+    return replace(key, **values, limits=replace(key.limits, **limits))
+
+
+def _unique(models: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if models is None else tuple(dict.fromkeys(models))
+
+
+def _check_not_revoked(key: ApiKey) -> None:
+    if key.revoked_at is not None:
+        raise KeyFieldError("public_id", f"The key {key.public_id} is revoked, which is for good. Create a new one.")
+
+
+def _check_rotatable(key: ApiKey, now: datetime) -> None:
+    _check_not_revoked(key)
+    if key.replaced_by is not None:
+        raise KeyFieldError("public_id", f"The key {key.public_id} was replaced by {key.replaced_by}. Rotate that one.")
+    if not key.usable_at(now):
+        raise KeyFieldError("public_id", f"The key {key.public_id} has expired. Create a new one, or move its end.")
+
+
+def _told_of(key: ApiKey) -> dict[str, Any]:
+    told = {"name": key.name, "tier": key.tier, "scopes": sorted(key.scopes), "expires_at": _iso(key.expires_at)}
+    told |= {"models": None if key.models is None else list(key.models)}
+    return told | {name: limit for name, limit in asdict(key.limits).items() if limit is not None}
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat()

@@ -5,22 +5,16 @@ What is counted, for whom and up to which number is the caller's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
-from typing import TYPE_CHECKING
+from datetime import UTC, date, datetime, time, timedelta
 
 from sqlalchemy import delete, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.api_key import utc_now
+from server.store.database import Database
 from server.store.schema import quota_day, upsert
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import date
-
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
-    from server.store.database import Database
 
 _KEPT = timedelta(days=31)
 

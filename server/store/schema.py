@@ -6,7 +6,6 @@ Only types that SQLite and PostgreSQL both know.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from sqlalchemy import (
     JSON,
@@ -22,12 +21,10 @@ from sqlalchemy import (
     String,
     Table,
 )
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
-
-if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql, sqlite
-    from sqlalchemy.engine import Dialect
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -154,8 +154,8 @@ async def left(engine: Engine, backend: Any) -> list[int]:
     stream = await engine.chat(request_of("left", {"max_tokens": 500, "ignore_eos": True}), TokenStream())
     fetched = (await anext(stream)).usage.completion_tokens
     async with asyncio.timeout(60):
-        while stream.completion_tokens < fetched + 5:
-            await asyncio.sleep(0.01)  # noqa: ASYNC110  # the engine makes them
+        while stream.completion_tokens < fetched + 5:  # noqa: ASYNC110  # the engine makes them
+            await asyncio.sleep(0.01)  # the engine makes them
     made = stream.completion_tokens
     stream.close()
     return [fetched, made, *charged]

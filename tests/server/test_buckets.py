@@ -23,7 +23,7 @@ from server.store import (
     TooLarge,
     sqlite_url,
 )
-from server.store.gcra import level
+from server.store.buckets import level_of
 from server.store.schema import bucket
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ import asyncio, sys
 from server.store import Ask, Buckets, Database, Taken
 
 async def main():
-    async with await Database.open(sys.argv[1]) as database, Buckets(database, wait_seconds=60) as buckets:
+    async with (
+        await Database.open(sys.argv[1], busy_timeout_seconds=60) as database,
+        Buckets(database, wait_seconds=60) as buckets,
+    ):
         print("ready", flush=True)
         sys.stdin.readline()
         asks = [buckets.take(Ask("k", 1, 1 / 180, 20), Ask("other", 1, 1, 1000)) for _ in range(500)]
@@ -250,6 +253,6 @@ def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
 
 def test_levels_are_whole_units_and_never_negative() -> None:
     ask = Ask.per_minute("k", 1, 7)
-    assert level(ask, None, 0) == Level("k", 7, 7, 0)
-    assert level(ask, 10**20, 0).remaining == 0
-    assert [level(ask, n * ask.nanoseconds, 0).remaining for n in range(8)] == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert level_of(ask, None, 0) == Level("k", 7, 7, 0)
+    assert level_of(ask, 10**20, 0).remaining == 0
+    assert [level_of(ask, n * ask.nanoseconds, 0).remaining for n in range(8)] == [7, 6, 5, 4, 3, 2, 1, 0]

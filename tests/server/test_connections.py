@@ -28,7 +28,7 @@ def headers(key: Key, **more: str) -> dict[str, str]:
 
 def test_an_idle_connection_stays_open_for_longer_than_clients_and_proxies_keep_it() -> None:
     """Whoever closes first may close upon a request that is on its way: nginx does after 60 s, and asks again."""
-    assert http_config(None, load_settings(), None, lifespan="off").timeout_keep_alive > 60
+    assert http_config(None, load_settings(), None).timeout_keep_alive > 60
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])

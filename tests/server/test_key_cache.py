@@ -10,7 +10,7 @@ import pytest
 from store_parts import held, moved_away, run_python
 
 from server.store import ApiKey, Database, KeyCache, KeyStore, StoreUnavailableError, sqlite_url
-from server.store.key_format import ParsedKey, new_key
+from server.store.api_key import ParsedKey, new_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,7 @@ from server.store import (
     KeyNotFoundError,
     KeyStore,
 )
-from server.store.key_format import ALPHABET, new_key, parse, public_id_in
+from server.store.api_key import ALPHABET, new_key, parse, public_id_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -87,7 +87,7 @@ async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
 async def test_requests_taken_together_with_their_tokens_are_as_exact(limited: Server, admin: httpx2.AsyncClient):
     async with client_of(limited, admin, "requests", tokens_per_minute=1_000_000) as client:
         began = time.monotonic()
-        assert await answers(client)  # from now on its bucket is known, and both are taken in one go
+        assert await answers(client)
         responses = await asyncio.gather(*(client.post(CHAT, json=SHORT) for _ in range(60)))
         refilled = (time.monotonic() - began) / _REFILL_SECONDS
         passed = [response for response in responses if response.status_code == 200]

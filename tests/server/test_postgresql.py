@@ -24,8 +24,7 @@ from server.store import (
     UsageBook,
     migrations,
 )
-from server.store.api_key import utc_now
-from server.store.key_format import new_key
+from server.store.api_key import new_key, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import pytest
 from store_parts import held, moved_away, run_python, writers
 
 from server.store import Database, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
-from server.store.key_format import new_key
+from server.store.api_key import new_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,16 @@ async def test_commits_are_synced_to_the_disk_and_log_ahead(file: Path, database
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 50}
+
+
+async def test_whether_a_commit_waits_for_the_disk_is_its_own_matter(database: Database) -> None:
+    ask, synced = {
+        "sqlite": ("PRAGMA synchronous", {2: True, 1: False}),
+        "postgresql": ("SHOW synchronous_commit", {"on": True, "off": False}),
+    }[database.kind]
+    for durable in (False, True, True, False) * 3:  # more often than there are connections
+        async with database.writing(durable=durable) as connection:
+            assert synced[(await connection.exec_driver_sql(ask)).scalar_one()] is durable
 
 
 @pytest.mark.parametrize("name", ["hearth.db", "a b#c%20?d.db", "ü.db"])

@@ -13,9 +13,8 @@ from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warn
 from server.cli.doctor.tls import with_running_tls
 from server.settings import Settings
 from server.store import StoreError
-from server.store.database_url import FILE_NAME
 from server.store.migrations import HEAD
-from server.store.sqlite_file import prepare
+from server.store.sqlite import FILE_NAME, prepare
 from server.terminal import HEARTH, keys_command
 
 _BASE64 = 4 / 3

@@ -22,7 +22,7 @@ from server.schemas.status import Status
 from server.settings import Settings, database_url
 from server.store import Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now
-from server.store.database_url import FILE_NAME
+from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH
 
 _LONGEST_SECONDS = 300.0  # an image of a large model

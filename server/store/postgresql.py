@@ -1,25 +1,22 @@
-"""Connections to a PostgreSQL server: judging the database before use, and what its errors mean.
+"""A database on a PostgreSQL server: judging it before use, its connections, and what its errors mean.
 
 Imported only when a URL asks for it, because the driver is an optional part of the installation.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import errors
-from sqlalchemy import exc
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import URL, exc
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from server.store import migrations
 from server.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from sqlalchemy import URL
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from server.store.migrations import HEAD, VERSION_TABLE, is_known
 
 _POOL = 5
 _STATEMENT_TIMEOUT_SECONDS = 30
@@ -27,22 +24,20 @@ _RECYCLE_SECONDS = 1800  # before a firewall forgets an idle connection
 
 
 class PostgresqlConnections:
-    """Engines on one database. See `database.Connections` for what each member promises."""
+    """Connections to one database; `database.Database` says what each member promises."""
 
     kind = "postgresql"
-    one_writer = False
     driver_errors: tuple[type[Exception], ...] = (psycopg.Error,)
 
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         self._url = url
         self._busy_timeout_seconds = busy_timeout_seconds
-        self.durable = self._engine("on")
-        self.quick = self._engine("off")
-        self.reader = self.durable.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._engine = self._made_engine()
+        self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     async def prepare(self) -> str | None:
         try:
-            async with self.durable.connect() as connection:
+            async with self._engine.connect() as connection:
                 return await self._judge(connection)
         except (exc.DBAPIError, OSError) as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
@@ -56,10 +51,21 @@ class PostgresqlConnections:
         """Nothing to do: a database that was dropped or moved answers with an error."""
 
     def plain(self) -> Any:
-        _, arguments = self.quick.dialect.create_connect_args(self._url)
-        arguments.update(self._arguments("off"))
+        _, arguments = self._engine.dialect.create_connect_args(self._url)
         # Prepared from the first call on: the statements of the buckets are few and always the same
-        return psycopg.connect(**arguments, autocommit=True, prepare_threshold=1)
+        connection = psycopg.connect(**{**arguments, **self._arguments()}, autocommit=True, prepare_threshold=1)
+        connection.execute("SET synchronous_commit = off")
+        return connection
+
+    def reading(self) -> AsyncConnection:
+        return self._reader.connect()
+
+    @asynccontextmanager
+    async def writing(self, *, durable: bool) -> AsyncIterator[AsyncConnection]:
+        async with self._engine.begin() as connection:
+            if not durable:
+                await connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+            yield connection
 
     def explained(self, error: BaseException) -> str:
         if isinstance(error, (errors.LockNotAvailable, errors.QueryCanceled, errors.DeadlockDetected)):
@@ -85,8 +91,7 @@ class PostgresqlConnections:
         )
 
     async def close(self) -> None:
-        await self.quick.dispose()
-        await self.durable.dispose()
+        await self._engine.dispose()
 
     async def _judge(self, connection: AsyncConnection) -> str | None:
         async def ask(query: str) -> Any:
@@ -102,24 +107,24 @@ class PostgresqlConnections:
         tables = set((await connection.exec_driver_sql(_TABLES)).scalars())
         if not tables:
             return None
-        if migrations.VERSION_TABLE not in tables:
+        if VERSION_TABLE not in tables:
             raise StoreError(
                 f"{self._shown} is a database of another program: it has tables, but none named "
-                f"{migrations.VERSION_TABLE}. Hearth has not changed it. Give Hearth a database of its own."
+                f"{VERSION_TABLE}. Hearth has not changed it. Give Hearth a database of its own."
             )
-        version: str | None = await ask(f"SELECT version_num FROM {migrations.VERSION_TABLE}")  # noqa: S608 - our constant
-        if version is not None and not migrations.is_known(version):
+        version: str | None = await ask(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608 - our constant
+        if version is not None and not is_known(version):
             raise StoreError(
                 f"The key database {self._shown} has schema {version[:32]!r}; this release of Hearth knows schemas up "
-                f"to {migrations.HEAD}. A newer release has used it. Run that release again, or restore the backup "
+                f"to {HEAD}. A newer release has used it. Run that release again, or restore the backup "
                 "made before the upgrade. Hearth has not changed the database."
             )
         return version
 
-    def _engine(self, synchronous_commit: str) -> AsyncEngine:
+    def _made_engine(self) -> AsyncEngine:
         return create_async_engine(
             self._url,
-            connect_args=self._arguments(synchronous_commit),
+            connect_args=self._arguments(),
             hide_parameters=True,  # errors must not carry hashes
             pool_size=_POOL,
             max_overflow=0,
@@ -128,13 +133,13 @@ class PostgresqlConnections:
             pool_recycle=_RECYCLE_SECONDS,
         )
 
-    def _arguments(self, synchronous_commit: str) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         given = self._url.query.get("options", "")
         settings = {
             "lock_timeout": f"{max(1, round(self._busy_timeout_seconds * 1000))}",
             "statement_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
             "idle_in_transaction_session_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
-            "synchronous_commit": synchronous_commit,
+            "synchronous_commit": "on",
         }
         return {
             "application_name": "hearth",

@@ -1,7 +1,7 @@
-"""Puts a copy of the database in the place of one in a file; the old one, with its log, is moved aside and kept.
+"""Writes a copy of a SQLite database, and puts one back in its place; the old one, with its log, is kept aside.
 
 Copying over the file by hand does nothing where a log is left of a server that was killed: SQLite replays it over the
-copy. That no server runs meanwhile is the caller's to see to.
+copy. That no server runs while a copy is put back is the caller's to see to.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from pathlib import Path
 
 from server.store.errors import StoreError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
-
-if TYPE_CHECKING:
-    from datetime import datetime
-    from pathlib import Path
 
 _SIDES = ("", "-wal", "-shm")  # the database first: a log without its database is refused by every start
 
@@ -29,6 +26,28 @@ class Restored:
     version: str
     keys: int
     aside: tuple[Path, ...]
+
+
+def back_up(database: Path, path: Path) -> None:
+    """Write a complete copy to `path`, mode 0600, while everything goes on. Blocks. Raises StoreError."""
+    # SQLite fills an empty file, so its mode is right before the first hash is in it
+    try:
+        copy = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"The backup {path} cannot be made: {error.strerror}. Name a file that does not exist yet, in a "
+            "folder that exists."
+        ) from error
+    try:
+        uri = f"{database.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            connection.execute("VACUUM INTO ?", (str(path.absolute()),))
+        os.fsync(copy)
+    except (sqlite3.Error, OSError) as error:
+        path.unlink(missing_ok=True)
+        raise StoreError(f"The backup {path} failed: {error}. Is the disk full? Nothing was left there.") from error
+    finally:
+        os.close(copy)
 
 
 def restore(backup: Path, database: Path, now: datetime) -> Restored:
