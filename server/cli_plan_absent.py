@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import SpeechModelSpec
 from engine.hardware import GIB
-from engine.hub import is_complete
-from engine.hub.paths import is_there
 from engine.placement_types import Plan, Refusal
+from engine.weights import is_complete
+from engine.weights.safety import is_there
 from server.command_name import HEARTH
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`hearth weights pull` and `verify`: fetches models and says whether they are still what was fetched.
 
-Which lie there, and how they go and come, is cli_weights_shelf.py's; what is fetched and how is engine/hub's.
+Which lie there, and how they go and come, is cli_weights_shelf.py's; what is fetched and how is engine/weights'.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine.errors import EngineError
-from engine.hub.errors import UnreachableError
-from engine.hub.manifest import Manifest
-from engine.hub.paths import check_folder_name, check_repository
-from engine.hub.pull import Pull, Wanted, check_room, prepared
-from engine.hub.shelf import shelved
-from engine.hub.verify import required_manifest, verify
+from engine.weights.download import Pull, Wanted, check_room, prepared
+from engine.weights.errors import UnreachableError
+from engine.weights.manifest import Manifest
+from engine.weights.safety import check_folder_name, check_repository
+from engine.weights.transfer import shelved
+from engine.weights.verify import required_manifest, verify
 from server import cli_weights_shelf
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.command_name import HEARTH

@@ -13,12 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.errors import EngineError
-from engine.hub.carry import carry, found_below
-from engine.hub.partial import Partial
-from engine.hub.paths import check_folder_name
-from engine.hub.patience import Patience
-from engine.hub.shelf import remove, shelved
-from engine.hub.verify import required_manifest
+from engine.weights.download import Partial, Patience
+from engine.weights.safety import check_folder_name
+from engine.weights.transfer import carry, found_below, remove, shelved
+from engine.weights.verify import required_manifest
 from server.cli_store import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli_tables import print_rich
 from server.command_name import HEARTH

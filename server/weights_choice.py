@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from engine.hub.errors import WeightsError
-from engine.hub.manifest import read_manifest
-from engine.hub.paths import is_there
-from engine.hub.pull import Wanted
-from engine.hub.shelf import shelved
+from engine.weights.download import Wanted
+from engine.weights.errors import WeightsError
+from engine.weights.manifest import read_manifest
+from engine.weights.safety import is_there
+from engine.weights.transfer import shelved
 from server.instance import running_pid
 from server.status_socket import StatusError, ask
 

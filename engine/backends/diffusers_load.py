@@ -14,7 +14,7 @@ import transformers
 from safetensors import SafetensorError
 
 from engine.errors import LoadError
-from engine.images.folder import LEFT_OUT, check_pipeline_folder, lacking, variant
+from engine.weights.safety import LEFT_OUT, check_pipeline_folder, lacking, variant
 
 if TYPE_CHECKING:
     from engine.images.messages import ImageOptions

@@ -22,7 +22,7 @@ from engine.errors import LoadError, NotStartedError, engine_died
 from engine.pictures import image_places
 from engine.stall import Patience
 from engine.types import ChatRequest
-from engine.weights import check_folder
+from engine.weights.safety import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

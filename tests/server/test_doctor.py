@@ -16,7 +16,7 @@ from weight_parts import NAME, REPOSITORY, model_files
 
 from engine.config import load_config
 from engine.hardware import Cuda, Gpu, Holder, imagined, read_cuda
-from engine.hub.manifest import Manifest, ManifestFile, write_manifest
+from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 from server import cli_doctor_files as of_files
 from server import cli_doctor_machine as of_machine
 from server import cli_doctor_tls as of_tls

@@ -1,21 +1,18 @@
-"""Reads a fetched folder from beginning to end and says what is no longer as it was."""
-
-from __future__ import annotations
+"""Reads a downloaded folder from beginning to end and says what is no longer as it was."""
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
-from engine.hub.errors import WeightsError, disk_error
-from engine.hub.manifest import MANIFEST, Manifest, ManifestFile, read_manifest, size_problem
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.hub.listing import Report
+from engine.weights.errors import WeightsError, disk_error
+from engine.weights.manifest import MANIFEST, ListedFile, Manifest, ManifestFile, read_manifest, size_problem
 
 _CHUNK_BYTES = 2**20
 # A stranger's file of such a kind would be loaded, or tried. Notes of the owner, like voices.yaml, are welcome.
 _LOADED = (".safetensors", ".json", ".jinja", ".py", ".onnx", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+Report = Callable[[str, int, int], None]
+"""Told of a file: its path, how many bytes of it are there, and how many there will be."""
 
 
 def verify(folder: Path, report: Report = lambda _path, _done, _size: None) -> list[str]:
@@ -56,3 +53,27 @@ def _strangers(folder: Path, manifest: Manifest) -> list[str]:
     found = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
     names = (path.relative_to(folder).as_posix() for path in found)
     return [f"{name} does not belong to the model" for name in names if name not in known and name.endswith(_LOADED)]
+
+
+class Digest:
+    """The hashes of one file while it goes by."""
+
+    def __init__(self, file: ListedFile) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
+        self._git = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+
+    def update(self, chunk: bytes) -> None:
+        self._sha256.update(chunk)
+        if self._file.sha256 is None:
+            self._git.update(chunk)
+
+    def matches(self) -> bool:
+        if self._file.sha256 is not None:
+            return self._sha256.hexdigest() == self._file.sha256
+        return self._git.hexdigest() == self._file.git_sha1
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
