@@ -48,7 +48,7 @@ class UnreachableError(WeightsError):
 
 
 class StoppedError(WeightsError):
-    """Somebody asked for an end. What was fetched so far is kept."""
+    """The operator asked for an end. What was fetched so far is kept."""
 
 
 def disk_error(error: OSError, place: Path) -> WeightsError:
@@ -82,12 +82,12 @@ def refused(address: str, status: int, headers: Mapping[str, str]) -> WeightsErr
     return WeightsError(meaning.format(address=address, status=status, when=when, resumes=_RESUMES))
 
 
-def unreachable(endpoint: str, error: Exception | None) -> UnreachableError:
+def unreachable(endpoint: str, error: Exception) -> UnreachableError:
     """Say what can be done when there was no answer, or none to the end."""
     if isinstance(error, ConnectionError):  # huggingface_hub's own: HF_HUB_OFFLINE
         return UnreachableError("HF_HUB_OFFLINE is set, so nothing is fetched. Unset it for this command.")
     untrusted = "CERTIFICATE_VERIFY" in str(error)
-    why = "the server's certificate is not trusted" if untrusted else type(error).__name__ if error else "cut off"
+    why = "the server's certificate is not trusted" if untrusted else type(error).__name__
     return UnreachableError(
         f"{endpoint} cannot be reached, or the connection breaks again and again ({why}). {_RESUMES} If it stays so, "
         "pick one: 1. HTTPS_PROXY names your proxy, SSL_CERT_FILE its certificate; 2. HF_ENDPOINT names a mirror; "

@@ -6,7 +6,7 @@ Before that there is a `Listing`: the files that a hub or a folder says it has, 
 import os
 import stat
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,6 +32,22 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
+class Origin(Record):
+    """Where a model is from."""
+
+    repository: Annotated[str, Field(pattern=REPOSITORY)]
+    revision: Annotated[str, Field(pattern=COMMIT)]
+    """The commit, whatever name was asked for."""
+    subfolder: PlainPath | Literal[""] = ""
+    """Of the repository, where only that was fetched."""
+
+    def is_of(self, repository: str, subfolder: str) -> bool:
+        return (self.repository, self.subfolder) == (repository, subfolder)
+
+    def origin(self) -> dict[str, Any]:
+        return self.model_dump(include=set(Origin.model_fields))
+
+
 class ManifestFile(Record):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
@@ -44,13 +60,8 @@ def _each_once(files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
     return files
 
 
-class Manifest(Record):
+class Manifest(Origin):
     format: Literal[1] = 1
-    repository: Annotated[str, Field(pattern=REPOSITORY)]
-    revision: Annotated[str, Field(pattern=COMMIT)]
-    """The commit, whatever name was asked for."""
-    subfolder: PlainPath | Literal[""] = ""
-    """Of the repository, where only that was fetched."""
     files: Annotated[tuple[ManifestFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
 
     @property
@@ -67,24 +78,8 @@ class ListedFile(Record):
     """Git's own hash of the file, given for the small ones."""
 
 
-class Listing(Record):
-    repository: Annotated[str, Field(pattern=REPOSITORY)]
-    revision: Annotated[str, Field(pattern=COMMIT)]
-    subfolder: PlainPath | Literal[""] = ""
+class Listing(Origin):
     files: Annotated[tuple[ListedFile, ...], Field(strict=False)]
-
-    def is_of(self, repository: str, subfolder: str) -> bool:
-        return (self.repository, self.subfolder) == (repository, subfolder)
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        files = tuple(ListedFile(**file.model_dump()) for file in manifest.files)
-        return cls(
-            repository=manifest.repository, revision=manifest.revision, subfolder=manifest.subfolder, files=files
-        )
-
-    def manifest(self, files: tuple[ManifestFile, ...]) -> Manifest:
-        return Manifest(repository=self.repository, revision=self.revision, subfolder=self.subfolder, files=files)
 
 
 def read_manifest(folder: Path) -> Manifest | None:

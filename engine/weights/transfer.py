@@ -6,13 +6,12 @@ A folder is copied file by file, hashed on the way, and renamed into its place a
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from engine.weights import selection
-from engine.weights.download import FOLDER, Partial, Patience, Pull, Wanted, check_room, locked
+from engine.weights.download import FOLDER, Part, Partial, Patience, Pull, Wanted, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.manifest import MANIFEST, ListedFile, Listing, Manifest, is_complete, read_manifest
 from engine.weights.safety import check_folder_name, is_there
@@ -24,45 +23,41 @@ State = Literal["complete", "damaged", "own", "partial"]
 _MODEL_FILES = (".safetensors", ".onnx")
 
 
-class FolderSource:
-    """The files of a folder that may come from anywhere: no link is followed, nothing but plain files is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def read(self, file: ListedFile, start: int) -> Iterator[bytes]:
-        """As `Source.read`."""
-        with os.fdopen(self._open(file), "rb") as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise WeightsError(f"{self._folder.name}/{file.path} is no plain file. Copy the folder again.")
-            if found.st_size != file.size_bytes:
-                raise WeightsError(
-                    f"{self._folder.name}/{file.path} has {found.st_size} bytes instead of {file.size_bytes}: it did "
-                    "not arrive whole. Copy the folder again."
-                )
-            stream.seek(start)
-            while chunk := stream.read(_CHUNK_BYTES):
-                yield chunk
-
-    def _open(self, file: ListedFile) -> int:
-        """Step by step from the folder, so that a link in between is noticed as well."""
-        *folders, name = file.path.split("/")
-        place = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for folder in folders:
-                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
-                os.close(place)
-                place = inner
-            # A pipe would wait for its writer.
-            return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
-        except OSError as error:
+def copy_rest(folder: Path, part: Part) -> None:
+    """Write what a part lacks, from a folder of unknown origin: no link is followed, only plain files are read."""
+    file = part.file
+    with os.fdopen(_open(folder, file.path), "rb") as stream:
+        found = os.fstat(stream.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise WeightsError(f"{folder.name}/{file.path} is no plain file. Copy the folder again.")
+        if found.st_size != file.size_bytes:
             raise WeightsError(
-                f"{self._folder.name}/{file.path} is missing, is a link, or cannot be read ({error.strerror}). Copy "
-                "the folder again; links are never followed."
-            ) from error
-        finally:
+                f"{folder.name}/{file.path} has {found.st_size} bytes instead of {file.size_bytes}: it did not arrive "
+                "whole. Copy the folder again."
+            )
+        stream.seek(part.done)
+        while chunk := stream.read(_CHUNK_BYTES):
+            part.write(chunk)
+
+
+def _open(folder: Path, path: str) -> int:
+    """Step by step from the folder, so that a link in between is noticed as well."""
+    *folders, name = path.split("/")
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for inner_name in folders:
+            inner = os.open(inner_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
             os.close(place)
+            place = inner
+        # A pipe would wait for its writer.
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+    except OSError as error:
+        raise WeightsError(
+            f"{folder.name}/{path} is missing, is a link, or cannot be read ({error.strerror}). Copy the folder again; "
+            "links are never followed."
+        ) from error
+    finally:
+        os.close(place)
 
 
 def found_below(folder: Path) -> dict[str, Path]:
@@ -71,14 +66,8 @@ def found_below(folder: Path) -> dict[str, Path]:
         return {"": folder}
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not there, or is no folder.")
-    found: dict[str, Path] = {}
-    for inside, folders, files in os.walk(folder):
-        place = folder / os.path.relpath(inside, folder)
-        name = place.relative_to(folder).as_posix()
-        if MANIFEST in files:
-            found[name] = place
-        deep = len(place.relative_to(folder).parts) >= _DEEPEST
-        folders[:] = [] if MANIFEST in files or deep else sorted(one for one in folders if not one.startswith("."))
+    fetched = (one.folder for one in shelved(folder) if one.state in {"complete", "damaged"})
+    found = {name: folder / name for name in fetched}
     if not found:
         raise WeightsError(
             f"{folder} holds no model with a {MANIFEST}. Name the folder that `hearth weights export` wrote."
@@ -94,13 +83,14 @@ def carry(source: Path, root: Path, name: str, report: Report, patience: Patienc
         if read_manifest(target) == manifest and is_complete(target):
             return manifest, False
         raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
-    listing = Listing.of(manifest)
+    files = tuple(ListedFile(**file.model_dump()) for file in manifest.files)
+    listing = Listing(**manifest.origin(), files=files)
     wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder, patience=patience)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, name) as partial:
             partial.begin(listing)
-            work = Pull(wanted, listing, listing.files, partial, FolderSource(source))
+            work = Pull(wanted, listing, files, partial, lambda part: copy_rest(source, part))
             check_room(root, [work])
             return work.run(report), True
     except OSError as error:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.manifest import MANIFEST, ListedFile, Manifest, ManifestFile, read_manifest, size_problem
@@ -39,13 +40,10 @@ def _problem(folder: Path, file: ManifestFile, report: Report) -> str | None:
     problem = size_problem(folder, file)
     if problem is not None:
         return problem
-    digest, done = hashlib.sha256(), 0
+    digest = Digest(file)
     with (folder / file.path).open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
-            report(file.path, done, file.size_bytes)
-    return None if digest.hexdigest() == file.sha256 else f"{file.path} is damaged: its content has changed"
+        hash_stream(stream, digest, lambda done: report(file.path, done, file.size_bytes))
+    return None if digest.matches() else f"{file.path} is damaged: its content has changed"
 
 
 def _strangers(folder: Path, manifest: Manifest) -> list[str]:
@@ -56,24 +54,25 @@ def _strangers(folder: Path, manifest: Manifest) -> list[str]:
 
 
 class Digest:
-    """The hashes of one file while it goes by."""
+    """The hash of a file while it goes by, and whether it is the one that the file should have."""
 
-    def __init__(self, file: ListedFile) -> None:
-        self._file = file
-        self._sha256 = hashlib.sha256()
-        # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
-        self._git = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-
-    def update(self, chunk: bytes) -> None:
-        self._sha256.update(chunk)
-        if self._file.sha256 is None:
-            self._git.update(chunk)
+    def __init__(self, file: ManifestFile | ListedFile) -> None:
+        self._expected = file.sha256
+        self._hash = hashlib.sha256()
+        if file.sha256 is None:
+            self._expected = file.git_sha1
+            # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
+            self._hash = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+        self.update = self._hash.update
 
     def matches(self) -> bool:
-        if self._file.sha256 is not None:
-            return self._sha256.hexdigest() == self._file.sha256
-        return self._git.hexdigest() == self._file.git_sha1
+        return self._hash.hexdigest() == self._expected
 
-    @property
-    def sha256(self) -> str:
-        return self._sha256.hexdigest()
+
+def hash_stream(stream: BinaryIO, digest: Digest, report: Callable[[int], None] = lambda _: None) -> None:
+    """Hash the rest of a file. `report` is told how many bytes have been read."""
+    done = 0
+    while chunk := stream.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        done += len(chunk)
+        report(done)
