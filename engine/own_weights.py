@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.config_variants import VariantSpec
+from engine.config.models import VariantSpec
 from engine.hardware import GIB
 from engine.weights import is_complete
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
     from server.schemas.status import ServedWith
     from server.settings import Settings
 

@@ -17,8 +17,8 @@ from engine.errors import LoadError
 from engine.weights.safety import LEFT_OUT, check_pipeline_folder, lacking, variant
 
 if TYPE_CHECKING:
+    from engine.config.profiles import ImageProfile
     from engine.images.messages import ImageOptions
-    from engine.images.profile import ImageProfile
 
 # The guidance_scale above which a pipeline reads its negative prompt.
 _NEGATIVE_PROMPTS_ABOVE = {

@@ -9,7 +9,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.errors import LoadError
 from engine.weights.safety import check_safetensors
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.weights import selection
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 from engine.weights.manifest import (

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.config_document import shown
-from engine.config_words import Folder
+from engine.config.base import Folder
+from engine.config.yaml import shown
 from engine.errors import LoadError
 from engine.weights.errors import WeightsError
 

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from engine.config_specs import ChatModelSpec
+from engine.config.models import ChatModelSpec
 from server.front.listeners import shared
 from server.front.messages import Cut, Drain, KeyChanged, KeyRevoked, Model, RenewCertificate, Rights, Stop, ToFront
 from server.front.process import FrontProcess
