@@ -12,10 +12,10 @@ from engine.backends import vllm_launch
 from engine.capabilities import check_request, check_text, of_kind
 from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.config.profiles import SIZES
 from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
 from engine.fair_queue import Urgency
-from engine.images.profile import SIZES
 from engine.load_times import LoadTimes
 from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures

@@ -12,9 +12,9 @@ EngineError
 │   └── EngineDiedError       its process died; it is being restarted
 │       └── NotStartedError   it died while the request still waited for its turn
 ├── GenerationError           this one answer failed, the engine lives
-├── WeightsError              the operator's: weights cannot be fetched, verified or copied (engine/hub/errors.py)
+├── WeightsError              the operator's: weights cannot be fetched, verified or copied (engine/weights/errors.py)
 └── LoadError                 the operator's: a model cannot be loaded
-    └── ConfigError           models.yaml is wrong (engine/config.py)
+    └── ConfigError           models.yaml is wrong (engine/config/load.py)
 
 Messages are written by us and may be shown to clients: no path, no prompt, no text of a lower library.
 The lower library's error is kept as `__cause__`.

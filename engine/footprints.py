@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
 
 FILE_NAME = "footprints.json"
 

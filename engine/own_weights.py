@@ -10,9 +10,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.config_variants import VariantSpec
+from engine.config.models import VariantSpec
 from engine.hardware import GIB
-from engine.hub import is_complete
+from engine.weights import is_complete
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

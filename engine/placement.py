@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
     from engine.hardware import Hardware
     from engine.placement_types import Device, Need
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
     from engine.hardware import Gpu, Hardware
     from engine.placement_types import Lack
 

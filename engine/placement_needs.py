@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.config import ChatModelSpec, SpeechModelSpec
-from engine.config_variants import VariantSpec
+from engine.config.models import VariantSpec
 from engine.hardware import GIB
 from engine.placement_types import Device, Need
 

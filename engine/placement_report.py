@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.config import Config, ModelSpec
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
     from engine.placement_types import Device, DeviceUse, Need, Placed, Plan
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from engine.config_variants import VariantSpec
+    from engine.config.models import VariantSpec
     from engine.hardware import Hardware
 
 # resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with

@@ -18,7 +18,6 @@ from engine.errors import LoadError
 from engine.footprints import Footprints
 from engine.hardware import GIB, read_hardware, with_ram
 from engine.holdings import Shares
-from engine.hub import is_complete
 from engine.own_weights import own_folders, variants_here
 from engine.placement import plan
 from engine.placement_needs import demo_need
@@ -27,6 +26,7 @@ from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
 from engine.placement_types import Plan, Refusal
 from engine.residency import Residency, Room
 from engine.types import Served
+from engine.weights import is_complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def replace_file(file: Path, text: str) -> None:
     """Write a file anew, in one moment for whoever reads it. Raises `OSError`, and leaves nothing half-written then.
 
-    It need not survive a power cut; see hub/durable.py for what has to.
+    It need not survive a power cut; see weights/manifest.py for what has to.
     """
     new = file.with_name(f".{file.name}.{os.getpid()}")
     try:

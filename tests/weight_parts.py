@@ -11,8 +11,7 @@ import pytest
 from hub_server import HubServer
 
 from engine.errors import EngineError
-from engine.hub.patience import Patience
-from engine.hub.pull import Wanted, pull
+from engine.weights.download import Patience, Wanted, pull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

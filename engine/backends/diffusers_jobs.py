@@ -11,9 +11,9 @@ import torch
 
 from engine.backends.diffusers_files import encode
 from engine.backends.diffusers_prompts import check_prompt
+from engine.config.profiles import SIZES
 from engine.errors import GenerationError, RequestError
 from engine.images.messages import Finished, ImageJob, Partial, Step
-from engine.images.profile import SIZES
 from engine.images.step_batch import Candidate, next_together, share_of
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.backends.diffusers_adapters.common import Denoising
+    from engine.config.profiles import ImageProfile
     from engine.images.messages import ImageEvent
-    from engine.images.profile import ImageProfile
     from engine.worker.service import Outlet
 
 INVALID = "The model made no valid image of this prompt and seed. Try again with another seed."

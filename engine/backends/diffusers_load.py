@@ -14,11 +14,11 @@ import transformers
 from safetensors import SafetensorError
 
 from engine.errors import LoadError
-from engine.images.folder import LEFT_OUT, check_pipeline_folder, lacking, variant
+from engine.weights.safety import LEFT_OUT, check_pipeline_folder, lacking, variant
 
 if TYPE_CHECKING:
+    from engine.config.profiles import ImageProfile
     from engine.images.messages import ImageOptions
-    from engine.images.profile import ImageProfile
 
 # The guidance_scale above which a pipeline reads its negative prompt.
 _NEGATIVE_PROMPTS_ABOVE = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from engine.images.profile import ImageProfile
+    from engine.config.profiles import ImageProfile
 
 # `max_sequence_length` of the pipelines that have one: what they pad to decides the picture in some of them.
 _SEQUENCE_LENGTH = {

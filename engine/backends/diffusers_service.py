@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.config.profiles import SIZES
 from engine.errors import EngineError, LoadError
 from engine.images.messages import ImageJob, ImageOptions, ImageReady
-from engine.images.profile import SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

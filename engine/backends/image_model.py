@@ -15,8 +15,8 @@ import msgspec
 from engine.admission import Room
 from engine.backends.in_worker import InWorker, given_up_after, start_worker
 from engine.backends.outbox import Outbox
+from engine.config.profiles import SIZES
 from engine.images import messages
-from engine.images.profile import SIZES
 from engine.images.types import FinishedImage, ImageProgress, PartialImage
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import ImageModelSpec
-    from engine.images.profile import ImageProfile
+    from engine.config.profiles import ImageProfile
     from engine.images.types import ImageEvent, ImageRequest
     from engine.worker.process import WorkerProcess
 

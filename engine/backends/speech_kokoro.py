@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from engine.backends.speech_tempo import stretch
 from engine.errors import LoadError
-from engine.weights import check_no_code, check_safetensors, read_config
+from engine.weights.safety import check_no_code, check_safetensors, read_config
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.backends.speech_tempo import stretch
 from engine.errors import LoadError
-from engine.weights import read_config
+from engine.weights.safety import read_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from engine.errors import GenerationError, LoadError
-from engine.weights import check_folder, read_config
+from engine.weights.safety import check_folder, read_config
 
 with warnings.catch_warnings():
     # Of a function that transformers compiles when this module of it is imported.

@@ -24,7 +24,7 @@ from engine.pictures import image_places
 from engine.stall import Patience
 from engine.stream import TokenStream
 from engine.types import ChatRequest
-from engine.weights import check_folder
+from engine.weights.safety import check_folder
 
 if TYPE_CHECKING:
     from engine.backends.vllm_serving import Prompt

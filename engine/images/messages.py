@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.images.profile import Batches, ImageProfile
+from engine.config.profiles import Batches, ImageProfile
 from engine.images.types import ImageFormat, Quality  # msgspec reads them
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.voices.languages import language_name, voice_type
 from engine.voices.overlay import VoiceEntry, is_id
 from engine.voices.types import Voice, VoiceWarning

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.errors import LoadError
 from engine.voices.assembly import Assembly
 from engine.voices.files import LIMIT_ENTRIES, MetadataError, ModelFolder, unreadable

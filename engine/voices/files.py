@@ -9,9 +9,9 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.errors import LoadError
-from engine.weights import check_safetensors
+from engine.weights.safety import check_safetensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from engine.config_document import Document, parse_document, shown
-from engine.config_report import add_problems, plain_error
-from engine.config_words import Spec
+from engine.config.base import Spec
+from engine.config.messages import add_problems, plain_error
+from engine.config.yaml import Document, parse_document, shown
 from engine.voices.files import MetadataError
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SPEAKERS
 from engine.voices.types import Gender
 
 if TYPE_CHECKING:
-    from engine.config_document import Location, Problem
+    from engine.config.yaml import Location, Problem
     from engine.voices.files import ModelFolder
 
 FILE, CARD = "voices.yaml", "README.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 
 if TYPE_CHECKING:
     from pathlib import Path

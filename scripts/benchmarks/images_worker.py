@@ -20,7 +20,7 @@ from benchmarks.images_run import run
 from engine import EngineError, FinishedImage, load_config
 from engine.backends.image_model import ImageModel
 from engine.config import ImageModelSpec
-from engine.images.profile import ImageProfile
+from engine.config.profiles import ImageProfile
 from engine.worker.process import WorkerDiedError
 
 if TYPE_CHECKING:

@@ -12,16 +12,16 @@ import typer
 from rich.text import Text
 
 from engine.config import Config, ModelSpec, SpeechModelSpec
-from engine.config_variants import VariantSpec
+from engine.config.models import VariantSpec
 from engine.footprints import Footprints
 from engine.hardware import GIB, Hardware, HardwareError, imagined
-from engine.hub import is_complete
-from engine.hub.paths import is_there
 from engine.own_weights import own_folders, variants_here
 from engine.placement import plan as make_plan
 from engine.placement_refusal import gib
 from engine.placement_report import as_data, headline, use_line, where
 from engine.placement_types import Placed, Plan, Refusal
+from engine.weights import is_complete
+from engine.weights.safety import is_there
 from server.cli.options import (
     AsJson,
     DataDir,

@@ -7,17 +7,17 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from engine.config import Config, ModelSpec
-from engine.config_variants import VariantSpec
+from engine.config.models import VariantSpec
 from engine.footprints import Footprints
 from engine.hardware import imagined
-from engine.hub.errors import WeightsError
-from engine.hub.manifest import read_manifest
-from engine.hub.paths import is_there
-from engine.hub.pull import Wanted
-from engine.hub.shelf import shelved
 from engine.own_weights import own_folders
 from engine.placement import plan
 from engine.placement_types import Refusal
+from engine.weights.download import Wanted
+from engine.weights.errors import WeightsError
+from engine.weights.manifest import read_manifest
+from engine.weights.safety import is_there
+from engine.weights.transfer import shelved
 from server.cli.options import hardware_for
 from server.schemas.status import ServedWith
 from server.settings import Settings

@@ -16,15 +16,12 @@ import typer
 from rich.text import Text
 
 from engine.errors import EngineError
-from engine.hub.carry import carry, found_below
-from engine.hub.errors import UnreachableError
-from engine.hub.manifest import Manifest
-from engine.hub.partial import Partial
-from engine.hub.paths import check_folder_name, check_repository
-from engine.hub.patience import Patience
-from engine.hub.pull import Pull, Wanted, check_room, prepared
-from engine.hub.shelf import remove, shelved
-from engine.hub.verify import required_manifest, verify
+from engine.weights.download import Partial, Patience, Pull, Wanted, check_room, prepared
+from engine.weights.errors import UnreachableError
+from engine.weights.manifest import Manifest
+from engine.weights.safety import check_folder_name, check_repository
+from engine.weights.transfer import carry, found_below, remove, shelved
+from engine.weights.verify import required_manifest, verify
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli.progress import FileProgress
 from server.cli.wanted import chosen, serving, users

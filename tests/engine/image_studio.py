@@ -11,8 +11,8 @@ from PIL import Image
 from recorder import Recorder
 
 from engine.backends.diffusers_service import open_service
+from engine.config.profiles import profile_named
 from engine.images.messages import Finished, ImageEvent, ImageJob, ImageOptions, ImageReady, Step
-from engine.images.profile import profile_named
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from engine.config import Config, load_config
-from engine.config_tasks import SPEC_BY_TASK
+from engine.config.models import SPEC_BY_TASK
 
 if TYPE_CHECKING:
     from engine.config import ModelSpec

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.config import ChatEngineSpec, Config, ConfigError, Problem, load_config
-from engine.config_schema import SCHEMA_PATH, json_schema
+from engine.config.schema import SCHEMA_PATH, json_schema
 from engine.errors import LoadError
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_the_shipped_file_loads_and_follows_the_schema():
 
 def test_the_schema_on_disk_is_current():
     stored = json.loads(SCHEMA_PATH.read_text())
-    assert stored == json.loads(json.dumps(json_schema())), "run `python -m engine.config_schema`"
+    assert stored == json.loads(json.dumps(json_schema())), "run `python -m engine.config.schema`"
     jsonschema.Draft7Validator.check_schema(stored)
 
 

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from engine.config import ConfigError, Problem, load_config
-from engine.config_document import read_document
-from engine.config_schema import json_schema
+from engine.config.schema import json_schema
+from engine.config.yaml import read_document
 
 GOOD = """\
 models:

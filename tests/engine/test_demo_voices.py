@@ -17,7 +17,7 @@ import yaml
 from engine.demo import weights_dir
 from engine.demo.manifest import problems
 from engine.demo.voices.pitch import median_pitch_hz, pitches_hz
-from engine.weights import check_folder
+from engine.weights.safety import check_folder
 
 # transformers compiles one function of VITS in a way that torch has since given up.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")

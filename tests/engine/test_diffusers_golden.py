@@ -14,8 +14,8 @@ from engine.backends.diffusers_adapters import adapter_for
 from engine.backends.diffusers_adapters.common import Order, advance, quiet, seeded
 from engine.backends.diffusers_load import load
 from engine.backends.diffusers_prompts import sequence_length
+from engine.config.profiles import profile_named
 from engine.images.messages import ImageOptions
-from engine.images.profile import profile_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable

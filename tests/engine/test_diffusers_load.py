@@ -11,9 +11,9 @@ from tiny_pipelines import save
 
 from engine import LoadError
 from engine.backends.diffusers_load import load
-from engine.images.folder import check_pipeline_folder
+from engine.config.profiles import profile_named
 from engine.images.messages import ImageOptions
-from engine.images.profile import profile_named
+from engine.weights.safety import check_pipeline_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from tiny_pipelines import save
 
 from engine import LoadError
 from engine.backends.diffusers_load import load
-from engine.images.folder import check_pipeline_folder, lacking, variant
+from engine.config.profiles import profile_named
 from engine.images.messages import ImageOptions
-from engine.images.profile import profile_named
+from engine.weights.safety import check_pipeline_folder, lacking, variant
 
 if TYPE_CHECKING:
     from pathlib import Path

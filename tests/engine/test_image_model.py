@@ -17,7 +17,7 @@ from PIL import Image
 
 from engine import EngineDiedError, FinishedImage, GenerationError, ImageProgress, ImageRequest, LoadError
 from engine.backends.image_model import ImageModel
-from engine.config_images import ImageEngineSpec, ImageModelSpec
+from engine.config.models import ImageEngineSpec, ImageModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

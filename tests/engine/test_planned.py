@@ -17,9 +17,9 @@ from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
 from engine.footprints import Footprints
 from engine.hardware import GIB, imagined
-from engine.hub.manifest import Manifest, ManifestFile, write_manifest
 from engine.own_weights import own_folders
 from engine.planned import Planned
+from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

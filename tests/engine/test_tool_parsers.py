@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config_specs import ChatModelSpec
+from engine.config.models import ChatModelSpec
 from engine.demo import weights_dir
 
 if TYPE_CHECKING:

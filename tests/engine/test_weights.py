@@ -11,7 +11,7 @@ import pytest
 
 from engine import LoadError
 from engine.demo import weights_dir
-from engine.weights import check_folder
+from engine.weights.safety import check_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

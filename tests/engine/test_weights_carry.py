@@ -11,12 +11,11 @@ import pytest
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, model_files
 
 from engine.errors import EngineError, LoadError
-from engine.hub import MANIFEST, Manifest, ManifestFile, WeightsError, is_complete, read_manifest
-from engine.hub.carry import carry, found_below
-from engine.hub.manifest import write_manifest
-from engine.hub.patience import Patience
-from engine.hub.shelf import remove, shelved
-from engine.hub.verify import verify
+from engine.weights import MANIFEST, Manifest, ManifestFile, WeightsError, is_complete, read_manifest
+from engine.weights.download import Patience
+from engine.weights.manifest import write_manifest
+from engine.weights.transfer import carry, found_below, remove, shelved
+from engine.weights.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from hub_server import Fault, HubServer
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, quick, refusal, wanted
 
 from engine.errors import EngineError
-from engine.hub import is_complete
-from engine.hub.pull import Wanted, pull
-from engine.hub.verify import verify
+from engine.weights import is_complete
+from engine.weights.download import Wanted, pull
+from engine.weights.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import pytest
 from hub_server import COMMIT, OLDER, Fault, HubServer
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, model_files, quick, refusal, safetensors, wanted
 
-from engine.hub import WeightsError, is_complete, read_manifest
-from engine.hub.pull import Pull, Wanted, prepared, pull
-from engine.hub.verify import verify
+from engine.weights import WeightsError, is_complete, read_manifest
+from engine.weights.download import Pull, Wanted, prepared, pull
+from engine.weights.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, refusal, safe
 
 from engine.demo import weights_dir
 from engine.errors import LoadError
-from engine.hub import MANIFEST, is_complete
-from engine.hub.pull import Wanted, pull
-from engine.hub.selection import check_loadable
+from engine.weights import MANIFEST, is_complete
+from engine.weights.download import Wanted, pull
+from engine.weights.selection import check_loadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from weight_parts import NAME, REPOSITORY, model_files
 
 from engine.config import load_config
 from engine.hardware import Cuda, Gpu, Holder, imagined, read_cuda
-from engine.hub.manifest import Manifest, ManifestFile, write_manifest
+from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
 from server.cli.doctor import files as of_files
 from server.cli.doctor import machine as of_machine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
-from engine.hub.manifest import Manifest, ManifestFile, write_manifest
+from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
 from server.instance import only_one
 from server.terminal import HEARTH

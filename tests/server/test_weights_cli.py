@@ -15,8 +15,8 @@ from hub_server import COMMIT, Fault, HubServer
 from serving import BIN, ROOT, poll_until, total_bytes
 from weight_parts import NAME, REPOSITORY, SHARD, model_files, safetensors
 
-from engine.hub import is_complete
-from engine.hub.verify import verify
+from engine.weights import is_complete
+from engine.weights.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.voices.readers import MAX_SPEAKERS, ModelFacts, Speaker, is_installed, slug
 
 if TYPE_CHECKING:

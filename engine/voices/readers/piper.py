@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.config_document import shown
+from engine.config.yaml import shown
 from engine.voices.files import MetadataError
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SAMPLE_RATE, MAX_SPEAKERS, ModelFacts, Speaker, slug, whole_number

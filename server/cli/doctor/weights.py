@@ -7,13 +7,12 @@ from pathlib import Path
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import EngineError
-from engine.hub import is_complete, read_manifest
-from engine.hub.shelf import shelved
-from engine.hub.verify import verify
-from engine.images.folder import check_pipeline_folder
 from engine.placement_types import Plan
 from engine.voices.offered import Voices
-from engine.weights import check_folder
+from engine.weights import is_complete, read_manifest
+from engine.weights.safety import check_folder, check_pipeline_folder
+from engine.weights.transfer import shelved
+from engine.weights.verify import verify
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.terminal import HEARTH, size_text

@@ -1,23 +1,17 @@
 """models.yaml as a JSON Schema, for completion and help in editors.
 
-`python -m engine.config_schema` writes models.schema.json: run it after a change of what an entry may say.
+`python -m engine.config.schema` writes models.schema.json: run it after a change of what an entry may say.
 """
-
-from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from engine.config_specs import TierSpec
-from engine.config_tasks import SPEC_BY_TASK
+from engine.config.models import SPEC_BY_TASK, TierSpec
 
-if TYPE_CHECKING:
-    from engine.config_words import Spec
-
-SCHEMA_PATH = Path(__file__).with_name("models.schema.json")
+SCHEMA_PATH = Path(__file__).parents[1] / "models.schema.json"
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -27,7 +21,7 @@ class _WithoutTitles(GenerateJsonSchema):
 
 def json_schema() -> dict[str, Any]:
     """Describe models.yaml as a JSON Schema (draft 7, which editors know best), with help for every key."""
-    specs: tuple[type[Spec], ...] = (*SPEC_BY_TASK.values(), TierSpec)
+    specs = (*SPEC_BY_TASK.values(), TierSpec)
     references, top = models_json_schema([(spec, "validation") for spec in specs], schema_generator=_WithoutTitles)
     definitions: dict[str, Any] = top["$defs"]
     for spec in specs:

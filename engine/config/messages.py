@@ -1,21 +1,13 @@
 """Checks data against a spec class and says in plain words what does not fit; the specs are not its own."""
 
-from __future__ import annotations
-
 import difflib
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from engine.config_document import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from pydantic_core import ErrorDetails
-
-    from engine.config_document import Document, Location
+from engine.config.yaml import Document, Location, shown
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 _PLAIN = "plain_words"

@@ -1,13 +1,10 @@
-"""What a hub's refusal means, and what to do about it."""
+"""What stops a download, a check or a copy of weights, and what to do about it. Read by the operator: names files."""
 
-from __future__ import annotations
+import errno
+from collections.abc import Mapping
+from pathlib import Path
 
-from typing import TYPE_CHECKING
-
-from engine.hub.errors import UnreachableError, WeightsError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from engine.errors import EngineError
 
 _RESUMES = "What was fetched so far is kept: run the same command again to go on."
 
@@ -42,6 +39,39 @@ _BY_STATUS = {
 _OTHER = "{address}: the hub answered with status {status}, which is no use here. {resumes}"
 
 
+class WeightsError(EngineError):
+    """Weights cannot be fetched, verified, copied or removed; the message says why and what to do."""
+
+
+class UnreachableError(WeightsError):
+    """The hub cannot be reached, so nothing else can be had from it either."""
+
+
+class StoppedError(WeightsError):
+    """The operator asked for an end. What was fetched so far is kept."""
+
+
+def disk_error(error: OSError, place: Path) -> WeightsError:
+    """Say what the operating system has against reading or writing below `place`."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return WeightsError(
+            f"The disk of {place} is full. What was fetched so far is kept: free some space (`hearth weights list` "
+            "shows what lies there), then run the same command again."
+        )
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return WeightsError(
+            f"{error.filename or place} cannot be written or read by this user. Run the command as the owner of "
+            f"{place}, or change the owner."
+        )
+    if error.errno == errno.EXDEV:
+        return WeightsError(
+            f"{place} is spread over two file systems, so a finished folder cannot appear in it at once. Have the "
+            "whole weights directory on one file system."
+        )
+    where = f" ({error.filename})" if error.filename else ""
+    return WeightsError(f"{place} cannot be used: {error.strerror or 'input/output error'}{where}.")
+
+
 def refused(address: str, status: int, headers: Mapping[str, str]) -> WeightsError:
     """Say why `address`, a repository's page, was answered with this status."""
     meaning = _BY_CODE.get(headers.get("x-error-code", "")) or _BY_STATUS.get(status, _OTHER)
@@ -52,12 +82,12 @@ def refused(address: str, status: int, headers: Mapping[str, str]) -> WeightsErr
     return WeightsError(meaning.format(address=address, status=status, when=when, resumes=_RESUMES))
 
 
-def unreachable(endpoint: str, error: Exception | None) -> UnreachableError:
+def unreachable(endpoint: str, error: Exception) -> UnreachableError:
     """Say what can be done when there was no answer, or none to the end."""
     if isinstance(error, ConnectionError):  # huggingface_hub's own: HF_HUB_OFFLINE
         return UnreachableError("HF_HUB_OFFLINE is set, so nothing is fetched. Unset it for this command.")
     untrusted = "CERTIFICATE_VERIFY" in str(error)
-    why = "the server's certificate is not trusted" if untrusted else type(error).__name__ if error else "cut off"
+    why = "the server's certificate is not trusted" if untrusted else type(error).__name__
     return UnreachableError(
         f"{endpoint} cannot be reached, or the connection breaks again and again ({why}). {_RESUMES} If it stays so, "
         "pick one: 1. HTTPS_PROXY names your proxy, SSL_CERT_FILE its certificate; 2. HF_ENDPOINT names a mirror; "

@@ -1,16 +1,12 @@
-"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config.py."""
-
-from __future__ import annotations
+"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config/load.py."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LIMIT_BYTES = 1 << 20
 LIMIT_DEPTH = 16

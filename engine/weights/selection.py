@@ -1,18 +1,21 @@
 """Which files of a repository are fetched: one set of safetensors, and the text around it. No pickle, no code."""
 
-from __future__ import annotations
-
 import re
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from engine.hub.errors import WeightsError
-from engine.images.folder import LEFT_OUT, PIPELINES, check_pipeline_folder
-from engine.weights import check_folder, check_no_code, check_safetensors, read_config, shards
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from pathlib import Path
+from engine.weights.errors import WeightsError
+from engine.weights.safety import (
+    LEFT_OUT,
+    PIPELINES,
+    check_folder,
+    check_no_code,
+    check_pipeline_folder,
+    check_safetensors,
+    read_config,
+    shards,
+)
 
 _TEXT = {".json", ".txt", ".jinja", ".model", ".tiktoken"}  # the last two are vocabularies of tokenizers
 _PAPERS = ("license", "licence", "notice", "readme", "model_card", "use_policy")

@@ -1,42 +1,24 @@
 """models.yaml as frozen specs: what is served and to whom, every problem reported at once with line and key.
 
 How this machine runs it (folders, ports, the database) is the server's settings; whether a model fits is for
-whoever loads it. What an entry may say is engine/config_specs.py's.
+whoever loads it. What an entry may say is engine/config/models.py's.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from engine.config_document import Document, Location, Problem, read_document, shown
-from engine.config_images import ImageEngineSpec, ImageModelSpec
-from engine.config_report import check_spec, did_you_mean, unknown_key
-from engine.config_specs import ChatEngineSpec, ChatModelSpec, CommonModelSpec, TierNames, TierSpec
-from engine.config_speech import SpeechEngineSpec, SpeechModelSpec
-from engine.config_tasks import SPEC_BY_TASK, ModelSpec
+from engine.config.messages import check_spec, did_you_mean, unknown_key
+from engine.config.models import (
+    SPEC_BY_TASK,
+    CommonModelSpec,
+    ModelSpec,
+    TierNames,
+    TierSpec,
+)
+from engine.config.yaml import Document, Location, Problem, read_document, shown
 from engine.errors import LoadError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-__all__ = [
-    "ChatEngineSpec",
-    "ChatModelSpec",
-    "Config",
-    "ConfigError",
-    "ImageEngineSpec",
-    "ImageModelSpec",
-    "ModelSpec",
-    "Problem",
-    "SpeechEngineSpec",
-    "SpeechModelSpec",
-    "TierSpec",
-    "load_config",
-]
-
 
 # A file that is something else altogether has a problem on every line.
 LISTED_PROBLEMS = 200

@@ -1,18 +1,17 @@
-"""`hearth-manifest.json` in a model's folder: where it came from, and size and SHA-256 of every file. Written last."""
+"""`hearth-manifest.json` in a model's folder: where it came from, and size and SHA-256 of every file. Written last.
 
-from __future__ import annotations
+Before that there is a `Listing`: the files that a hub or a folder says it has, kept beside an unfinished download.
+"""
 
+import os
 import stat
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from engine.hub.durable import write_durably
-from engine.hub.errors import WeightsError
-from engine.hub.paths import COMMIT, REPOSITORY, is_plain
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from engine.weights.errors import WeightsError
+from engine.weights.safety import COMMIT, REPOSITORY, is_plain
 
 MANIFEST = "hearth-manifest.json"
 _LIMIT_BYTES = 16 * 2**20
@@ -33,6 +32,22 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
+class Origin(Record):
+    """Where a model is from."""
+
+    repository: Annotated[str, Field(pattern=REPOSITORY)]
+    revision: Annotated[str, Field(pattern=COMMIT)]
+    """The commit, whatever name was asked for."""
+    subfolder: PlainPath | Literal[""] = ""
+    """Of the repository, where only that was fetched."""
+
+    def is_of(self, repository: str, subfolder: str) -> bool:
+        return (self.repository, self.subfolder) == (repository, subfolder)
+
+    def origin(self) -> dict[str, Any]:
+        return self.model_dump(include=set(Origin.model_fields))
+
+
 class ManifestFile(Record):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
@@ -45,18 +60,26 @@ def _each_once(files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
     return files
 
 
-class Manifest(Record):
+class Manifest(Origin):
     format: Literal[1] = 1
-    repository: Annotated[str, Field(pattern=REPOSITORY)]
-    revision: Annotated[str, Field(pattern=COMMIT)]
-    """The commit, whatever name was asked for."""
-    subfolder: PlainPath | Literal[""] = ""
-    """Of the repository, where only that was fetched."""
     files: Annotated[tuple[ManifestFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+
+class ListedFile(Record):
+    path: PlainPath
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Given for what is stored with LFS or Xet: every large file."""
+    git_sha1: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    """Git's own hash of the file, given for the small ones."""
+
+
+class Listing(Origin):
+    files: Annotated[tuple[ListedFile, ...], Field(strict=False)]
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -105,3 +128,29 @@ def _unreadable(folder: Path) -> WeightsError:
         f"{folder.name}/{MANIFEST} cannot be read, so nobody knows whether the model is whole. Pick one: 1. `hearth "
         "weights remove` and pull it again; 2. delete that file if the folder is your own."
     )
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a small file at once."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder written to the disk."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def sync_folders(folder: Path) -> None:
+    """Have the names in a folder and in all folders below it written to the disk."""
+    for inside, _, _ in os.walk(folder):
+        sync_folder(folder / inside)

@@ -1,9 +1,7 @@
 """How one image pipeline is run: its profile, by name from profiles.yaml, with what models.yaml says otherwise.
 
-Reading models.yaml is engine/config.py's, running the pipeline engine/backends'.
+Reading models.yaml is engine/config/load.py's, running the pipeline engine/backends'.
 """
-
-from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from engine.config_words import Spec
+from engine.config.base import Spec
 
 SHIPPED = Path(__file__).with_name("profiles.yaml")
 SIZES = (256, 512, 1024)

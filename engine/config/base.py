@@ -1,14 +1,12 @@
 """What every entry of models.yaml is built of: the frozen class of entries, and the kinds of names in them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from engine.config_document import shown
-from engine.config_report import plain_error
+from engine.config.messages import plain_error
+from engine.config.yaml import shown
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,393 @@
+"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config/load.py's.
+
+The strings under the fields are the help that editors show, by way of models.schema.json. A task is added here: its
+spec class joins `ModelSpec`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+
+from engine.config.base import Folder, Id, Limit, Names, Spec, StallSeconds, Word, words
+from engine.config.messages import did_you_mean, plain_error
+from engine.config.profiles import (
+    Batches,
+    ImageProfile,
+    MaxBatch,
+    MaxPromptTokens,
+    RenderSizes,
+    StepsByQuality,
+    profile_named,
+    shipped,
+)
+from engine.config.yaml import shown
+from engine.demo import demo_names
+
+ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
+VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
+_DEMO_PROFILE = "demo"
+
+
+_Gib = Annotated[float, Field(gt=0, le=65536)]
+
+
+class VariantSpec(Spec):
+    """One way to serve a model. Sizes are stated here, or measured after the first load (engine/footprints.py)."""
+
+    id: Annotated[Folder, Field(validation_alias="folder")]
+    """Folder of its weights, below the weights directory. Different variants need different folders."""
+    repository: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$",
+                max_length=128,
+                json_schema_extra=words("a repository like `owner/name`"),
+            ),
+        ]
+        | None
+    ) = None
+    """Where `hearth weights pull` gets it. null: the folder is made by hand."""
+    revision: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]*$",
+                max_length=128,
+                json_schema_extra=words("a commit, tag or branch of the repository"),
+            ),
+        ]
+        | None
+    ) = None
+    """Which version of the repository. null: the newest one at the first pull, and that one from then on."""
+    licence: Annotated[str, Field(min_length=1, max_length=64)]
+    """The licence of the weights, like Apache-2.0."""
+    weights_gib: _Gib
+    """GiB of all weights in memory, on all GPUs together."""
+    resident_gib: _Gib | None = None
+    """GiB of them that are on the GPU at the same time, with `offload`. null: all of them."""
+    activations_gib: Annotated[float, Field(ge=0, le=65536)] = 1.0
+    """GiB on each GPU beside weights and KV cache: CUDA itself, its graphs, and what a step needs at its peak."""
+    runs_on: Literal["gpu", "cpu", "any"] = "gpu"
+    """The device it is for. any: on a GPU where there is one."""
+    min_compute_capability: Annotated[float, Field(ge=0, le=99)] = 0.0
+    """Oldest GPU that runs it, like 8.0 for bfloat16 and 8.9 for FP8 arithmetic."""
+    tensor_parallel_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(strict=False, min_length=1)
+    ] = (1,)
+    """Over how many GPUs it can be split; the smallest number that fits is used."""
+    quantization: Word | None = None
+    """How the weights are stored, for people to read; vLLM finds out by itself. null: as in `dtype`."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format in memory. auto: what the model was saved in."""
+    context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens of prompt and answer together. null: 8192."""
+    chats: Annotated[int, Field(ge=1, le=65536)] = 2
+    """For how many conversations of that full length the KV cache must have room at least."""
+    kv_kib_per_token: Annotated[float, Field(ge=0, le=65536)] = 0.0
+    """KiB of KV cache that one token takes: 2 x layers with full attention x KV heads x head size x 2 bytes."""
+    kv_heads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """KV heads: over more GPUs than that the KV cache is not split any further. null: it always is."""
+    state_mib_per_chat: Annotated[float, Field(ge=0, le=65536)] = 0.0
+    """MiB that a conversation takes whatever its length, in layers with linear attention."""
+    profile: str | None = None
+    """Profile of an image model, in place of the model's."""
+    offload: Literal["none", "model", "sequential"] | None = None
+    """What of an image model stays in the GPU's memory. null: what its profile says."""
+
+    @field_validator("profile")
+    @classmethod
+    def _is_shipped(cls, name: str | None) -> str | None:
+        if name is not None and name not in shipped():
+            raise plain_error(f"there is no profile `{shown(name)}`{did_you_mean(name, shipped())}")
+        return name
+
+
+def _each_folder_once(variants: tuple[VariantSpec, ...]) -> tuple[VariantSpec, ...]:
+    folders = [variant.id for variant in variants]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise plain_error(f"names the folder `{shown(folder)}` twice: each variant has its own")
+    return variants
+
+
+Variants = Annotated[tuple[VariantSpec, ...], Field(strict=False, max_length=64), AfterValidator(_each_folder_once)]
+
+
+@dataclass(frozen=True, slots=True)
+class TierNames:
+    """What the file's tiers are called, for the checks that look across entries."""
+
+    defined: frozenset[str]
+    usable: frozenset[str]
+
+
+def _check_defined(tier: str, names: TierNames) -> None:
+    if tier not in names.defined:
+        raise plain_error(f"there is no tier `{shown(tier)}` under `tiers`{did_you_mean(tier, names.defined)}")
+
+
+class TierSpec(Spec):
+    """A tier of keys."""
+
+    id: Id
+    models: Names[str]
+    """Keys of this tier may use the models of these tiers."""
+    requests_per_minute: Limit | None = None
+    """Requests of one key, as a bucket that refills evenly: as many at once, too. Each item of a batch counts.
+    null: no limit, as for all of these."""
+    tokens_per_minute: Limit | None = None
+    """Tokens of one key: prompt and longest possible answer are taken when a request begins, and what the answer
+    did not need is given back at its end."""
+    parallel_requests: Limit | None = None
+    """Requests of one key that run or wait at the same time; the items of a batch are one request together."""
+    batch_items: Limit | None = None
+    """Items in one batch, where that is fewer than the server allows (HEARTH_MAX_BATCH_ITEMS)."""
+    images_per_day: Limit | None = None
+    """Images that one key may make in a day (UTC)."""
+    queue_share: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """When requests wait for a model: a key of share 2 is given twice the tokens of a key of share 1."""
+
+    @field_validator("models")
+    @classmethod
+    def _tiers_exist(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if isinstance(info.context, TierNames):
+            for name in names:
+                _check_defined(name, info.context)
+        return names
+
+
+class CommonModelSpec(Spec):
+    """What every model has, whatever its task."""
+
+    id: Id
+    tier: str
+    """Which keys may use the model: those whose tier lists this one (see `tiers` below)."""
+    owned_by: Annotated[str, Field(min_length=1, max_length=64)] = "hearth"
+    """Shown in the list of models as its owner."""
+    description: Annotated[str, Field(max_length=1000)] = ""
+    """One or two sentences for the people who choose a model."""
+    weights: Folder
+    """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
+    demo: Word | None = None
+    """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
+    variants: Variants = ()
+    """What to serve it with, best first: `hearth plan` picks the best ones that fit this machine together."""
+    keep_loaded: bool = False
+    """Never takes turns with other models: what does not fit beside it does not run."""
+    unload_after_seconds: Annotated[float, Field(ge=10, le=31_536_000)] | None = None
+    """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
+
+    @field_validator("demo")
+    @classmethod
+    def _is_shipped_demo(cls, demo: str | None) -> str | None:
+        if demo is not None and demo not in demo_names():
+            known = ", ".join(f"`{name}`" for name in demo_names())
+            raise plain_error(f"there is no demo `{shown(demo)}`{did_you_mean(demo, demo_names())}; there is {known}")
+        return demo
+
+    @field_validator("tier")
+    @classmethod
+    def _some_key_may_use_it(cls, tier: str, info: ValidationInfo) -> str:
+        if isinstance(info.context, TierNames):
+            _check_defined(tier, info.context)
+            if tier not in info.context.usable:
+                message = f"no tier lists `{tier}` under its `models`, so no key could use this model"
+                raise plain_error(f"{message}: add it to one")
+        return tier
+
+
+class ChatEngineSpec(Spec):
+    """What vLLM is told about a chat model. Every value has a default."""
+
+    context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens of prompt and answer together. null: what the plan says, else what the model's own configuration says."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens of one answer at most. null: whatever the prompt leaves of the context."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Requests that are generated at the same time; more wait in the queue."""
+    max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Requests that may wait. The next one is answered with 503 server_overloaded."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of the weights in memory. auto: what the model was saved in."""
+    kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
+    """GiB for the KV cache, which holds the running conversations. null: what the plan gives it; without one on a GPU
+    what gpu_memory_utilization leaves, on a CPU 1 GiB (demo model: 0.0625)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory for this model, weights and cache together. Better left out: the plan then sees to it.
+    Without effect on a CPU."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs that the model is split over. Left out, the plan decides."""
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
+    enforce_eager: bool | None = None
+    """true: skip compilation and CUDA graphs, for a faster start and slower answers. false: compile. null: compile; but
+    on a CPU, run compiled only what `hearth compile` has compiled."""
+    tool_parser: Word | None = None
+    """vLLM's parser of function calls, like hermes or llama3_json. null: chosen from the
+    model's family; none: no parser."""
+    kept_for_interactive: Annotated[int, Field(ge=0, le=65536)] | None = None
+    """Of max_num_seqs, how many places batches leave free, so that nobody waits for theirs. null: an eighth."""
+    kept_for_newcomers: Annotated[int, Field(ge=0, le=65536)] | None = None
+    """Of max_num_seqs, how many places only keys take that have nothing running. null: 1 of 2 to 63, then 1 in 32."""
+    fair_queue: bool = True
+    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+    max_images: Annotated[int, Field(ge=1, le=256)] = 8
+    """Pictures in one request, for a model with the capability vision."""
+    stall_seconds: StallSeconds | None = 30.0
+    """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
+    null: never."""
+    reasoning_parser: Word | None = None
+    """vLLM's parser of thinking sections, like qwen3. null: chosen from the
+    model's family; none: no parser."""
+
+    @property
+    def places_for_people(self) -> int:
+        """Of `max_num_seqs`, how many batches leave free; one place has to be left to them."""
+        return self._kept(self.kept_for_interactive, one_in=8)
+
+    @property
+    def places_for_newcomers(self) -> int:
+        """Of `max_num_seqs`, how many are for keys that have nothing running."""
+        return self._kept(self.kept_for_newcomers, one_in=32)
+
+    def _kept(self, asked: int | None, *, one_in: int) -> int:
+        wanted = max(1, self.max_num_seqs // one_in) if asked is None else asked
+        return min(wanted, self.max_num_seqs - 1)
+
+    @field_validator("max_output_tokens")
+    @classmethod
+    def _fits_the_context(cls, tokens: int | None, info: ValidationInfo) -> int | None:
+        context = info.data.get("context_length")
+        if tokens is not None and context is not None and tokens > context:
+            raise plain_error(f"must be at most context_length ({context}), not {tokens}")
+        return tokens
+
+
+class ChatModelSpec(CommonModelSpec):
+    """A chat model."""
+
+    task: Literal["chat"]
+    """What the model does."""
+    capabilities: Annotated[Names[ChatCapability], Field(json_schema_extra={"contains": {"const": "chat"}})]
+    """What clients may ask of it; each is checked against the model when it is loaded."""
+    engine: ChatEngineSpec = ChatEngineSpec()
+    """What vLLM is told. Every value has a default."""
+
+    @field_validator("capabilities")
+    @classmethod
+    def _can_chat(cls, capabilities: tuple[ChatCapability, ...]) -> tuple[ChatCapability, ...]:
+        if "chat" not in capabilities:
+            raise plain_error("must contain `chat`, because the task is chat")
+        return capabilities
+
+
+class ImageEngineSpec(Spec):
+    """How the model is run. Every value has a default; null means what the profile says."""
+
+    steps: StepsByQuality | None = None
+    """Denoising steps for each `quality` of a request."""
+    guidance_scale: Annotated[float, Field(ge=0, le=30)] | None = None
+    """Classifier-free guidance; 0 for models that were distilled to do without."""
+    render_size: RenderSizes | None = None
+    """The edge in pixels at which images of each size are made before they are resized to the size asked for."""
+    max_batch: MaxBatch | None = None
+    """Images of each size that are made together at most."""
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Number format on a GPU. On a CPU it is float32."""
+    offload: Literal["none", "model", "sequential"] | None = None
+    """What stays in the GPU's memory. none: everything; model: the part in use; sequential: the layer in use."""
+    vae_tiling: bool | None = None
+    """Decode large images in tiles, with less memory and slightly other pixels."""
+    negative_prompt: bool | None = None
+    """Whether requests may have a `negative_prompt`."""
+    max_prompt_tokens: MaxPromptTokens | None = None
+    """Longer prompts are refused."""
+    batching: Batches | None = None
+    """steps: images join and leave between denoising steps; requests: they are joined when they begin."""
+    max_queued_images: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """Images that may wait. The next one is answered with 503 server_overloaded."""
+    max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """An image that has been in the making for longer is given up."""
+    stall_seconds: StallSeconds | None = 30.0
+    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
+    computes. null: never."""
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
+    fair_queue: bool = True
+    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+
+    def changes(self) -> dict[str, Any]:
+        """What it says otherwise than the profile."""
+        named = self.model_dump(include=set(ImageProfile.model_fields), exclude_none=True, by_alias=True)
+        return dict(named)
+
+
+class ImageModelSpec(CommonModelSpec):
+    """An image model."""
+
+    task: Literal["image"]
+    """What the model does."""
+    capabilities: Names[Literal["image_generation"]]
+    """What clients may ask of it."""
+    profile: str
+    """How such a pipeline is run: one of the profiles that come with Hearth."""
+    engine: ImageEngineSpec = ImageEngineSpec()
+    """How it is run otherwise than its profile says, and its queue. Every value has a default."""
+
+    @field_validator("profile")
+    @classmethod
+    def _is_shipped(cls, name: str) -> str:
+        if name not in shipped():
+            known = ", ".join(f"`{one}`" for one in shipped())
+            raise plain_error(f"there is no profile `{shown(name)}`{did_you_mean(name, shipped())}; there is {known}")
+        return name
+
+    @model_validator(mode="after")
+    def _agrees_with_its_profile(self) -> Self:
+        profile = self.profile_of(demo=False)
+        if profile.negative_prompt and profile.guidance_scale <= 1:
+            raise plain_error("`negative_prompt: true` needs a `guidance_scale` above 1: raise it, or say false")
+        return self
+
+    def profile_of(self, *, demo: bool) -> ImageProfile:
+        """How it is run; a demo model that stands in is run in its own way."""
+        return profile_named(_DEMO_PROFILE) if demo else profile_named(self.profile, self.engine.changes())
+
+
+class SpeechEngineSpec(Spec):
+    """How it is run. Every value has a default."""
+
+    max_parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Requests that are spoken at the same time, sentence by sentence in turn; more wait."""
+    max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Requests that may wait. The next one is answered with 503 server_overloaded."""
+    max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
+    """A text that has been spoken for longer is given up."""
+    stall_seconds: StallSeconds | None = 30.0
+    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
+    computes. null: never."""
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Threads on a CPU. null: the machine's cores divided by the models (with demo voices alone: 1)."""
+    fair_queue: bool = True
+    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+
+
+class SpeechModelSpec(CommonModelSpec):
+    """Voices that speak."""
+
+    task: Literal["speech"]
+    """What the model does."""
+    capabilities: Names[Literal["speech"]]
+    """What clients may ask of it."""
+    aliases: Annotated[dict[VoiceId, VoiceId], Field(max_length=256)] = Field(default_factory=dict)
+    """Other names of voices, like OpenAI's six."""
+    engine: SpeechEngineSpec = SpeechEngineSpec()
+    """How it is run, and its queue. Every value has a default."""
+
+
+ModelSpec: TypeAlias = ChatModelSpec | ImageModelSpec | SpeechModelSpec
+SPEC_BY_TASK: dict[str, type[ModelSpec]] = {
+    get_args(spec.model_fields["task"].annotation)[0]: spec for spec in get_args(ModelSpec)
+}

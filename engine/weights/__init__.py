@@ -1,0 +1,10 @@
+"""Model folders that are not the demo's: downloaded or carried here, verified, known again later, safe to load.
+
+Nothing here loads a model, and nothing at run time asks a hub. `huggingface_hub` is imported when something is
+downloaded.
+"""
+
+from engine.weights.errors import WeightsError
+from engine.weights.manifest import MANIFEST, Manifest, ManifestFile, is_complete, read_manifest
+
+__all__ = ["MANIFEST", "Manifest", "ManifestFile", "WeightsError", "is_complete", "read_manifest"]

@@ -1,0 +1,595 @@
+"""Downloads a model from a hub into its folder below the weights directory, and says before whether there is room.
+
+`.partial/<name>` below the weights directory is where a model is put together, by one process at a time: `parts/` has
+files on their way, `model/` only whole ones whose hash was right, `listing.json` what is being fetched. The model's
+folder appears by one rename at the end, so what is half there is never loaded.
+"""
+
+import fcntl
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from engine.config.yaml import shown
+from engine.weights import selection
+from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
+from engine.weights.manifest import (
+    ListedFile,
+    Listing,
+    Manifest,
+    ManifestFile,
+    is_complete,
+    read_manifest,
+    sync_folder,
+    sync_folders,
+    write_durably,
+    write_manifest,
+)
+from engine.weights.safety import COMMIT, check_folder_name, check_repository, is_plain, is_there
+from engine.weights.verify import Digest, Report, hash_stream
+
+T = TypeVar("T")
+
+FOLDER = ".partial"
+# What a kill or a cut takes back at most: huggingface_hub's own downloader writes pieces of 10 MiB.
+_CHUNK_BYTES = 2**18
+# Some stores answer a plain request for more than 50 GB with an error, and a slice of the same file gladly.
+_SLICE_BYTES = 8 * 2**30
+_ANSWER_SECONDS = 30
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Where there is no network, this many attempts at the list of files; a download that broke gets more.
+_FIRST_ATTEMPTS = 3
+_FILES_AT_ONCE = 4  # one connection rarely fills a line
+_SPARE_BYTES = 64 * 2**20
+_LARGEST_DESCRIPTION_BYTES = 64 * 2**20  # they are fetched before it is known whether there is room
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """`attempts` in a row may bring nothing; each byte that arrives starts the count again."""
+
+    attempts: int = 6
+    first_pause_seconds: float = 1
+    longest_pause_seconds: float = 30
+    longest_asked_seconds: float = 300
+    """A hub that asks for a longer pause is an error."""
+    stop: Event = field(default_factory=Event)
+
+    def pause(self, failures: int, asked: str = "") -> bool:
+        """Wait before the next attempt, as long as a Retry-After header asked; False if there should be none.
+
+        Raises `StoppedError`.
+        """
+        grown = min(self.first_pause_seconds * 2 ** (failures - 1), self.longest_pause_seconds)
+        seconds = float(asked) if asked.isdecimal() else grown
+        if failures >= self.attempts or seconds > self.longest_asked_seconds:
+            return False
+        if self.stop.wait(seconds):
+            raise StoppedError("Stopped.")
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`revision` None is that of the folder's manifest, or of an unfinished pull, or else the newest of main."""
+
+    repository: str
+    folder: str
+    revision: str | None = None
+    subfolder: str = ""
+    again: bool = False
+    """Hash what is there and fetch what is damaged, even if the folder looks complete."""
+    endpoint: str | None = None
+    patience: Patience = field(default_factory=Patience)
+
+
+class Part:
+    """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes on the disk."""
+
+    def __init__(self, stream: io.FileIO, file: ListedFile, report: Report) -> None:
+        self.file, self.done = file, stream.seek(0, os.SEEK_END)
+        self._stream, self._digest, self._report = stream, Digest(file), report
+        if self.done > file.size_bytes:
+            self.restart()
+        stream.seek(0)
+        hash_stream(stream, self._digest)
+        report(file.path, self.done, file.size_bytes)
+
+    def write(self, chunk: bytes) -> None:
+        if self.done + len(chunk) > self.file.size_bytes:
+            raise _wrong_size(self.file, f"more than {self.file.size_bytes}")
+        self._digest.update(chunk)
+        view = memoryview(chunk)
+        while view:  # a disk that is nearly full takes less; the next write then says so
+            view = view[self._stream.write(view) or 0 :]
+        self.done += len(chunk)
+        self._report(self.file.path, self.done, self.file.size_bytes)
+
+    def restart(self) -> None:
+        self._stream.truncate(0)
+        self._digest, self.done = Digest(self.file), 0
+
+    def matches(self) -> bool:
+        os.fsync(self._stream.fileno())
+        return self._digest.matches()
+
+
+Fetch = Callable[[Part], None]
+"""Writes what a part lacks, from a hub or from another folder. Raises `WeightsError`."""
+
+
+class Partial:
+    """Made by `locked`. `OSError` passes through: the caller knows which disk it speaks of."""
+
+    def __init__(self, weights_dir: Path, name: str) -> None:
+        self.target = weights_dir / check_folder_name(name)
+        self.root = weights_dir / FOLDER / name.replace("%", "%25").replace("/", "%2F")
+        self.model = self.root / "model"
+        self.parts = self.root / "parts"
+        self._record = self.root / "listing.json"
+
+    def recorded(self) -> Listing | None:
+        """Return what an earlier process was fetching."""
+        try:
+            return Listing.model_validate_json(self._record.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def begin(self, listing: Listing) -> None:
+        """From now on this is what is fetched: files of anything else are dropped."""
+        before = self.recorded()
+        self.keep_only(set(listing.files) & set(before.files) if before else ())
+        self.model.mkdir(parents=True, exist_ok=True)
+        self.parts.mkdir(exist_ok=True)
+        write_durably(self._record, listing.model_dump_json().encode())
+
+    def keep_only(self, files: Iterable[ListedFile]) -> None:
+        """Drop every other file."""
+        kept = {place / file.path for file in files for place in (self.model, self.parts)}
+        for place in (self.model, self.parts):
+            for path in place.rglob("*") if place.is_dir() else ():
+                if (path.is_symlink() or not path.is_dir()) and path not in kept:
+                    path.unlink()
+
+    def missing_bytes(self, files: Iterable[ListedFile]) -> int:
+        """Return how much is still to be fetched and written."""
+        return sum(file.size_bytes - self._there(file) for file in files)
+
+    def is_whole(self, file: ListedFile) -> bool:
+        path = self.model / file.path
+        return path.is_file() and path.stat().st_size == file.size_bytes
+
+    def borrow(self, folder: Path, file: ListedFile, report: Report) -> None:
+        """Take a file over from an older folder of the model, without a second copy, if it is the same."""
+        path = folder / file.path
+        if self.is_whole(file) or path.is_symlink() or not path.is_file() or path.stat().st_size != file.size_bytes:
+            return
+        digest = Digest(file)
+        with path.open("rb") as stream:
+            hash_stream(stream, digest, lambda done: report(file.path, done, file.size_bytes))
+        if digest.matches():
+            self._place(file).unlink(missing_ok=True)
+            self._place(file).hardlink_to(path)
+
+    def complete(self, file: ListedFile, fetch: Fetch, report: Report) -> None:
+        """Have the file whole in `model/`, going on with what is there. Raises `WeightsError`."""
+        if self.is_whole(file):
+            report(file.path, file.size_bytes, file.size_bytes)
+            return
+        path = self.parts / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # What an earlier process left may be damaged, by a power cut: then the file is fetched once more from zero.
+        for _ in range(2):
+            with path.open("ab+", buffering=0) as stream:
+                part = Part(stream, file, report)
+                fetch(part)
+                right = part.matches()
+            if right:
+                path.replace(self._place(file))
+                return
+            path.unlink()
+        raise WeightsError(
+            f"{file.path} arrived twice with another content than its hash says, and was thrown away. Something "
+            "between here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
+        )
+
+    def finish(self, listing: Listing, files: Collection[ListedFile]) -> None:
+        """Write the manifest, last, and put the model in its place."""
+        self.keep_only(files)
+        found = tuple(
+            ManifestFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256 or self._sha256(file))
+            for file in files
+        )
+        write_manifest(self.model, Manifest(**listing.origin(), files=found))
+        sync_folders(self.model)
+        old = self.root / "old"
+        if old.exists():
+            shutil.rmtree(old)
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        if is_there(self.target):
+            self.target.rename(old)
+        self.model.rename(self.target)
+        sync_folder(self.target.parent)
+
+    def _there(self, file: ListedFile) -> int:
+        if self.is_whole(file):
+            return file.size_bytes
+        part = self.parts / file.path
+        return min(part.stat().st_size, file.size_bytes) if part.is_file() else 0
+
+    def _place(self, file: ListedFile) -> Path:
+        path = self.model / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _sha256(self, file: ListedFile) -> str:
+        """Of a small file, for which the hub gives Git's hash only."""
+        with (self.model / file.path).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(weights_dir: Path, name: str) -> Iterator[Partial]:
+    """Keep other processes from working on one model's folder. Raises `WeightsError`. Removed when nothing is left."""
+    partial = Partial(weights_dir, name)
+    while True:
+        partial.root.mkdir(parents=True, exist_ok=True)
+        with (partial.root / "lock").open("a", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise WeightsError(f"Another process works on {name} right now. Wait until it has ended.") from error
+            if not _is_still(file.fileno(), partial.root / "lock"):
+                continue  # the one before has just removed it
+            try:
+                yield partial
+            finally:
+                _tidy(partial)
+            return
+
+
+def _tidy(partial: Partial) -> None:
+    """Nothing stays of a pull that came to its end, nor of one that never had a list of files."""
+    if any(not path.is_dir() for place in (partial.model, partial.parts) for path in place.rglob("*")):
+        return
+    shutil.rmtree(partial.root, ignore_errors=True)
+    if partial.root.parent.is_dir() and not any(partial.root.parent.iterdir()):
+        partial.root.parent.rmdir()
+
+
+def _is_still(number: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A pull that knows what it will fetch. Valid inside `prepared`."""
+
+    wanted: Wanted
+    listing: Listing
+    files: tuple[ListedFile, ...]
+    partial: Partial
+    fetch: Fetch
+
+    @property
+    def missing_bytes(self) -> int:
+        return self.partial.missing_bytes(self.files)
+
+    def run(self, report: Report) -> Manifest:
+        """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
+        try:
+            self._fetch_all(report)
+            selection.check_loadable(self.partial.model)
+            self.partial.finish(self.listing, self.files)
+        except OSError as error:
+            raise disk_error(error, self.partial.target.parent) from error
+        manifest = read_manifest(self.partial.target)
+        if manifest is None:
+            raise WeightsError(f"{self.wanted.folder} vanished while it was put in place. Run the same command again.")
+        return manifest
+
+    def _fetch_all(self, report: Report) -> None:
+        stop = self.wanted.patience.stop
+
+        def watched(path: str, done: int, size: int) -> None:
+            if stop.is_set():
+                raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to go on.")
+            report(path, done, size)
+
+        # The largest last would have one connection work alone at the end.
+        files = sorted(self.files, key=lambda file: -file.size_bytes)
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+            fetches = [threads.submit(self.partial.complete, file, self.fetch, watched) for file in files]
+            try:
+                ended, _ = wait(fetches, return_when=FIRST_EXCEPTION)
+            finally:  # also of Ctrl-C, and no matter which failed
+                if not all(fetch.done() for fetch in fetches):
+                    stop.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+        errors = [error for fetch in ended if (error := fetch.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, StoppedError)):
+            raise error
+
+
+def pull(weights_dir: Path, wanted: Wanted, report: Report = lambda _path, _done, _size: None) -> Manifest:
+    """Have the model complete and verified in its folder. Raises `WeightsError` or `LoadError`."""
+    with prepared(weights_dir, wanted, report) as found:
+        if isinstance(found, Manifest):
+            return found
+        check_room(weights_dir, [found])
+        return found.run(report)
+
+
+@contextmanager
+def prepared(weights_dir: Path, wanted: Wanted, report: Report) -> Iterator[Pull | Manifest]:
+    """Find out what is to be fetched; a `Manifest` if nothing is. Raises `WeightsError` or `LoadError`.
+
+    Configurations are fetched here already, so that a model that brings code is refused before its weights are.
+    """
+    there = _there(weights_dir, wanted)
+    if there is not None and wanted.revision in {None, there.revision} and _is_fine(weights_dir, wanted):
+        yield there
+        return
+    try:
+        weights_dir.mkdir(parents=True, exist_ok=True)
+        with locked(weights_dir, wanted.folder) as partial:
+            hub = _Hub(wanted)
+            listing = hub.listing(_revision(partial, wanted, there))
+            if there is not None and there.revision == listing.revision and _is_fine(weights_dir, wanted):
+                yield there
+            else:
+                yield _prepare(partial, wanted, listing, lambda part: hub.fetch(listing, part), report)
+    except OSError as error:
+        raise disk_error(error, weights_dir) from error
+
+
+def check_room(weights_dir: Path, pulls: Iterable[Pull]) -> None:
+    """Raise `WeightsError`, with the numbers, if the disk has no room for all of these together."""
+    needed = {pull.wanted.folder: pull.missing_bytes for pull in pulls}
+    if not any(needed.values()):
+        return
+    free = shutil.disk_usage(weights_dir).free
+    lacking = sum(needed.values()) + _SPARE_BYTES - free
+    if lacking > 0:
+        listed = ", ".join(f"{folder} {_gib(size)}" for folder, size in needed.items())
+        raise WeightsError(
+            f"Not enough room on the disk of {weights_dir}: still to be fetched are {listed}; free are {_gib(free)}, "
+            f"so {_gib(lacking)} are lacking. Pick one: 1. free them (`hearth weights list` shows what lies there); 2. "
+            "have HEARTH_WEIGHTS_DIR on another disk; 3. pull a smaller variant."
+        )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**27 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
+    """Return what is in the folder's place, if it may be touched. Raises `WeightsError` if it may not."""
+    folder = weights_dir / wanted.folder
+    if not is_there(folder):
+        return None
+    manifest = None if folder.is_symlink() else read_manifest(folder)
+    if manifest is None:
+        raise WeightsError(
+            f"{wanted.folder} is there and was not pulled by Hearth (it has no manifest), so it stays as it is. Pick "
+            "one: 1. pull under another name with --as; 2. move it away; 3. `hearth weights remove`."
+        )
+    if not manifest.is_of(wanted.repository, wanted.subfolder):
+        has = "/".join(part for part in (manifest.repository, manifest.subfolder) if part)
+        raise WeightsError(
+            f"{wanted.folder} holds {has}. Pick one: 1. pull under another name with --as; 2. `hearth weights remove "
+            f"{wanted.folder}` first."
+        )
+    return manifest
+
+
+def _is_fine(weights_dir: Path, wanted: Wanted) -> bool:
+    return not wanted.again and is_complete(weights_dir / wanted.folder)
+
+
+def _revision(partial: Partial, wanted: Wanted, there: Manifest | None) -> str | None:
+    unfinished = partial.recorded()
+    if unfinished is not None and not unfinished.is_of(wanted.repository, wanted.subfolder):
+        unfinished = None
+    return wanted.revision or (there or unfinished or wanted).revision
+
+
+def _prepare(partial: Partial, wanted: Wanted, listing: Listing, fetch: Fetch, report: Report) -> Pull:
+    by_path = {file.path: file for file in listing.files}
+    looked_at = selection.descriptions(by_path)
+    partial.begin(listing)
+    for path in looked_at:
+        if by_path[path].size_bytes > _LARGEST_DESCRIPTION_BYTES:
+            raise WeightsError(f"{wanted.repository} lists {path} with {by_path[path].size_bytes} bytes: that is none.")
+        partial.complete(by_path[path], fetch, lambda _path, _done, _size: None)
+    selection.check_descriptions(partial.model, looked_at)
+    files = tuple(by_path[path] for path in selection.chosen(by_path, partial.model))
+    partial.keep_only(files)
+    if is_there(partial.target):
+        for file in files:
+            partial.borrow(partial.target, file, report)
+    return Pull(wanted, listing, files, partial, fetch)
+
+
+class _AnswerError(Exception):
+    """The hub's answer is not what was asked for."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(response.status_code)
+        self.status: int = response.status_code
+        self.headers: dict[str, str] = {name.lower(): value for name, value in response.headers.items()}
+
+
+class _Hub:
+    """One repository, over huggingface_hub: it knows addresses, token (HF_TOKEN or `hf auth login`) and proxies.
+
+    The bytes are read here. Its own `http_get` goes on at a byte, too, but writes in pieces of 10 MiB, so that a slow
+    line loses minutes at each cut; sleeps as long as a hub asks for, days if need be, deaf to Ctrl-C; and takes no
+    slices of a file.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        # Read at import: nothing else is sent to the hub than what the fetch needs.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        from huggingface_hub import HfApi
+
+        self._repository, self._subfolder = check_repository(wanted.repository), wanted.subfolder
+        self._patience = wanted.patience
+        self._api = HfApi(endpoint=wanted.endpoint, library_name="hearth")
+        self._endpoint = str(self._api.endpoint)
+        self._address = f"{self._endpoint}/{self._repository}"
+        """Where people look at the repository."""
+
+    def listing(self, revision: str | None) -> Listing:
+        """Return the files of a commit, branch or tag; None is the branch main. Raises `WeightsError`."""
+        info = self._patiently(lambda: self._info(revision))
+        commit = str(info.sha)
+        if re.fullmatch(COMMIT, commit) is None or (re.fullmatch(COMMIT, revision or "") and commit != revision):
+            raise WeightsError(
+                f"{self._address} answers with the revision {shown(commit)!r}, not {revision or 'main'}."
+            )
+        files = _files(self._address, info.siblings or [], self._subfolder)
+        return Listing(repository=self._repository, revision=commit, subfolder=self._subfolder, files=files)
+
+    def fetch(self, listing: Listing, part: Part) -> None:
+        """Write the rest of a file. Raises `WeightsError`."""
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(
+            self._repository,
+            part.file.path,
+            subfolder=self._subfolder or None,
+            revision=listing.revision,
+            endpoint=self._endpoint,
+        )
+        while part.done < part.file.size_bytes:
+            self._patiently(lambda: self._slice(url, part), part)
+
+    def _slice(self, url: str, part: Part) -> None:
+        from httpx2 import RemoteProtocolError
+        from huggingface_hub import constants, get_session
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        size, end = part.file.size_bytes, min(part.file.size_bytes, part.done + _SLICE_BYTES)
+        asked = {"Accept-Encoding": "identity"}
+        if (part.done, end) != (0, size):
+            asked["Range"] = f"bytes={part.done}-{end - 1}"
+        headers = build_hf_headers(library_name="hearth", headers=asked)
+        timeout = max(constants.HF_HUB_DOWNLOAD_TIMEOUT, 1)
+        with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+            start, total = _range(response)
+            if total not in {"*", str(size)}:
+                raise _wrong_size(part.file, total)
+            if start not in {0, part.done}:
+                raise _AnswerError(response)
+            if start != part.done:  # it knows nothing of ranges
+                part.restart()
+            for chunk in response.iter_bytes(_CHUNK_BYTES):
+                part.write(chunk)
+        if part.done < end:
+            raise RemoteProtocolError("the answer ended early")
+
+    def _info(self, revision: str | None) -> Any:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            return self._api.model_info(
+                self._repository, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS
+            )
+        except HfHubHTTPError as error:
+            raise _AnswerError(error.response) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WeightsError(
+                f"{self._endpoint} does not answer like a model hub. Is HF_ENDPOINT right, and does a proxy answer "
+                "in its place?"
+            ) from error
+
+    def _patiently(self, ask: Callable[[], T], part: Part | None = None) -> T:
+        """Ask until there is an answer, or until it is no use any more. Raises `WeightsError`."""
+        from httpx2 import TransportError
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        attempts = self._patience.attempts if part else _FIRST_ATTEMPTS
+        failures = before = 0
+        while True:
+            if part:
+                before = part.done
+            try:
+                return ask()
+            except (TransportError, _AnswerError, OfflineModeIsEnabled) as error:
+                failures = 1 if part and part.done > before else failures + 1
+                if isinstance(error, _AnswerError):
+                    retry_after = error.headers.get("retry-after", "").strip()
+                    if error.status not in _TRANSIENT or not self._patience.pause(failures, retry_after):
+                        raise refused(self._address, error.status, error.headers) from error
+                elif (
+                    isinstance(error, OfflineModeIsEnabled)
+                    or failures >= attempts
+                    or not self._patience.pause(failures)
+                ):
+                    raise unreachable(self._endpoint, error) from error
+
+
+def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ListedFile, ...]:
+    """Check every name before anything is fetched: a list with tricks in it is not to be trusted at all."""
+    for sibling in siblings:
+        if not isinstance(sibling.rfilename, str) or not is_plain(sibling.rfilename):
+            raise WeightsError(
+                f"{address} lists a file {shown(str(sibling.rfilename))!r}, which would lie outside of the model's "
+                "folder. Nothing was fetched. Do not use this repository."
+            )
+    start = f"{subfolder}/" if subfolder else ""
+    files = tuple(
+        _file(address, sibling, sibling.rfilename.removeprefix(start))
+        for sibling in siblings
+        if sibling.rfilename.startswith(start)
+    )
+    if len({file.path for file in files}) != len(files):
+        raise WeightsError(f"{address} lists a file twice. Nothing was fetched. Do not use this repository.")
+    return files
+
+
+def _file(address: str, sibling: Any, path: str) -> ListedFile:
+    sha256 = getattr(sibling.lfs, "sha256", None)
+    try:
+        return ListedFile(
+            path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=None if sha256 else sibling.blob_id
+        )
+    except ValueError as error:
+        raise WeightsError(
+            f"{address} does not say size and hash of {shown(path)}, so nobody could tell whether it arrives whole. "
+            "Use a hub that does."
+        ) from error
+
+
+def _range(response: Any) -> tuple[int, str]:
+    """Where in the file an answer begins, and how large the file is there; "*" if it does not say."""
+    if response.status_code == 206:
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("content-range", ""))
+        if found is not None:
+            return int(found[1]), found[2]
+    if response.status_code != 200:
+        raise _AnswerError(response)
+    encoded = response.headers.get("content-encoding", "identity") != "identity"
+    return 0, "*" if encoded else response.headers.get("content-length", "*")
+
+
+def _wrong_size(file: ListedFile, found: str) -> WeightsError:
+    return WeightsError(
+        f"{file.path} has {found} bytes on the server, but {file.size_bytes} in its list of files. Try again later; if "
+        "it stays so, HF_ENDPOINT names a mirror that is broken."
+    )

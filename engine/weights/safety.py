@@ -1,0 +1,270 @@
+"""What may be loaded or fetched. Models are hostile: safetensors only, no code of theirs, no name that leads elsewhere.
+
+Nothing is loaded here. `check_folder` is for the folder of one model, `check_pipeline_folder` for an image pipeline's.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from engine.config.base import Folder
+from engine.config.yaml import shown
+from engine.errors import LoadError
+from engine.weights.errors import WeightsError
+
+REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+COMMIT = r"^[0-9a-f]{40}$"
+PIPELINES = (
+    "Flux2KleinPipeline",
+    "FluxPipeline",
+    "QwenImagePipeline",
+    "StableDiffusion3Pipeline",
+    "StableDiffusionPipeline",
+    "StableDiffusionXLPipeline",
+    "ZImagePipeline",
+)
+# Never loaded: diffusers_load.py leaves them out of the pipeline.
+LEFT_OUT = ("safety_checker",)
+# Components that the pipeline does without where its index says [null, null]; each only with those before it.
+_MAY_LACK = {"StableDiffusion3Pipeline": ("text_encoder_3", "tokenizer_3")}
+# Number formats in which repositories offer weights, with these words in the names of files.
+_VARIANT = re.compile(r"\.(fp16|bf16)(?:-\d{5}-of-\d{5})?\.safetensors")
+_LIBRARIES = ("diffusers", "transformers")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_WITHOUT_WEIGHTS = ("Tokenizer", "TokenizerFast", "Scheduler", "Processor", "ProcessorFast", "FeatureExtractor")
+_INDEX = re.compile(r".*\.safetensors\.index(\.[a-z0-9]+)?\.json")  # the last part is a number format, like fp16
+_CONFIG_LIMIT_BYTES = 4 * 2**20
+# A mixture of experts has a line for each of its experts' tensors, and there are tens of thousands.
+_INDEX_LIMIT_BYTES = 64 * 2**20
+_FOLDER: TypeAdapter[str] = TypeAdapter(Folder)
+
+
+def is_plain(path: str) -> bool:
+    """Whether a path of a file list stays below its folder, on every system and file system."""
+    parts = path.split("/")
+    return (
+        path.isprintable()
+        and "\\" not in path
+        and len(path.encode()) <= 1024
+        and all(part not in {"", ".", ".."} and len(part.encode()) <= 255 for part in parts)
+    )
+
+
+def check_folder_name(name: str) -> str:
+    """Return the name of a folder below the weights directory. Raises `WeightsError` for any other."""
+    try:
+        return _FOLDER.validate_python(name)
+    except ValidationError as error:
+        raise WeightsError(
+            f"{shown(name)!r} is no name of a folder below the weights directory: it must be relative, like my-model "
+            "or voices/my-voice, without `..` and without a part that starts with a dot or `~`."
+        ) from error
+
+
+def check_repository(name: str) -> str:
+    """Return the name of a repository. Raises `WeightsError` for any other."""
+    if re.fullmatch(REPOSITORY, name) is None or ".." in name or "--" in name:
+        raise WeightsError(f"{shown(name)!r} is no repository: it must be like owner/name.")
+    return name
+
+
+def is_there(folder: Path) -> bool:
+    """Whether something is in the way of a new folder; an empty one is not."""
+    if folder.is_symlink() or not folder.is_dir():
+        return folder.is_symlink() or folder.exists()
+    return any(folder.iterdir())
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `LoadError`, naming the file, unless `folder` holds a model in Hugging Face layout that is safe to load."""
+    for name in ("config.json", "tokenizer_config.json"):
+        if name == "config.json" or (folder / name).exists():
+            check_no_code(folder / name)
+    if not any(folder.glob("*.safetensors")):
+        raise LoadError(
+            f"{folder.name} holds no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
+            "offers safetensors (pickle formats like .bin and .pt can run code and are refused)."
+        )
+    for file in folder.glob("*.safetensors"):
+        check_safetensors(file)
+    for file in folder.glob("*.index.json"):
+        shards(file)
+
+
+def shards(file: Path) -> list[str]:
+    """Return the names in an index of safetensors files. Raises `LoadError` for one that leads to anything else.
+
+    An index of pickles, which a repository may offer beside, names nothing that is loaded here.
+    """
+    content = read_config(file, limit_bytes=_INDEX_LIMIT_BYTES)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise LoadError(f"{file.parent.name}/{file.name} is no index of weights. Download the model again.")
+    if not _INDEX.fullmatch(file.name):
+        return []
+    found = sorted(set(names.values()))
+    if not all(name.endswith(".safetensors") and "/" not in name and "\\" not in name for name in found):
+        raise LoadError(
+            f"{file.parent.name}/{file.name} leads to files that are no safetensors beside it: other formats can run "
+            "code and are refused. Download the model again, from a repository that you trust."
+        )
+    return found
+
+
+def check_no_code(file: Path) -> None:
+    """Raise `LoadError` if the JSON in `file` names code that the model brings itself."""
+    if _mentions(read_config(file), "auto_map"):
+        raise LoadError(
+            f"{file.parent.name}/{file.name} has `auto_map`: the model wants to run code of its own, which is never "
+            "done here. Use a model whose architecture needs no code of its own."
+        )
+
+
+def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
+    """Return what a JSON file of limited size holds. Raises `LoadError`, naming the file, if it is none."""
+    try:
+        if file.exists() and not file.is_file():
+            raise LoadError(f"{file.parent.name}/{file.name} is no file.")
+        if file.stat().st_size > limit_bytes:
+            limit = f"{limit_bytes >> 20} MiB"
+            raise LoadError(f"{file.parent.name}/{file.name} is larger than {limit}: that is no model configuration.")
+        return json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise LoadError(f"{file.parent.name} holds no {file.name}: it is no complete model folder.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{file.parent.name}/{file.name} cannot be read as JSON. Download the model again.") from error
+
+
+def _mentions(value: Any, key: str) -> bool:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            if key in item:
+                return True
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+    return False
+
+
+def check_safetensors(file: Path) -> None:
+    """Raise `LoadError` if the file is cut off: after the length of its JSON header and that, its tensors end with it.
+
+    Source: the format's description in the safetensors repository.
+    """
+    if not file.is_file():
+        raise LoadError(f"{file.parent.name}/{file.name} is no file. Download it again.")
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 2 <= length <= min(size - 8, 100 * 2**20):
+            raise _broken(file)
+        try:
+            header = json.loads(stream.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            complete = 8 + length + max(ends, default=0) == size
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+            raise _broken(file) from error
+    if not complete:
+        raise _broken(file)
+
+
+def _broken(file: Path) -> LoadError:
+    return LoadError(
+        f"{file.parent.name}/{file.name} is cut off or damaged: its header does not match its size. Download it again."
+    )
+
+
+def check_pipeline_folder(folder: Path) -> str:
+    """Return the pipeline's class. Raises `LoadError`, naming the file, unless the folder is safe and complete."""
+    index = _read_index(folder)
+    for file in sorted(folder.rglob("*")):
+        _check_file(folder, file)
+    for name, origin in index.items():
+        if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
+            _check_component(folder, name, origin)
+    return str(index["_class_name"])
+
+
+def lacking(folder: Path) -> list[str]:
+    """Return the components that a checked folder leaves out on purpose, and its pipeline knows to do without."""
+    index = _read_index(folder)
+    found: list[str] = []
+    for name in _MAY_LACK.get(index["_class_name"], ()):
+        if index.get(name) not in (None, [None, None]):
+            break
+        found.append(name)
+    return found
+
+
+def variant(folder: Path) -> str | None:
+    """Return like `fp16` if a component of a checked folder has its weights in such files only, else None."""
+    for part in sorted(folder.iterdir()):
+        files = [file.name for file in part.glob("*.safetensors")] if part.is_dir() else []
+        kinds = {found[1] if (found := _VARIANT.search(name)) else None for name in files}
+        if kinds and None not in kinds:
+            return min(kind for kind in kinds if kind)
+    return None
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    index = read_config(folder / "model_index.json")
+    if not isinstance(index, dict):
+        raise LoadError(f"{folder.name}/model_index.json is no JSON object. Download the model again.")
+    if index.get("_class_name") not in PIPELINES:
+        raise LoadError(
+            f"{folder.name}/model_index.json names the pipeline {shown(str(index.get('_class_name')))}, which is not "
+            f"supported. Use a model for one of: {', '.join(PIPELINES)}."
+        )
+    return index
+
+
+def _check_file(folder: Path, file: Path) -> None:
+    if file.suffix == ".py":
+        raise LoadError(
+            f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file if "
+            "the pipeline works without it, or use another model."
+        )
+    if file.name.endswith(("config.json", "model_index.json")):
+        check_no_code(file)
+    if file.suffix == ".safetensors":
+        check_safetensors(file)
+
+
+def _check_component(folder: Path, name: str, origin: list[Any]) -> None:
+    """A component is `[library, class]` in the index and a folder of the same name beside it."""
+    known = len(origin) == 2 and origin[0] in _LIBRARIES and isinstance(origin[1], str) and origin[1].isidentifier()
+    if not known or not name.isidentifier():
+        raise LoadError(
+            f"{folder.name}/model_index.json takes the component {shown(name)} from {shown(str(origin))}: only classes "
+            "of diffusers and transformers are loaded here. Use a model whose pipeline needs no code of its own."
+        )
+    part = folder / name
+    if part.is_symlink():
+        raise LoadError(f"{folder.name}/{name} is a link, and links out of a model are not followed. Copy the folder.")
+    if not part.is_dir():
+        raise LoadError(f"{folder.name} has no folder {name}, which its model_index.json names. Finish the download.")
+    if not origin[1].endswith(_WITHOUT_WEIGHTS):
+        _check_weights(part)
+
+
+def _check_weights(part: Path) -> None:
+    if not (part / "config.json").is_file():
+        raise LoadError(f"{part.name} holds no config.json: it is no complete model folder. Finish the download.")
+    for file in part.glob("*.index*.json"):
+        for shard in shards(file):
+            if not (part / shard).is_file():
+                raise LoadError(f"{part.name}/{shard} is missing, which {file.name} names. Finish the download.")
+    if any(part.glob("*.safetensors")):
+        return
+    pickles = [file.name for file in sorted(part.iterdir()) if file.suffix in _PICKLES]
+    if pickles:
+        raise LoadError(
+            f"{part.name} holds {pickles[0]} and no .safetensors file: pickle formats can run code and are refused. "
+            "Use a repository that offers safetensors, or convert the file on a machine that may be lost."
+        )
+    raise LoadError(f"{part.name} holds no .safetensors file. Finish the download.")

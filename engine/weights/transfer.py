@@ -1,0 +1,203 @@
+"""Model folders on this machine and between machines: what is there, removing one, carrying one to another host.
+
+A folder is copied file by file, hashed on the way, and renamed into its place at the end, as after a download.
+"""
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.weights import selection
+from engine.weights.download import FOLDER, Part, Partial, Patience, Pull, Wanted, check_room, locked
+from engine.weights.errors import WeightsError, disk_error
+from engine.weights.manifest import MANIFEST, ListedFile, Listing, Manifest, is_complete, read_manifest
+from engine.weights.safety import check_folder_name, is_there
+from engine.weights.verify import Report, required_manifest
+
+_CHUNK_BYTES = 2**20
+_DEEPEST = 3
+State = Literal["complete", "damaged", "own", "partial"]
+_MODEL_FILES = (".safetensors", ".onnx")
+
+
+def copy_rest(folder: Path, part: Part) -> None:
+    """Write what a part lacks, from a folder of unknown origin: no link is followed, only plain files are read."""
+    file = part.file
+    with os.fdopen(_open(folder, file.path), "rb") as stream:
+        found = os.fstat(stream.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise WeightsError(f"{folder.name}/{file.path} is no plain file. Copy the folder again.")
+        if found.st_size != file.size_bytes:
+            raise WeightsError(
+                f"{folder.name}/{file.path} has {found.st_size} bytes instead of {file.size_bytes}: it did not arrive "
+                "whole. Copy the folder again."
+            )
+        stream.seek(part.done)
+        while chunk := stream.read(_CHUNK_BYTES):
+            part.write(chunk)
+
+
+def _open(folder: Path, path: str) -> int:
+    """Step by step from the folder, so that a link in between is noticed as well."""
+    *folders, name = path.split("/")
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for inner_name in folders:
+            inner = os.open(inner_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            os.close(place)
+            place = inner
+        # A pipe would wait for its writer.
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+    except OSError as error:
+        raise WeightsError(
+            f"{folder.name}/{path} is missing, is a link, or cannot be read ({error.strerror}). Copy the folder again; "
+            "links are never followed."
+        ) from error
+    finally:
+        os.close(place)
+
+
+def found_below(folder: Path) -> dict[str, Path]:
+    """Return the model folders in a directory, by their names below it; under "" if it is one itself."""
+    if (folder / MANIFEST).exists():
+        return {"": folder}
+    if not folder.is_dir():
+        raise WeightsError(f"{folder} is not there, or is no folder.")
+    fetched = (one.folder for one in shelved(folder) if one.state in {"complete", "damaged"})
+    found = {name: folder / name for name in fetched}
+    if not found:
+        raise WeightsError(
+            f"{folder} holds no model with a {MANIFEST}. Name the folder that `hearth weights export` wrote."
+        )
+    return found
+
+
+def carry(source: Path, root: Path, name: str, report: Report, patience: Patience) -> tuple[Manifest, bool]:
+    """Copy a verified folder to `root`/`name`; False if it was there already. Raises `WeightsError` or `LoadError`."""
+    manifest = _trustworthy(source)
+    target = root / check_folder_name(name)
+    if is_there(target):
+        if read_manifest(target) == manifest and is_complete(target):
+            return manifest, False
+        raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
+    files = tuple(ListedFile(**file.model_dump()) for file in manifest.files)
+    listing = Listing(**manifest.origin(), files=files)
+    wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder, patience=patience)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root, name) as partial:
+            partial.begin(listing)
+            work = Pull(wanted, listing, files, partial, lambda part: copy_rest(source, part))
+            check_room(root, [work])
+            return work.run(report), True
+    except OSError as error:
+        raise disk_error(error, root) from error
+
+
+def _trustworthy(source: Path) -> Manifest:
+    """A manifest may have been written by anybody: it can only name what a pull would have fetched."""
+    manifest = required_manifest(source)
+    for file in manifest.files:
+        if not selection.may_be_carried(file.path):
+            raise WeightsError(
+                f"{source.name} lists {file.path}, which is neither weights in safetensors nor text that belongs to a "
+                "model: other kinds of files can run code and are refused."
+            )
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """One folder; `repository` and `revision` as far as they are known."""
+
+    folder: str
+    state: State
+    size_bytes: int
+    """On this disk."""
+    repository: str | None = None
+    revision: str | None = None
+    subfolder: str = ""
+
+
+def shelved(weights_dir: Path) -> list[Shelved]:
+    """List the folders, by name. Raises `WeightsError`."""
+    try:
+        return sorted([*_folders(weights_dir), *_unfinished(weights_dir)], key=lambda one: (one.folder, one.state))
+    except OSError as error:
+        raise disk_error(error, weights_dir) from error
+
+
+def remove(weights_dir: Path, folder: str) -> int:
+    """Remove a folder and what is unfinished of it; returns the bytes freed. Raises `WeightsError`."""
+    target = Partial(weights_dir, folder).target
+    begun = Partial(weights_dir, folder).root
+    if not target.is_symlink() and not target.exists() and not begun.exists():
+        raise WeightsError(f"There is no folder {folder}. `hearth weights list` shows the folders.")
+    try:
+        size = _size(begun) + (0 if target.is_symlink() else _size(target))
+        with locked(weights_dir, folder) as partial:
+            if partial.target.is_symlink():
+                partial.target.unlink()
+            elif partial.target.exists():
+                # One rename, so that nothing half removed is ever loaded.
+                gone = partial.root / "gone"
+                shutil.rmtree(gone, ignore_errors=True)
+                partial.target.rename(gone)
+            for unfinished in (partial.model, partial.parts):
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, weights_dir) from error
+    return size
+
+
+def _folders(weights_dir: Path) -> list[Shelved]:
+    found = []
+    for inside, folders, files in os.walk(weights_dir):
+        place = weights_dir / os.path.relpath(inside, weights_dir)
+        name = place.relative_to(weights_dir).as_posix()
+        deep = len(place.relative_to(weights_dir).parts) >= _DEEPEST
+        is_model = name != "." and (
+            any(file == MANIFEST or file.endswith(_MODEL_FILES) or file == "config.json" for file in files)
+            or "model_index.json" in files
+        )
+        if is_model:
+            found.append(_one(place, name))
+        else:
+            # Links are the owner's own, and are not walked into: what lies there may be anything.
+            links = [one for one in folders if (place / one).is_symlink() and not one.startswith(".")]
+            found += [Shelved((place / one).relative_to(weights_dir).as_posix(), "own", 0) for one in links]
+        folders[:] = [] if is_model or deep else sorted(one for one in folders if not one.startswith("."))
+    return found
+
+
+def _one(place: Path, name: str) -> Shelved:
+    try:
+        manifest: Manifest | None = read_manifest(place)
+    except WeightsError:
+        return Shelved(name, "damaged", _size(place))
+    if manifest is None:
+        return Shelved(name, "own", _size(place))
+    state: State = "complete" if is_complete(place) else "damaged"
+    return Shelved(name, state, _size(place), manifest.repository, manifest.revision, manifest.subfolder)
+
+
+def _unfinished(weights_dir: Path) -> list[Shelved]:
+    root = weights_dir / FOLDER
+    found = []
+    for place in sorted(root.iterdir()) if root.is_dir() else ():
+        name = place.name.replace("%2F", "/").replace("%25", "%")
+        try:
+            listing = Partial(weights_dir, name).recorded()
+        except WeightsError:
+            continue
+        known = (listing.repository, listing.revision, listing.subfolder) if listing else (None, None, "")
+        found.append(Shelved(name, "partial", _size(place), *known))
+    return found
+
+
+def _size(place: Path) -> int:
+    """Bytes of the files below, each counted once."""
+    return sum(path.lstat().st_size for path in place.rglob("*") if not path.is_dir() or path.is_symlink())
