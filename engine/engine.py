@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from engine.config import Config
     from engine.images.types import ImageEvent, ImageRequest
     from engine.types import ChatRequest, ChatResult, ChatStep, ModelHealth, TextRequest
-    from engine.voices.requests import SpeechChunk, SpeechRequest
-    from engine.voices.types import Voice
+    from engine.voices.types import SpeechChunk, SpeechRequest, Voice
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 

@@ -11,7 +11,7 @@ from engine.hub.shelf import shelved
 from engine.hub.verify import verify
 from engine.images.folder import check_pipeline_folder
 from engine.placement_types import Plan
-from engine.voices.offered import Voices
+from engine.voices.catalogue import Voices
 from engine.weights import check_folder
 from server.cli_doctor_findings import Finding
 from server.command_name import HEARTH

@@ -14,7 +14,7 @@ import typer
 
 from engine import AudioFormat, EngineError, SpeechRequest
 from engine.config import SpeechModelSpec
-from engine.voices.offered import Voices
+from engine.voices.catalogue import Voices
 from engine.worker.process import WorkerDiedError
 from server.cli_store import Models, WeightsDir, config_for, refuse, settings_for
 from server.command_name import HEARTH
@@ -93,7 +93,7 @@ def _format(given: str | None, output: Path) -> AudioFormat:
 
 async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Voice, output: Path, *, mark: bool) -> float:
     """Return how many seconds were written. A file appears only when it is whole. Raises `EngineError`, `OSError`."""
-    from engine.backends.speech_model import SpeechModel
+    from engine.backends.tts.model import SpeechModel
 
     threads = spec.engine.cpu_threads or os.cpu_count() or 1
     part = output.with_name(f"{output.name}.part")

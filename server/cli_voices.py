@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import SpeechModelSpec
-from engine.voices.offered import Voices
+from engine.voices.catalogue import Voices
 from server.cli_say import say
 from server.cli_store import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli_tables import print_rich

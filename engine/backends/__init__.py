@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from engine.admission import Admission
     from engine.images.types import ImageEvent, ImageRequest
     from engine.types import ChatRequest, ChatResult, ChatStep, TextRequest
-    from engine.voices.requests import SpeechChunk, SpeechRequest
-    from engine.voices.types import Voice
+    from engine.voices.types import SpeechChunk, SpeechRequest, Voice
 
 
 _log = logging.getLogger("hearth.backends")

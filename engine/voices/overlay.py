@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from engine.config_document import Document, parse_document, shown
+from engine.config_document import Document, Location, Problem, parse_document, shown
 from engine.config_report import add_problems, plain_error
 from engine.config_words import Spec
-from engine.voices.files import MetadataError
+from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SPEAKERS
-from engine.voices.types import Gender  # noqa: TC001 - pydantic reads it
-
-if TYPE_CHECKING:
-    from engine.config_document import Location, Problem
-    from engine.voices.files import ModelFolder
+from engine.voices.types import Gender
 
 FILE, CARD = "voices.yaml", "README.md"
 SECTION = "service_voices"

@@ -5,17 +5,16 @@ The mark says that a model spoke, where the format has a place for it: not in AA
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import soundfile
 import soxr
 
-from engine.voices.requests import AudioFormat
+from engine.voices.types import AudioFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +40,6 @@ class Encoder(Protocol):
 
     def add(self, samples: NDArray[np.float32], *, last: bool) -> bytes:
         """Encode."""
-
-
-def installed_formats() -> list[AudioFormat]:
-    """Return the formats that this machine's packages can make."""
-    return [name for name in get_args(AudioFormat) if name != "aac" or importlib.util.find_spec("av") is not None]
 
 
 def encoder_for(audio_format: AudioFormat, rate: int, *, mark: bool) -> Encoder:
