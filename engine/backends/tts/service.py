@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends.tts.encoders import AllAtOnce, Encoder, encoder_for
+from engine.backends.tts.encoders import Encoder
 from engine.backends.tts.families import LoadedModels, Synthesizer
 from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
@@ -146,9 +146,8 @@ class SpeechService:
         if first is None and number in self._running:
             raise _nothing_to_say(running.job)
         job = running.job
-        encoder = encoder_for(job.response_format, model.sample_rate, mark=self._mark)
-        if job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS:
-            encoder = AllAtOnce(encoder)
+        whole = job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS
+        encoder = Encoder(job.response_format, model.sample_rate, mark=self._mark, whole=whole)
         return _Voice(model, encoder, first)
 
     def _next(self, number: int, model: Synthesizer, running: _Running) -> Piece | None:
