@@ -39,8 +39,7 @@ from engine.types import (
     Usage,
 )
 from engine.voices.languages import language_code
-from engine.voices.requests import AudioFormat, SpeechChunk, SpeechRequest
-from engine.voices.types import Voice
+from engine.voices.types import AudioFormat, SpeechChunk, SpeechRequest, Voice
 
 __all__ = [
     "ANSWERS",

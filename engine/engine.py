@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from engine.images.types import ImageEvent, ImageRequest
     from engine.stream import TokenStream
     from engine.types import ModelHealth
-    from engine.voices.requests import SpeechChunk, SpeechRequest
-    from engine.voices.types import Voice
+    from engine.voices.types import SpeechChunk, SpeechRequest, Voice
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 

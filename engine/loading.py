@@ -13,7 +13,7 @@ from engine.errors import LoadError
 from engine.hardware import GIB
 from engine.holdings import Holdings
 from engine.slot import needs_another_engine
-from engine.voices.offered import Voices
+from engine.voices.catalogue import Voices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from engine.backends import Backend
     from engine.backends.image_model import ImageModel
-    from engine.backends.speech_model import SpeechModel
+    from engine.backends.tts.model import SpeechModel
     from engine.backends.vllm_chat import VllmChat
     from engine.backends.vllm_launch import StarterThread
     from engine.compiled import CompiledModels
@@ -213,7 +213,7 @@ class Loader:
         )
 
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> SpeechModel:
-        from engine.backends.speech_model import SpeechModel
+        from engine.backends.tts.model import SpeechModel
 
         problem = self.voices.problem(spec.id)
         if problem is not None:

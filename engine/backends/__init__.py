@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from engine.images.types import ImageEvent, ImageRequest
     from engine.stream import TokenStream
     from engine.types import ChatRequest, TextRequest
-    from engine.voices.requests import SpeechChunk, SpeechRequest
-    from engine.voices.types import Voice
+    from engine.voices.types import SpeechChunk, SpeechRequest, Voice
 
 
 _log = logging.getLogger("hearth.backends")

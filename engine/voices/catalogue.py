@@ -1,32 +1,112 @@
-"""Which voices there are: every model folder in the given folders, read by its family's reader. Nothing is loaded."""
+"""Which voices there are: what the model folders say, what people add, and what each model of models.yaml offers of it.
+
+Every folder is read by its family's reader; nothing is loaded. A voice that lacks something is hidden, never guessed.
+"""
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import logging
 import os
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from engine.config import Config, SpeechModelSpec
 from engine.config.yaml import shown
-from engine.errors import LoadError
-from engine.voices.assembly import Assembly
+from engine.demo import weights_dir as demo_weights_dir
+from engine.errors import LoadError, RequestError
 from engine.voices.files import LIMIT_ENTRIES, MetadataError, ModelFolder, unreadable
-from engine.voices.languages import ETHIOPIAN
-from engine.voices.overlay import read_overlay
-from engine.voices.readers import is_installed, readers
+from engine.voices.languages import ETHIOPIAN, language_name, voice_type
+from engine.voices.overlay import Overlay, VoiceEntry, is_id, read_overlay
+from engine.voices.readers import ModelFacts, Reader, Speaker, is_installed, readers
 from engine.voices.types import Voice, VoiceWarning
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from engine.voices.readers import Reader
+_log = logging.getLogger("hearth.voices")
 
 MAX_MODELS = 100
-_LISTED = 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LISTED_FOLDERS, _LISTED_SPEAKERS, _LISTED_WARNINGS = 20, 5, 20
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LANGUAGES_FIRST = (*ETHIOPIAN, "en")
+_EXAMPLES = {"id": "id: selam", "name": "name: Selam", "gender": "gender: female", "language": "language: am"}
+
+
+class Voices:
+    """Read when it is made, which blocks: a reload makes a new one from the one `before`."""
+
+    def __init__(self, config: Config, weights_dir: Path, before: Voices | None = None) -> None:
+        self._specs = {spec.id: spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)}
+        self._catalogues: dict[str, Catalogue | LoadError] = {}
+        self._kept: dict[str, str] = {}
+        for spec in self._specs.values():
+            demos = [] if spec.demo is None else [demo_weights_dir(spec.demo)]
+            try:
+                read = read_catalogue([weights_dir / spec.weights], demos)
+            except LoadError as error:
+                known = None if before is None else before._catalogues.get(spec.id)  # noqa: SLF001  # its own kind
+                if isinstance(known, Catalogue):
+                    self._kept[spec.id] = f"its voices stay as they were. {error.message}"
+                    _log.error("%s: %s", spec.id, self._kept[spec.id])
+                self._catalogues[spec.id] = known if isinstance(known, Catalogue) else error
+                continue
+            self._catalogues[spec.id] = read
+
+    def of(self, model: str) -> tuple[Voice, ...]:
+        """The voices of a speech model; none of other models."""
+        catalogue = self._catalogues.get(model)
+        return catalogue.voices if isinstance(catalogue, Catalogue) else ()
+
+    def warnings(self, model: str) -> tuple[VoiceWarning, ...]:
+        """Why voices of a speech model are hidden or cannot speak."""
+        catalogue = self._catalogues.get(model)
+        return catalogue.warnings if isinstance(catalogue, Catalogue) else ()
+
+    def only_demos(self, model: str) -> bool:
+        """Whether a speech model has voices, and all of them are for trying out."""
+        voices = self.of(model)
+        return bool(voices) and all(voice.demo for voice in voices)
+
+    def told(self, model: str) -> tuple[str, ...]:
+        """All that the operator should know of a speech model's voices: the warnings, and what is wrong with all."""
+        problem = self.problem(model)
+        whole = [self._kept[model]] if model in self._kept else [] if problem is None else [problem.message]
+        return (*whole, *(warning.message for warning in self.warnings(model)))
+
+    def log_warnings(self) -> None:
+        """Log what the operator should know."""
+        for model in self._specs:
+            for warning in self.warnings(model):
+                _log.warning("%s: %s", model, warning.message)
+
+    def problem(self, model: str) -> LoadError | None:
+        """Why a speech model cannot be loaded, if so."""
+        catalogue = self._catalogues.get(model)
+        return catalogue if isinstance(catalogue, LoadError) else None
+
+    def near(self, model: str, voice: str) -> list[str]:
+        """Up to three ids and aliases that look like this one, of voices that can speak."""
+        ids = [one.id for one in self.of(model) if one.available]
+        aliases = [name for name, of in self._specs[model].aliases.items() if of in ids]
+        return difflib.get_close_matches(voice.lower()[:64], [*ids, *aliases], n=3)
+
+    def find(self, model: str, voice: str) -> Voice:
+        """Return a voice by its id or alias. Raises `RequestError`."""
+        name = self._specs[model].aliases.get(voice, voice)
+        found = next((one for one in self.of(model) if one.id == name), None)
+        if found is None:
+            near = self.near(model, voice)
+            meant = f" Did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""
+            sentence = f"This model has no such voice.{meant} GET /v1/audio/voices lists the ones there are."
+            raise RequestError(sentence, param="voice")
+        if not found.available:
+            raise RequestError(
+                "This voice cannot speak on this server: what runs its model is not installed. Choose another; GET "
+                "/v1/audio/voices says which are `available`.",
+                param="voice",
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +184,10 @@ def _model_folders(folder: Path, warnings: list[VoiceWarning]) -> list[Path]:
     problems = {entry.name: _problem_of_entry(entry) for entry in found}
     left_out = [name for name, problem in problems.items() if problem]
     warnings += [
-        VoiceWarning(name, None, f"{shown(name)} is left out: {problems[name]}") for name in left_out[:_LISTED]
+        VoiceWarning(name, None, f"{shown(name)} is left out: {problems[name]}") for name in left_out[:_LISTED_FOLDERS]
     ]
-    if len(left_out) > _LISTED:
-        more = f"{shown(folder.name)}: {len(left_out) - _LISTED} more folders or files are left out"
+    if len(left_out) > _LISTED_FOLDERS:
+        more = f"{shown(folder.name)}: {len(left_out) - _LISTED_FOLDERS} more folders or files are left out"
         warnings.append(VoiceWarning(folder.name, None, more))
     paths = [folder / name for name, problem in problems.items() if problem is None]
     if len(paths) > MAX_MODELS:
@@ -126,7 +206,7 @@ def _problem_of_entry(entry: os.DirEntry[str]) -> str | None:
         return "it is a link, and links are not followed here: put the folder itself there"
     if not entry.is_dir(follow_symlinks=False):
         return ""
-    if not _NAME.fullmatch(entry.name):
+    if not _FOLDER_NAME.fullmatch(entry.name):
         return (
             "rename the folder; names have 1 to 100 letters, digits and `-` `_` `.`, and begin with a letter or digit"
         )
@@ -144,7 +224,7 @@ def _read_model(
         kinds = "; ".join(f"{one.FAMILY}: {one.WANTED}" for one in readers())
         raise MetadataError(f"it is no TTS model that is known here ({kinds})")
     ready = installed[reader.FAMILY]
-    made = Assembly(folder, reader.FAMILY, facts, read_overlay(folder), demo=demo, installed=ready)
+    made = _Assembly(folder, reader.FAMILY, facts, read_overlay(folder), demo=demo, installed=ready)
     made.assemble()
     warnings += made.warnings
     if made.voices and not ready:
@@ -155,3 +235,140 @@ def _read_model(
 def _not_installed(folder: ModelFolder, reader: Reader) -> VoiceWarning:
     message = f"its voices are listed but cannot speak: what runs {reader.FAMILY} is not installed: {reader.INSTALL}"
     return VoiceWarning(folder.name, None, f"{folder.name}: {message}")
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """The voices of one model, one after the other. `installed`: something that runs its family is there."""
+
+    folder: ModelFolder
+    family: str
+    facts: ModelFacts
+    overlay: Overlay
+    demo: bool
+    installed: bool
+    voices: list[Voice] = field(default_factory=list)
+    warnings: list[VoiceWarning] = field(default_factory=list)
+    _lacking: dict[tuple[str, ...], list[Speaker]] = field(default_factory=dict)
+    _mute: list[Speaker] = field(default_factory=list)
+
+    def assemble(self) -> None:
+        """Fill `voices` and `warnings`."""
+        for note in (*self.facts.notes, *self.overlay.problems):
+            self._warn(note)
+        for speaker, entry in self._chosen():
+            self._add(speaker, entry)
+        for keys, speakers in self._lacking.items():
+            self._warn_of_lacking(keys, speakers)
+        if self.voices and self.facts.problem:
+            self._warn(f"its voices are listed but cannot speak: {self.facts.problem}")
+        elif self._mute:
+            which = _listed(self._mute)
+            self._warn(f"{which} listed but cannot speak: {self._mute[0].problem}", self._mute)
+        if len(self.warnings) > _LISTED_WARNINGS:
+            more = len(self.warnings) - _LISTED_WARNINGS
+            del self.warnings[_LISTED_WARNINGS:]
+            self._warn(f"and {more} more warnings")
+
+    def _chosen(self) -> list[tuple[Speaker, VoiceEntry]]:
+        if self.overlay.spec.voices is None:
+            return [(speaker, VoiceEntry()) for speaker in self.facts.speakers]
+        by_name = self._by_name()
+        chosen: dict[int | str | None, tuple[Speaker, VoiceEntry]] = {}
+        for entry in self.overlay.spec.voices:
+            found = by_name.get(entry.speaker)
+            said = f"{self.overlay.file} names speaker {'null' if entry.speaker is None else shown(str(entry.speaker))}"
+            if found is None:
+                known = ", ".join(_shown(speaker) for speaker in self.facts.speakers[:_LISTED_SPEAKERS]) or "none"
+                more = "" if len(self.facts.speakers) <= _LISTED_SPEAKERS else ", ..."
+                self._warn(f"{said}, which the model lacks: it has {known}{more}")
+            elif found.speaker in chosen:
+                self._warn(f"{said} twice, and the second is left out: keep one")
+            else:
+                chosen[found.speaker] = (found, entry)
+        return list(chosen.values())
+
+    def _by_name(self) -> dict[int | str | None, Speaker]:
+        found: dict[int | str | None, Speaker] = {}
+        for speaker in self.facts.speakers:
+            found.setdefault(speaker.speaker, speaker)
+            if speaker.label is not None:
+                found.setdefault(speaker.label, speaker)
+            # The only voice of a model has no number; people who count give it the first.
+            if speaker.speaker is None:
+                found[0] = speaker
+        return found
+
+    def _add(self, speaker: Speaker, entry: VoiceEntry) -> None:
+        spec, facts = self.overlay.spec, self.facts
+        identity = entry.id or (speaker.slug if is_id(speaker.slug) else None)
+        name = entry.name or _clean(speaker.name, 64)
+        gender = entry.gender or speaker.gender
+        language = entry.language or spec.language or speaker.language or self.overlay.card_language
+        if identity is None or name is None or gender is None or language is None:
+            values = {"id": identity, "name": name, "gender": gender, "language": language}
+            lacking = tuple(key for key, value in values.items() if value is None)
+            self._lacking.setdefault(lacking, []).append(speaker)
+            return
+        if any(voice.id == identity for voice in self.voices):
+            self._warn(f"two voices have the id {identity}, and the second is hidden: give it another", [speaker])
+            return
+        if speaker.problem:
+            self._mute.append(speaker)
+        self.voices.append(
+            Voice(
+                id=identity,
+                name=name,
+                gender=gender,
+                language=language,
+                type=voice_type(language),
+                description=entry.description or _description(gender, language),
+                model=self.folder.name,
+                family=self.family,
+                folder=self.folder.path,
+                speaker=speaker.speaker,
+                sample_rate=facts.sample_rate,
+                licence=entry.licence or spec.licence or _clean(facts.licence or self.overlay.card_licence, 300),
+                consent=entry.consent or spec.consent,
+                demo=self.demo or spec.demo,
+                available=self.installed and not facts.problem and not speaker.problem,
+            )
+        )
+
+    def _warn_of_lacking(self, keys: tuple[str, ...], speakers: list[Speaker]) -> None:
+        where = f"{self.folder.name}/{self.overlay.file}"
+        known = speakers[0].speaker
+        example = ", ".join([f"speaker: {'null' if known is None else known}", *(_EXAMPLES[key] for key in keys)])
+        listen = " (listen to it first)" if "gender" in keys else ""
+        self._warn(
+            f"{_listed(speakers)} hidden: nothing says {' and '.join(f'`{key}`' for key in keys)}. Pick one: 1. write "
+            f"it into {where} under `voices:`, like `- {{{example}}}`{listen}; 2. list only other voices there",
+            speakers,
+        )
+
+    def _warn(self, message: str, speakers: list[Speaker] | None = None) -> None:
+        voice = _shown(speakers[0]) if speakers and len(speakers) == 1 else None
+        self.warnings.append(VoiceWarning(self.folder.name, voice, f"{self.folder.name}: {message}"))
+
+
+def _description(gender: str, language: str) -> str:
+    kind = {"ethiopian": "native ", "english_standard": "standard "}.get(voice_type(language), "")
+    sentence = f"{kind}{gender} voice in {language_name(language)}"
+    return sentence[0].upper() + sentence[1:]
+
+
+def _clean(text: str | None, limit: int) -> str | None:
+    line = " ".join((text or "").split())[:limit]
+    return line if line and line.isprintable() else None
+
+
+def _shown(speaker: Speaker) -> str:
+    return "its only one" if speaker.speaker is None else shown(str(speaker.speaker))
+
+
+def _listed(speakers: list[Speaker]) -> str:
+    if len(speakers) == 1:
+        return f"voice {_shown(speakers[0])} is" if speakers[0].speaker is not None else "its voice is"
+    names = ", ".join(_shown(speaker) for speaker in speakers[:_LISTED_SPEAKERS])
+    more = f" and {len(speakers) - _LISTED_SPEAKERS} more" if len(speakers) > _LISTED_SPEAKERS else ""
+    return f"voices {names}{more} are"

@@ -7,14 +7,12 @@ import itertools
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from engine.config.yaml import shown
 from engine.errors import LoadError
 from engine.weights.safety import check_safetensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT_BYTES = 1 << 20
 LIMIT_ENTRIES = 10_000

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from engine.config.base import Spec
 from engine.config.messages import add_problems, plain_error
-from engine.config.yaml import Document, parse_document, shown
-from engine.voices.files import MetadataError
+from engine.config.yaml import Document, Location, Problem, parse_document, shown
+from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SPEAKERS
 from engine.voices.types import Gender
-
-if TYPE_CHECKING:
-    from engine.config.yaml import Location, Problem
-    from engine.voices.files import ModelFolder
 
 FILE, CARD = "voices.yaml", "README.md"
 SECTION = "service_voices"

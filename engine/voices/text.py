@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from engine.voices.numbers import spell_numbers
-from engine.voices.sentences import ends_with_break, parts_of, sentences_in
 
-# About as much as a voice says in one breath; the first piece is shorter, because somebody waits for it.
+# About as much as a voice says in one breath; the first piece is shorter, because a listener waits for it.
 _LONGEST_CHARACTERS = 200
 _LONGEST_FIRST_CHARACTERS = 100
 _PARAGRAPH_PAUSE_SECONDS = 0.5
@@ -20,6 +21,21 @@ _CLAUSE_PAUSE_SECONDS = 0.15
 _TWO_WORDSPACES = re.compile("፡፡|::")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
 _LOST_SPACE = re.compile(r" +(?=[,.;:!?…።፣፤፥፦፧፨])")
+
+# Ethiopic and CJK marks end a sentence by themselves, the others before a space.
+_END = re.compile(
+    r"(?:[.!?\u2026\u061f]+[\"'\u201d\u2019\u00bb)\]]*(?=\s|$)|[።፧፨\u3002\uff01\uff1f]+[\"'\u201d\u2019\u00bb)\]]*)"
+)
+_BREAK = re.compile(r"[,;:\u2013\u2014\u060c](?=\s)|[፣፤፥፦]")
+_OPENING = "\"'([\u201c\u2018\u00ab"
+# J. S., U.S, ዓ.ም; but "So do I." ends.
+_INITIALS = re.compile(r"(?!I$)[^\W\d_]|[^\W\d_]{1,3}(?:\.[^\W\d_]{1,3})+")
+_ABBREVIATIONS = frozenset(
+    {
+        *("mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "rev", "gen", "col", "capt", "md", "inc", "ltd", "co"),
+        *("corp", "dept", "vs", "approx", "fig", "vol", "e.g", "i.e", "cf", "ca", "al"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +55,7 @@ def speakable(text: str, language: str) -> list[Piece]:
     text = _TWO_WORDSPACES.sub("።", text).replace("፡", " ")
     pieces: list[Piece] = []
     for line in text.splitlines():
-        for sentence in sentences_in(line):
+        for sentence in _sentences_in(line):
             pieces += _pieces_of(_LOST_SPACE.sub("", spell_numbers(sentence, language)), first=not pieces)
         if pieces:
             pieces[-1] = replace(pieces[-1], pause_seconds=_PARAGRAPH_PAUSE_SECONDS)
@@ -50,9 +66,51 @@ def speakable(text: str, language: str) -> list[Piece]:
 
 def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:
     sentence = " ".join(sentence.split())
-    parts = parts_of(sentence, _LONGEST_FIRST_CHARACTERS if first else _LONGEST_CHARACTERS)
+    parts = _parts_of(sentence, _LONGEST_FIRST_CHARACTERS if first else _LONGEST_CHARACTERS)
     if first and len(parts) > 1:
         rest = sentence[len(parts[0]) :].lstrip()
-        parts = [parts[0], *parts_of(rest, _LONGEST_CHARACTERS)]
-    inner = [Piece(part, _CLAUSE_PAUSE_SECONDS if ends_with_break(part) else 0.0) for part in parts[:-1]]
+        parts = [parts[0], *_parts_of(rest, _LONGEST_CHARACTERS)]
+    inner = [Piece(part, _CLAUSE_PAUSE_SECONDS if _ends_with_break(part) else 0.0) for part in parts[:-1]]
     return [*inner, *(Piece(part, _SENTENCE_PAUSE_SECONDS) for part in parts[-1:])]
+
+
+def _sentences_in(line: str) -> Iterator[str]:
+    """Yield the sentences of a line, without blanks around them; none is empty."""
+    cuts = [found.end() for found in _END.finditer(line) if _ends(line, found)]
+    for start, end in pairwise([0, *cuts, len(line)]):
+        if sentence := line[start:end].strip():
+            yield sentence
+
+
+def _parts_of(sentence: str, longest: int) -> list[str]:
+    """Return `sentence` in parts of at most `longest` characters, cut at a break if possible, else between words."""
+    parts = []
+    while len(sentence) > longest:
+        cut = _cut(sentence, longest)
+        parts.append(sentence[:cut].rstrip())
+        sentence = sentence[cut:].lstrip()
+    return [*parts, sentence] if sentence else parts
+
+
+def _ends_with_break(part: str) -> bool:
+    """Whether a speaker would breathe after it, like after a comma."""
+    return _BREAK.match(part[-1:] + " ") is not None
+
+
+def _ends(line: str, mark: re.Match[str]) -> bool:
+    """Whether a sentence ends there: a full stop may belong to an abbreviation."""
+    if not mark[0].startswith((".", "\u2026")):
+        return True
+    if line[mark.end() :].lstrip()[:1].islower():
+        return False
+    word = (line[: mark.start()].split() or [""])[-1].lstrip(_OPENING)
+    return not (mark[0] == "." and (word.lower() in _ABBREVIATIONS or _INITIALS.fullmatch(word)))
+
+
+def _cut(sentence: str, longest: int) -> int:
+    """Where a break is, but not too near the beginning; else between words; else right there."""
+    breaks = [found.end() for found in _BREAK.finditer(sentence, 0, longest)]
+    if breaks and breaks[-1] > longest // 4:
+        return breaks[-1]
+    space = sentence.rfind(" ", 1, longest + 1)
+    return space if space > 0 else longest

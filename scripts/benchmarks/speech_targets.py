@@ -13,8 +13,8 @@ import psutil
 from benchmarks.errors import BenchError
 from benchmarks.figures import Figures, milliseconds, percentile
 from engine import EngineError
-from engine.backends.speech_model import SpeechModel
-from engine.voices.requests import SpeechRequest
+from engine.backends.tts.model import SpeechModel
+from engine.voices.types import SpeechRequest
 from engine.worker.process import WorkerDiedError
 
 if TYPE_CHECKING:

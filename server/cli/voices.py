@@ -17,7 +17,7 @@ from rich.text import Text
 from engine import AudioFormat, Config, EngineError, SpeechRequest
 from engine import Voice as Speaker
 from engine.config import SpeechModelSpec
-from engine.voices.offered import Voices
+from engine.voices.catalogue import Voices
 from engine.worker.process import WorkerDiedError
 from server.cli.options import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.errors import ApiError
@@ -161,7 +161,7 @@ def _format(given: str | None, output: Path) -> AudioFormat:
 
 async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Speaker, output: Path, *, mark: bool) -> float:
     """Return how many seconds were written. A file appears only when it is whole. Raises `EngineError`, `OSError`."""
-    from engine.backends.speech_model import SpeechModel
+    from engine.backends.tts.model import SpeechModel
 
     threads = spec.engine.cpu_threads or os.cpu_count() or 1
     part = output.with_name(f"{output.name}.part")

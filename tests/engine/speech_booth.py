@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from recorder import Recorder
 
-from engine.backends.speech_service import open_service
-from engine.voices.messages import Audio, SpeechEvent, SpeechJob, SpeechOptions, SpeechReady, Spoken
+from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
+from engine.backends.tts.service import open_service
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,6 @@ class Booth:
         self.recorder = Recorder(SpeechEvent)
         options = msgspec.msgpack.encode(SpeechOptions(threads=1, mark=mark))
         self.service = open_service(options, self.recorder, lambda _phase, _progress: None)
-        self.ready = msgspec.msgpack.decode(self.service.info, type=SpeechReady)
         self.numbers = iter(range(1, 1000))
 
     def submit(self, text: str = TEXT, **more: Any) -> int:

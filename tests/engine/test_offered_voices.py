@@ -10,7 +10,7 @@ import pytest
 
 from engine import RequestError, load_config
 from engine.demo import weights_dir
-from engine.voices.offered import Voices
+from engine.voices.catalogue import Voices
 
 if TYPE_CHECKING:
     from pathlib import Path

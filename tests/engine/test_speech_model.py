@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from engine import EngineDiedError, GenerationError, SpeechRequest
 from engine.backends.outbox import Outbox
-from engine.backends.speech_model import SpeechModel
+from engine.backends.tts.model import SpeechModel
 from engine.config.models import SpeechEngineSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.voices.catalogue import read_catalogue

@@ -14,11 +14,11 @@ from speech_booth import TEXT, Booth, by_ffmpeg
 from tiny_voices import save_vits
 
 from engine import RequestError
-from engine.backends import speech_models
-from engine.backends.speech_models import KEPT_MODELS, Shelf
-from engine.backends.speech_tempo import stretch
+from engine.backends.tts.families import MAX_LOADED, LoadedModels
+from engine.backends.tts.piper import stretch
+from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.errors import GenerationError, LoadError
-from engine.voices.messages import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
+from engine.voices.readers import is_installed
 from engine.worker import WorkerProcess
 
 if TYPE_CHECKING:
@@ -44,12 +44,6 @@ def amharic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def booth(folder: Path) -> Booth:
     return Booth(folder)
-
-
-def test_a_service_says_which_formats_and_families_it_has(booth: Booth):
-    assert booth.ready.formats == ["mp3", "opus", "aac", "flac", "wav", "pcm"]
-    assert "vits" in booth.ready.families
-    assert not booth.service.busy
 
 
 def test_the_first_piece_comes_before_the_rest_is_spoken(booth: Booth):
@@ -184,13 +178,13 @@ def test_a_voice_that_makes_noise_of_no_number_fails(booth: Booth, tmp_path: Pat
 def test_a_model_that_lacks_weights_is_not_filled_with_noise(folder: Path, tmp_path: Path):
     lacking = changed(folder, tmp_path / "lacking", lambda tensors: tensors.pop("decoder.conv_post.weight"))
     with pytest.raises(LoadError, match=r"decoder\.conv_post\.weight"):
-        Shelf().take("vits", str(lacking))
+        LoadedModels().get("vits", str(lacking))
 
     def drop_training(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.startswith("posterior_encoder.")]:
             del tensors[name]
 
-    assert Shelf().take("vits", str(changed(folder, tmp_path / "lean", drop_training))).sample_rate == 16000
+    assert LoadedModels().get("vits", str(changed(folder, tmp_path / "lean", drop_training))).sample_rate == 16000
 
 
 def test_older_names_of_weights_are_read(booth: Booth, tmp_path: Path):
@@ -208,27 +202,27 @@ def test_a_model_in_pickles_is_refused(folder: Path, tmp_path: Path):
     pickled = shutil.copytree(folder, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(LoadError, match="safetensors"):
-        Shelf().take("vits", str(pickled))
+        LoadedModels().get("vits", str(pickled))
 
 
 def test_the_models_that_were_used_last_stay_loaded(folder: Path, tmp_path: Path):
-    shelf = Shelf()
-    folders = [str(shutil.copytree(folder, tmp_path / str(number))) for number in range(KEPT_MODELS + 1)]
-    loaded = [shelf.take("vits", name) for name in folders[:-1]]
-    assert shelf.take("vits", folders[0]) is loaded[0]
-    shelf.take("vits", folders[-1])
-    assert shelf.take("vits", folders[0]) is loaded[0]
-    assert shelf.take("vits", folders[1]) is not loaded[1]
+    models = LoadedModels()
+    folders = [str(shutil.copytree(folder, tmp_path / str(number))) for number in range(MAX_LOADED + 1)]
+    loaded = [models.get("vits", name) for name in folders[:-1]]
+    assert models.get("vits", folders[0]) is loaded[0]
+    models.get("vits", folders[-1])
+    assert models.get("vits", folders[0]) is loaded[0]
+    assert models.get("vits", folders[1]) is not loaded[1]
     os.utime(tmp_path / "0" / "config.json", ns=(1, 2**62))
-    assert shelf.take("vits", folders[0]) is not loaded[0]
+    assert models.get("vits", folders[0]) is not loaded[0]
 
 
 @pytest.mark.parametrize("family", ["piper", "kokoro"])
 def test_a_family_whose_package_is_missing_says_which(family: str, tmp_path: Path):
-    if family in speech_models.installed_families():
+    if is_installed(family):
         pytest.skip(f"{family} is installed")
     with pytest.raises(LoadError, match="pip install"):
-        Shelf().take(family, str(tmp_path))
+        LoadedModels().get(family, str(tmp_path))
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.7, 1.3, 2, 4])
@@ -244,7 +238,7 @@ def test_stretching_keeps_the_pitch(speed: float):
 
 async def test_a_worker_process_speaks(folder: Path):
     worker = await WorkerProcess.start(
-        "engine.backends.speech_service:open_service",
+        "engine.backends.tts.service:open_service",
         msgspec.msgpack.encode(SpeechOptions(threads=1, mark=True)),
         lambda _phase, _progress: None,
         environment={"OMP_NUM_THREADS": "1"},

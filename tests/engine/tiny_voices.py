@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import VitsConfig
 
-from engine.backends.speech_vits import VitsModel, VitsTokenizer
+from engine.backends.tts.vits import VitsModel, VitsTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -46,7 +46,7 @@ LONG: dict[str, Any] = {
     "max_tokens": 1900,
     "ignore_eos": True,
 }
-ENGINE, WORKER = "EngineCore", "engine.backends.speech_service:open_service"
+ENGINE, WORKER = "EngineCore", "engine.backends.tts.service:open_service"
 BACK_SECONDS = 240
 
 

@@ -162,7 +162,7 @@ def worker_of(server: Server) -> psutil.Process:
     (worker,) = [
         process
         for process in psutil.Process(server.pid).children(recursive=True)
-        if "engine.backends.speech_service:open_service" in process.cmdline()
+        if "engine.backends.tts.service:open_service" in process.cmdline()
     ]
     return worker
 

@@ -10,11 +10,10 @@ import importlib.util
 import pkgutil
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
-if TYPE_CHECKING:
-    from engine.voices.files import ModelFolder
-    from engine.voices.types import Gender
+from engine.voices.files import ModelFolder
+from engine.voices.types import Gender
 
 MAX_SPEAKERS = 1000
 MAX_SAMPLE_RATE = 384_000
@@ -55,7 +54,7 @@ class Reader(Protocol):
     WANTED: str
     """What a folder of this family holds, for people."""
     RUNTIMES: tuple[str, ...]
-    """Packages without which it cannot speak, as engine/backends/speech_models.py needs them."""
+    """Packages without which it cannot speak."""
     INSTALL: str
     """How they are installed."""
 

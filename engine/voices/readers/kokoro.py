@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from engine.config.yaml import shown
+from engine.voices.files import ModelFolder
 from engine.voices.readers import MAX_SPEAKERS, ModelFacts, Speaker, is_installed, slug
-
-if TYPE_CHECKING:
-    from engine.voices.files import ModelFolder
-    from engine.voices.types import Gender
+from engine.voices.types import Gender
 
 FAMILY = "kokoro"
 WANTED = "kokoro-v1_0.safetensors with voices/af_heart.safetensors and the like"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.config.yaml import shown
-from engine.voices.files import MetadataError
+from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code
 from engine.voices.readers import MAX_SAMPLE_RATE, MAX_SPEAKERS, ModelFacts, Speaker, slug, whole_number
-
-if TYPE_CHECKING:
-    from engine.voices.files import ModelFolder
 
 FAMILY = "piper"
 WANTED = "X.onnx with X.onnx.json"

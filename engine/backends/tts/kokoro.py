@@ -6,19 +6,17 @@ import importlib.util
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.backends.speech_tempo import stretch
+from engine.backends.tts.piper import stretch
 from engine.errors import LoadError
 from engine.weights.safety import check_no_code, check_safetensors, read_config
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ def _model(config: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 class KokoroSpeech:
-    """A `SpeechModel` (speech_models.py)."""
+    """A `Synthesizer` (families.py)."""
 
     sample_rate = _SAMPLE_RATE
 
@@ -76,11 +74,11 @@ class KokoroSpeech:
         self._voices: dict[str, torch.Tensor] = {}
 
     def sayable(self, text: str) -> str:
-        """As `SpeechModel.sayable`."""
+        """As `Synthesizer.sayable`."""
         return text if any(map(str.isalnum, text)) else ""
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        """As `SpeechModel.speak`."""
+        """As `Synthesizer.speak`."""
         voice = self._voice(speaker)
         torch.manual_seed(seed)
         with torch.inference_mode():

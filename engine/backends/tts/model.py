@@ -1,31 +1,26 @@
 """Voices as the server's process sees them: a queue, a worker process that speaks, and jobs for it.
 
-Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (speech_service.py).
+Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (service.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from engine.admission import Room
 from engine.backends.in_worker import InWorker, given_up_after, start_worker
 from engine.backends.outbox import Outbox
-from engine.voices import messages
-from engine.voices.requests import SpeechChunk
+from engine.backends.tts import protocol
+from engine.config import SpeechModelSpec
+from engine.voices.types import SpeechChunk, SpeechRequest, Voice
+from engine.worker.process import WorkerProcess
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from engine.config import SpeechModelSpec
-    from engine.voices.requests import SpeechRequest
-    from engine.voices.types import Voice
-    from engine.worker.process import WorkerProcess
-
-_SERVICE = "engine.backends.speech_service:open_service"
+_SERVICE = "engine.backends.tts.service:open_service"
 _MOST_UNREAD_BYTES = 64 * 2**20  # of one request: some twenty minutes of the largest format
 
 
@@ -43,7 +38,7 @@ class SpeechModel(InWorker):
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
     ) -> SpeechModel:
         """Start a worker. It loads voices when they are first asked for."""
-        options = messages.SpeechOptions(threads, mark)
+        options = protocol.SpeechOptions(threads, mark)
         stall_seconds = spec.engine.stall_seconds
         worker = await start_worker(
             _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
@@ -53,7 +48,7 @@ class SpeechModel(InWorker):
     async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
         """Yield the file piece by piece, as it is spoken; closing the generator aborts. Raises `EngineError`s.
 
-        It is spoken on whether anybody reads or not, so that a slow reader keeps nobody waiting.
+        Speaking goes on whether the chunks are read or not, so that a slow reader delays no other request.
         """
         if request.before_turn is not None:
             await request.before_turn()
@@ -75,14 +70,14 @@ class SpeechModel(InWorker):
             frames = given_up_after(self._spec.engine.max_seconds, spoken, "Send a shorter text.")
             async with contextlib.aclosing(frames):
                 async for frame in frames:
-                    told: Any = msgspec.msgpack.decode(frame, type=messages.SpeechEvent)
-                    if isinstance(told, messages.Audio):
+                    told: Any = msgspec.msgpack.decode(frame, type=protocol.SpeechEvent)
+                    if isinstance(told, protocol.Audio):
                         turn.answer_tokens += 1
                         chunks.put(SpeechChunk(told.data, told.seconds), len(told.data))
 
 
 def _job(request: SpeechRequest, voice: Voice) -> bytes:
-    job = messages.SpeechJob(
+    job = protocol.SpeechJob(
         folder=str(voice.folder),
         family=voice.family,
         speaker=voice.speaker,

@@ -1,34 +1,33 @@
-"""The jobs of the speech service: each text is spoken sentence by sentence, the texts in turn."""
+"""The service that speaks, as its worker process opens it: text after text in turn, sentence by sentence."""
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from engine.backends.speech_encoders import AllAtOnce, encoder_for, installed_formats
+from engine.backends.tts.encoders import Encoder
+from engine.backends.tts.families import LoadedModels, Synthesizer
+from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.voices.languages import language_name
-from engine.voices.messages import Audio, SpeechJob, Spoken
-from engine.voices.text import speakable
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from engine.backends.speech_encoders import Encoder
-    from engine.backends.speech_models import Shelf, SpeechModel
-    from engine.voices.messages import SpeechEvent
-    from engine.voices.text import Piece
-    from engine.worker.service import Outlet
+from engine.voices.text import Piece, speakable
+from engine.worker.service import Outlet, Service
 
 _log = logging.getLogger(__name__)
 
 SLOWEST, FASTEST = 0.25, 4.0
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 # These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
 _HEADERS_WITH_LENGTH = {"wav", "flac"}
 _SHORT_CHARACTERS = 300
@@ -36,11 +35,27 @@ _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
 
+def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
+    """Make ready to speak, as `options` (a `SpeechOptions`) say. Voices are loaded when they are first asked for."""
+    report("importing torch", 0.1)
+    wanted = msgspec.msgpack.decode(options, type=SpeechOptions)
+    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
+    import torch
+    import transformers
+
+    from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
+
+    torch.set_num_threads(wanted.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return SpeechService(outlet, mark=wanted.mark)
+
+
 @dataclass(slots=True)
 class _Voice:
     """What a job has once it has begun."""
 
-    model: SpeechModel
+    model: Synthesizer
     encoder: Encoder
     next: Piece | None
 
@@ -60,23 +75,17 @@ class _Running:
 class SpeechService:
     """A `Service` (engine/worker/service.py): `step` speaks one sentence of the job whose turn it is."""
 
-    def __init__(self, info: bytes, shelf: Shelf, outlet: Outlet, *, mark: bool) -> None:
-        self.info = info
-        self._shelf = shelf
+    info = b""
+
+    def __init__(self, outlet: Outlet, *, mark: bool) -> None:
+        self._models = LoadedModels()
         self._outlet = outlet
         self._mark = mark
-        self._formats = installed_formats()
         self._running: OrderedDict[int, _Running] = OrderedDict()
 
     def submit(self, job: int, payload: bytes) -> None:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
         asked = msgspec.msgpack.decode(payload, type=SpeechJob)
-        if asked.response_format not in self._formats:
-            raise RequestError(
-                f"This server cannot make {asked.response_format} files: the package av is not installed here. Ask for "
-                "mp3, opus, flac, wav or pcm, or have it installed (.venv/bin/pip install av), and restart the server.",
-                param="response_format",
-            )
         if not SLOWEST <= asked.speed <= FASTEST:
             raise RequestError(f"speed must be between {SLOWEST} and {FASTEST:g}.", param="speed")
         pieces = speakable(asked.text, asked.language)
@@ -97,7 +106,7 @@ class SpeechService:
         return bool(self._running)
 
     def step(self) -> None:
-        """Speak the next sentence of whoever has waited longest for one."""
+        """Speak the next sentence of the job that has waited longest for one."""
         number, running = next(iter(self._running.items()))
         try:
             finished = self._speak(number, running)
@@ -125,24 +134,23 @@ class SpeechService:
         sound = samples if last else np.concatenate((samples, silence))
         seconds = len(sound) / voice.model.sample_rate
         running.seconds += seconds
-        self._tell(number, Audio(voice.encoder.add(sound, last=last), seconds))
+        self._send(number, Audio(voice.encoder.add(sound, last=last), seconds))
         if last:
-            self._tell(number, Spoken(running.seconds))
+            self._send(number, Spoken(running.seconds))
         return last
 
     def _begin(self, number: int, running: _Running) -> _Voice:
         """Load the voice. Raises `RequestError` for a text of which it can say nothing."""
-        model = self._shelf.take(running.job.family, running.job.folder)
+        model = self._models.get(running.job.family, running.job.folder)
         first = self._next(number, model, running)
         if first is None and number in self._running:
             raise _nothing_to_say(running.job)
         job = running.job
-        encoder = encoder_for(job.response_format, model.sample_rate, mark=self._mark)
-        if job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS:
-            encoder = AllAtOnce(encoder)
+        whole = job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS
+        encoder = Encoder(job.response_format, model.sample_rate, mark=self._mark, whole=whole)
         return _Voice(model, encoder, first)
 
-    def _next(self, number: int, model: SpeechModel, running: _Running) -> Piece | None:
+    def _next(self, number: int, model: Synthesizer, running: _Running) -> Piece | None:
         """Return the next piece that has a sound. Romanising can take long: meanwhile others may come and leave."""
         while running.pieces and number in self._running:
             piece = running.pieces.popleft()
@@ -151,11 +159,11 @@ class SpeechService:
             self._outlet.poll()
         return None
 
-    def _tell(self, number: int, event: SpeechEvent) -> None:
+    def _send(self, number: int, event: SpeechEvent) -> None:
         self._outlet.event(number, msgspec.msgpack.encode(event))
 
 
-def _say(model: SpeechModel, text: str, running: _Running) -> NDArray[np.float32]:
+def _say(model: Synthesizer, text: str, running: _Running) -> NDArray[np.float32]:
     """Raises `GenerationError` for whatever one sentence can do to a model: the next one may do well."""
     job = running.job
     seed = (running.seed + running.spoken * _SEED_STEP) % _SEEDS

@@ -6,10 +6,14 @@ import importlib.util
 import logging
 import unicodedata
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from engine.errors import GenerationError, LoadError
@@ -19,13 +23,6 @@ with warnings.catch_warnings():
     # Of a function that transformers compiles when this module of it is imported.
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
     from transformers import VitsModel, VitsTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +65,7 @@ def load(folder: Path) -> VitsSpeech:
 
 
 class VitsSpeech:
-    """A `SpeechModel` (speech_models.py)."""
+    """A `Synthesizer` (families.py)."""
 
     def __init__(self, name: str, tokenizer: Any, model: Any) -> None:
         self.sample_rate: int = model.config.sampling_rate
@@ -85,7 +82,7 @@ class VitsSpeech:
         self._letters = frozenset(tokenizer.get_vocab()) - {sign for sign in signs if sign and not sign.isalpha()}
 
     def sayable(self, text: str) -> str:
-        """As `SpeechModel.sayable`: in Latin letters where the model takes those for another script."""
+        """As `Synthesizer.sayable`: in Latin letters where the model takes those for another script."""
         text = unicodedata.normalize("NFC", text).translate(_PUNCTUATION)
         if self._tokenizer.phonemize:
             return text if any(map(str.isalnum, text)) else ""
@@ -105,7 +102,7 @@ class VitsSpeech:
         return "" if unicodedata.category(character)[0] in "LM" else " "
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        """As `SpeechModel.speak`. Raises `GenerationError` for a sound that is none."""
+        """As `Synthesizer.speak`. Raises `GenerationError` for a sound that is none."""
         chosen = self._chosen(speaker)
         self._pace.speed = speed
         self._pace.most_frames = _LONGEST_SECONDS * self.sample_rate // self._samples_per_frame

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.voices.requests import AudioFormat  # msgspec reads it
+from engine.voices.types import AudioFormat
 
 
 class SpeechOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,13 +15,6 @@ class SpeechOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     threads: int
     mark: bool
-
-
-class SpeechReady(msgspec.Struct, frozen=True):
-    """Which audio formats and which families of models this machine's packages allow."""
-
-    formats: list[str]
-    families: list[str]
 
 
 class SpeechJob(msgspec.Struct, frozen=True):
