@@ -7,10 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from engine.config_document import shown
-from engine.config_report import did_you_mean, plain_error
-from engine.config_specs import CommonModelSpec
-from engine.config_words import Names, Spec, StallSeconds
-from engine.images.profile import (
+from engine.config_profiles import (
     Batches,
     ImageProfile,
     MaxBatch,
@@ -20,6 +17,9 @@ from engine.images.profile import (
     profile_named,
     shipped,
 )
+from engine.config_report import did_you_mean, plain_error
+from engine.config_specs import CommonModelSpec
+from engine.config_words import Names, Spec, StallSeconds
 
 _DEMO_PROFILE = "demo"
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from engine.config_document import shown
+from engine.config_profiles import shipped
 from engine.config_report import did_you_mean, plain_error
 from engine.config_words import Folder, Spec, Word, words
-from engine.images.profile import shipped
 
 _Gib = Annotated[float, Field(gt=0, le=65536)]
 

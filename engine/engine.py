@@ -12,10 +12,10 @@ from engine.capabilities import check_request, check_text, of_kind
 from engine.chat_fold import fold
 from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.config_profiles import SIZES
 from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
 from engine.fair_queue import Urgency
-from engine.images.profile import SIZES
 from engine.load_times import LoadTimes
 from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
     from engine.config import Config
-    from engine.images.types import ImageEvent, ImageRequest
-    from engine.types import ChatRequest, ChatResult, ChatStep, ModelHealth, TextRequest
+    from engine.types import ChatRequest, ChatResult, ChatStep, ImageEvent, ImageRequest, ModelHealth, TextRequest
     from engine.voices.requests import SpeechChunk, SpeechRequest
     from engine.voices.types import Voice
 

@@ -14,8 +14,8 @@ import typer
 
 from engine import AudioFormat, EngineError, SpeechRequest
 from engine.config import SpeechModelSpec
+from engine.process.parent import WorkerDiedError
 from engine.voices.offered import Voices
-from engine.worker.process import WorkerDiedError
 from server.cli_store import Models, WeightsDir, config_for, refuse, settings_for
 from server.command_name import HEARTH
 

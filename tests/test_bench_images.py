@@ -19,7 +19,7 @@ from benchmarks.images_targets import ONE_BY_ONE, REQUESTS, STEPS, profiles
 from benchmarks.workplace import TIER, open_workplace
 
 from engine import GenerationError, load_config
-from engine.images.profile import SIZES, ImageProfile, profile_named
+from engine.config_profiles import SIZES, ImageProfile, profile_named
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figures

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from engine.admission import Admission
-    from engine.images.types import ImageEvent, ImageRequest
-    from engine.types import ChatRequest, ChatResult, ChatStep, TextRequest
+    from engine.types import ChatRequest, ChatResult, ChatStep, ImageEvent, ImageRequest, TextRequest
     from engine.voices.requests import SpeechChunk, SpeechRequest
     from engine.voices.types import Voice
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from engine.backends.speech_encoders import Encoder
     from engine.backends.speech_models import Shelf, SpeechModel
+    from engine.process.service import Outlet
     from engine.voices.messages import SpeechEvent
     from engine.voices.text import Piece
-    from engine.worker.service import Outlet
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class _Running:
 
 
 class SpeechService:
-    """A `Service` (engine/worker/service.py): `step` speaks one sentence of the job whose turn it is."""
+    """A `Service` (engine/process/service.py): `step` speaks one sentence of the job whose turn it is."""
 
     def __init__(self, info: bytes, shelf: Shelf, outlet: Outlet, *, mark: bool) -> None:
         self.info = info

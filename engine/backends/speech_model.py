@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.admission import Room
-from engine.backends.in_worker import InWorker, given_up_after, start_worker
-from engine.backends.outbox import Outbox
+from engine.process.backend import InWorker, Outbox, given_up_after, start_worker
 from engine.voices import messages
 from engine.voices.requests import SpeechChunk
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from engine.config import SpeechModelSpec
+    from engine.process.parent import WorkerProcess
     from engine.voices.requests import SpeechRequest
     from engine.voices.types import Voice
-    from engine.worker.process import WorkerProcess
 
 _SERVICE = "engine.backends.speech_service:open_service"
 _MOST_UNREAD_BYTES = 64 * 2**20  # of one request: some twenty minutes of the largest format

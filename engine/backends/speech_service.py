@@ -12,7 +12,7 @@ from engine.voices.messages import SpeechOptions, SpeechReady
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.worker.service import Outlet, Service
+    from engine.process.service import Outlet, Service
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time

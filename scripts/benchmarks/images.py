@@ -22,7 +22,7 @@ from benchmarks.images_source import build_random, order_for, random_profile
 from benchmarks.images_targets import ONE_BY_ONE, REQUESTS, STEPS
 from benchmarks.report import document, print_table, print_verdicts
 from benchmarks.workplace import Workplace, open_workplace
-from engine.images.profile import SIZES
+from engine.config_profiles import SIZES
 
 if TYPE_CHECKING:
     from benchmarks.verdicts import Verdict

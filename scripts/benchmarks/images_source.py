@@ -12,7 +12,7 @@ from benchmarks.errors import BenchError
 from benchmarks.images_worker import WorkerOrder
 from engine import demo
 from engine.config import ImageModelSpec
-from engine.images.profile import ImageProfile, profile_named
+from engine.config_profiles import ImageProfile, profile_named
 
 if TYPE_CHECKING:
     from benchmarks.workplace import Workplace

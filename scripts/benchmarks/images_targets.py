@@ -11,7 +11,7 @@ from benchmarks.children import Child
 from benchmarks.compare import say
 from benchmarks.errors import BenchError
 from benchmarks.images_job import ImagesMeasurement, images_figures
-from engine.images.profile import SIZES, ImageProfile
+from engine.config_profiles import SIZES, ImageProfile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,8 +14,8 @@ from benchmarks.errors import BenchError
 from benchmarks.figures import Figures, milliseconds, percentile
 from engine import EngineError
 from engine.backends.speech_model import SpeechModel
+from engine.process.parent import WorkerDiedError
 from engine.voices.requests import SpeechRequest
-from engine.worker.process import WorkerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -9,7 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
-from engine.ties import end_with_maker_of
+from engine.process.spawning import end_with_maker_of
 from server.front.front import Front
 from server.loop import new_loop
 

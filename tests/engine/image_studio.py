@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 from recorder import Recorder
 
-from engine.backends.diffusers_service import open_service
-from engine.images.messages import Finished, ImageEvent, ImageJob, ImageOptions, ImageReady, Step
-from engine.images.profile import profile_named
+from engine.backends.diffusers.protocol import Finished, ImageEvent, ImageJob, ImageOptions, ImageReady, Step
+from engine.backends.diffusers.service import open_service
+from engine.config_profiles import profile_named
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine import ConfigError, load_config
-from engine.images.profile import SIZES, profile_named, shipped
+from engine.config_profiles import SIZES, profile_named, shipped
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
+from engine.config_profiles import profile_named
 from engine.demo import weights_dir
 from engine.demo.image.judge import UNCLEAR, background, judge
 from engine.demo.image.pictures import COLOURS, SHAPES, Circle, Scene, draw, random_circle
 from engine.demo.image.promised import Promise, promised
 from engine.demo.manifest import problems
 from engine.demo.vision import pictures as shown
-from engine.images.profile import profile_named
 
 DEMO = Path(__file__).parents[2] / "engine" / "demo"
 FILES = {".json", ".jinja", ".safetensors"}

@@ -10,10 +10,10 @@ import pytest
 from tiny_pipelines import save
 
 from engine import LoadError
-from engine.backends.diffusers_load import load
+from engine.backends.diffusers.load import load
+from engine.backends.diffusers.protocol import ImageOptions
+from engine.config_profiles import profile_named
 from engine.images.folder import check_pipeline_folder
-from engine.images.messages import ImageOptions
-from engine.images.profile import profile_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
-from engine.images.messages import Finished, ImageReady, Partial, Step
+from engine.backends.diffusers.protocol import Finished, ImageReady, Partial, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import tiny_pipelines
 from PIL import Image
 
 from engine import EngineDiedError, FinishedImage, GenerationError, ImageProgress, ImageRequest, LoadError
-from engine.backends.image_model import ImageModel
+from engine.backends.diffusers.model import ImageModel
 from engine.config_images import ImageEngineSpec, ImageModelSpec
 
 if TYPE_CHECKING:

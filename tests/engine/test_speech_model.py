@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from engine import EngineDiedError, GenerationError, SpeechRequest
-from engine.backends.outbox import Outbox
 from engine.backends.speech_model import SpeechModel
 from engine.config_speech import SpeechEngineSpec, SpeechModelSpec
 from engine.demo import weights_dir
+from engine.process.backend import Outbox
 from engine.voices.catalogue import read_catalogue
 
 if TYPE_CHECKING:

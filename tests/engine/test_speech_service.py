@@ -18,8 +18,8 @@ from engine.backends import speech_models
 from engine.backends.speech_models import KEPT_MODELS, Shelf
 from engine.backends.speech_tempo import stretch
 from engine.errors import GenerationError, LoadError
+from engine.process.parent import WorkerProcess
 from engine.voices.messages import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
-from engine.worker import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

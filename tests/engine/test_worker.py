@@ -15,8 +15,7 @@ from misbehaving.floods import EVENT_BYTES
 from workers import DEADLINE_SECONDS, collect, numbers, on_both_loops, start, until, worker
 
 from engine.errors import EngineDiedError, GenerationError, NotStartedError, OverloadedError, RequestError
-from engine.worker.frames import MAX_FRAME_BYTES, FrameError, FrameReader, to_frame
-from engine.worker.messages import Done, Event, ToParent
+from engine.process.protocol import MAX_FRAME_BYTES, Done, Event, FrameError, FrameReader, ToParent, to_frame
 
 
 @on_both_loops
@@ -190,7 +189,7 @@ def test_a_frame_that_holds_no_message_is_an_error(content: bytes) -> None:
 
 def test_neither_half_imports_a_heavy_library() -> None:
     script = """
-import sys, engine.worker.child, engine.worker.process
+import sys, engine.process.child, engine.process.parent
 print(sorted({"torch", "vllm", "diffusers", "transformers", "numpy"} & set(sys.modules)))
 """
     root = Path(__file__).parents[2]

@@ -17,8 +17,7 @@ import pytest
 from workers import DEADLINE_SECONDS, collect, numbers, on_both_loops, start, until, wait_until_gone, worker
 
 from engine.errors import EngineDiedError, LoadError, NotStartedError
-from engine.worker import WorkerDiedError
-from engine.worker.process import CANCEL_SECONDS
+from engine.process.parent import CANCEL_SECONDS, WorkerDiedError
 
 
 @on_both_loops

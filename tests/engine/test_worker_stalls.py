@@ -10,8 +10,8 @@ import pytest
 from workers import DEADLINE_SECONDS, collect, on_both_loops, start, worker
 
 from engine.errors import EngineDiedError
-from engine.stall import Patience
-from engine.worker import WorkerDiedError
+from engine.process.parent import WorkerDiedError
+from engine.process.watchdog import Patience
 
 PATIENCE = Patience(loading_seconds=1.5, still_seconds=1.5, busy_seconds=6.0)
 

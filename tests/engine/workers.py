@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from engine.worker import WorkerProcess
+from engine.process.parent import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from engine.errors import LoadError
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 def refuse(options: bytes, outlet: Outlet, report: Report) -> NoReturn:

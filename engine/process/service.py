@@ -3,13 +3,10 @@
 All of it happens on one thread, the child's main thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from engine.errors import EngineError
+from engine.errors import EngineError
 
 
 class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`

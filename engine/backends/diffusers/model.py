@@ -1,34 +1,26 @@
 """An image model as the server's process sees it: a queue, a worker process that holds the pipeline, and jobs for it.
 
-What happens to a job is the worker's (diffusers_service.py); who goes next is admission.py's.
+What happens to a job is the worker's (service.py); who goes next is admission.py's.
 """
-
-from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 
 from engine.admission import Room
-from engine.backends.in_worker import InWorker, given_up_after, start_worker
-from engine.backends.outbox import Outbox
-from engine.images import messages
-from engine.images.profile import SIZES
-from engine.images.types import FinishedImage, ImageProgress, PartialImage
+from engine.backends.diffusers import protocol as messages
+from engine.config import ImageModelSpec
+from engine.config_profiles import SIZES, ImageProfile
+from engine.process.backend import InWorker, Outbox, given_up_after, start_worker
+from engine.process.parent import WorkerProcess
+from engine.types import FinishedImage, ImageEvent, ImageProgress, ImageRequest, PartialImage
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from pathlib import Path
-
-    from engine.config import ImageModelSpec
-    from engine.images.profile import ImageProfile
-    from engine.images.types import ImageEvent, ImageRequest
-    from engine.worker.process import WorkerProcess
-
-_SERVICE = "engine.backends.diffusers_service:open_service"
+_SERVICE = "engine.backends.diffusers.service:open_service"
 # What fits into a worker at the same time, in parts that every batch size up to 10 divides.
 _WHOLE = 2520
 _SEEDS = 2**63
@@ -57,7 +49,7 @@ class ImageModel(InWorker):
         mark: bool,
         on_cpu: bool,
         report: Callable[[str, float], None],
-    ) -> ImageModel:
+    ) -> Self:
         """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
         options = messages.ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
         stall_seconds = spec.engine.stall_seconds

@@ -1,21 +1,15 @@
 """What the families share: an image on its way, its schedule, guidance, decoding."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
+from numpy.typing import NDArray
 
 # What the authors of Qwen-Image give where there is no negative prompt: its pipeline guides only against one.
 BLANK = " "

@@ -1,12 +1,12 @@
 """Ties a process to the one that started it, so that it ends with it, however that ends."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import socket
 import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,3 +22,18 @@ def end_with_maker_of(end: socket.socket) -> None:
     credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     if os.getppid() != struct.unpack("3i", credentials)[0]:
         os._exit(1)  # it died before the line above
+
+
+@contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set them while the block runs, for the whole process: one block at a time."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

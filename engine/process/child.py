@@ -1,9 +1,7 @@
-"""Runs in the child, `python -m engine.worker.child FD SERVICE`: loads a service by name, drives it until told to end.
+"""Runs in the child, `python -m engine.process.child FD SERVICE`: loads a service by name, drives it until told to end.
 
 Holds no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
 """
-
-from __future__ import annotations
 
 import gc
 import importlib
@@ -13,16 +11,15 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.errors import EngineError, GenerationError, LoadError, OverloadedError, RequestError
-from engine.ties import end_with_maker_of
-from engine.worker.frames import FrameError, FrameReader, to_frame
-from engine.worker.messages import (
+from engine.process.protocol import (
     Cancel,
     Done,
     Event,
     Failed,
+    FrameError,
+    FrameReader,
     Load,
     LoadFailed,
     Loading,
@@ -33,11 +30,10 @@ from engine.worker.messages import (
     Submit,
     ToChild,
     ToParent,
+    to_frame,
 )
-from engine.worker.service import ShutdownRequested
-
-if TYPE_CHECKING:
-    from engine.worker.service import Service
+from engine.process.service import Service, ShutdownRequested
+from engine.process.spawning import end_with_maker_of
 
 _log = logging.getLogger("hearth.worker")
 

@@ -3,16 +3,19 @@
 Knows nothing of what the jobs are; how many may run at once, and what follows a death, is for whoever starts it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import signal
-from contextlib import suppress
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from engine.errors import (
     EngineError,
@@ -23,15 +26,14 @@ from engine.errors import (
     RequestError,
     engine_died,
 )
-from engine.stall import Guard, Patience
-from engine.worker.channel import Channel
-from engine.worker.frames import MAX_FRAME_BYTES, FrameError
-from engine.worker.job import Job
-from engine.worker.messages import (
+from engine.process.protocol import (
+    MAX_FRAME_BYTES,
     Cancel,
     Done,
     Event,
     Failed,
+    FrameError,
+    FrameReader,
     Load,
     LoadFailed,
     Loading,
@@ -40,14 +42,11 @@ from engine.worker.messages import (
     Ready,
     Shutdown,
     Submit,
+    ToChild,
     ToParent,
+    to_frame,
 )
-from engine.worker.spawn import spawn
-
-if TYPE_CHECKING:
-    import socket
-    import subprocess
-    from collections.abc import AsyncGenerator, Callable, Mapping
+from engine.process.watchdog import Guard, Patience
 
 _log = logging.getLogger("hearth.worker")
 
@@ -113,7 +112,7 @@ class WorkerProcess:
         """Start a child, have it load `service` ("module:function", see service.py: `Open`), return when it is ready.
 
         `nice` is added to its priority once it is ready: beside busy models a load would take minutes. A child that
-        hangs for longer than `patience` (engine/stall.py) is killed, now and later. Raises `LoadError` if the service
+        hangs for longer than `patience` (watchdog.py) is killed, now and later. Raises `LoadError` if the service
         refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel kills it too when the
         calling thread ends, so that must be one that lives as long as the server.
         """
@@ -215,7 +214,7 @@ class WorkerProcess:
                 await self.died.wait()
         return self.died.is_set()
 
-    async def _withdraw(self, number: int, job: Job) -> None:
+    async def _withdraw(self, number: int, job: "Job") -> None:
         job.discard()
         self._go_on()
         self._channel.send(Cancel(number))
@@ -284,3 +283,186 @@ def _error(failed: Failed) -> EngineError:
     if failed.kind == "overloaded":
         return OverloadedError(failed.message, retry_after_seconds=failed.retry_after_seconds or 1)
     return GenerationError(failed.message)
+
+
+_CHUNK_BYTES = 2**18
+# More than a socket's buffer holds. Somebody who inherited the child's end must not keep us here.
+_MOST_LAST_READS = 64
+
+
+class Channel:
+    """Calls `on_message` for each message, and `on_lost` once when no more will come, but not after `close`.
+
+    The argument of `on_lost` is None when the other side closed, else what is wrong about the bytes that came.
+    """
+
+    def __init__(
+        self, end: socket.socket, on_message: Callable[[ToParent], None], on_lost: Callable[[str | None], None]
+    ) -> None:
+        end.setblocking(False)  # noqa: FBT003  # positional only
+        self._end = end
+        self._on_message, self._on_lost = on_message, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader: FrameReader[ToParent] = FrameReader(ToParent)
+        self._unsent = bytearray()
+        self._reading = False
+        self.resume()
+
+    def send(self, message: ToChild) -> None:
+        """Send when the child reads; what it has not taken in waits here. Raises `FrameError` for one too long."""
+        frame = to_frame(message)
+        if self._end.fileno() < 0:
+            return
+        waiting = bool(self._unsent)
+        self._unsent += frame
+        if not waiting:
+            self._write()
+            if self._unsent:
+                self._loop.add_writer(self._end.fileno(), self._write)
+
+    def pause(self) -> None:
+        """Read no more, so that the child waits, until `resume`."""
+        if self._reading:
+            self._loop.remove_reader(self._end.fileno())
+            self._reading = False
+
+    def resume(self) -> None:
+        if not self._reading and self._end.fileno() >= 0:
+            self._loop.add_reader(self._end.fileno(), self._read)
+            self._reading = True
+
+    @property
+    def paused(self) -> bool:
+        """Whether what the child says is not listened to."""
+        return not self._reading
+
+    def drain(self) -> None:
+        """Read what a dead child has left."""
+        for _ in range(_MOST_LAST_READS):
+            if not self._read():
+                return
+
+    def close(self) -> None:
+        """Let go of the socket. Safe to call twice."""
+        if self._end.fileno() < 0:
+            return
+        self.pause()
+        self._loop.remove_writer(self._end.fileno())
+        self._unsent.clear()
+        self._end.close()
+
+    def _read(self) -> bool:
+        """Whether there may be more."""
+        if self._end.fileno() < 0:
+            return False
+        try:
+            data = self._end.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # it was killed with bytes of ours unread
+            data = b""
+        if not data:
+            self._lose(None)
+            return False
+        self._reader.feed(data)
+        try:
+            while (message := self._reader.next()) is not None:
+                self._on_message(message)
+        except FrameError as error:
+            self._lose(str(error))
+            return False
+        return True
+
+    def _write(self) -> None:
+        try:
+            sent = self._end.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:  # nobody is there to read it; reading tells that
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._end.fileno())
+
+    def _lose(self, reason: str | None) -> None:
+        self.close()
+        self._on_lost(reason)
+
+
+class Job:
+    """Filled by the process's channel, read by one `run`."""
+
+    def __init__(self) -> None:
+        self.unread_bytes = 0
+        self.ended = asyncio.Event()
+        self._unread: deque[bytes] = deque()
+        self._error: EngineError | None = None
+        self._changed = asyncio.Event()
+        self._discarding = False
+
+    def add(self, payload: bytes) -> None:
+        """Keep an event until it is read."""
+        if not self._discarding:
+            self._unread.append(payload)
+            self.unread_bytes += len(payload)
+            self._changed.set()
+
+    def end(self, error: EngineError | None = None, *, at_once: bool = False) -> None:
+        """No more will come. `at_once`: what is unread is not worth reading any more."""
+        if at_once:
+            self._forget()
+        self._error = error
+        self.ended.set()
+        self._changed.set()
+
+    def discard(self) -> None:
+        """Nobody reads any more."""
+        self._discarding = True
+        self._forget()
+
+    async def next(self) -> bytes | None:
+        """Return the next event, None after the last; raises what ended the job, after its events."""
+        while not self._unread:
+            if self.ended.is_set():
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        payload = self._unread.popleft()
+        self.unread_bytes -= len(payload)
+        return payload
+
+    def _forget(self) -> None:
+        self._unread.clear()
+        self.unread_bytes = 0
+
+
+# oneDNN keeps what it has prepared for a size of its work, 1024 of them if let, at up to a MiB each: enough for all the
+# layers of a diffusion model, and no more.
+_DEFAULTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+
+
+def spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
+    # The child finds modules where we find them, and never in the folder that happens to be the current one.
+    path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
+    # Our settings are not for a process that reads other people's files: one holds the database's password.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+    variables = {**_DEFAULTS, **inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    ours, theirs = socket.socketpair()
+    with theirs, ExitStack() as undo:
+        undo.callback(ours.close)
+        child = subprocess.Popen(
+            # The service is named for whoever looks at the processes; the child is told by a message
+            [sys.executable, "-P", "-m", "engine.process.child", str(theirs.fileno()), service],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=variables,
+            process_group=0,  # Ctrl-C in a terminal reaches the server only
+        )
+        undo.callback(child.wait)
+        undo.callback(child.kill)
+        pid_fd = os.pidfd_open(child.pid)
+        undo.pop_all()
+    return child, ours, pid_fd

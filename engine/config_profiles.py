@@ -1,4 +1,4 @@
-"""How one image pipeline is run: its profile, by name from profiles.yaml, with what models.yaml says otherwise.
+"""How one image pipeline is run: its profile, by name from image_profiles.yaml, with what models.yaml says otherwise.
 
 Reading models.yaml is engine/config.py's, running the pipeline engine/backends'.
 """
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from engine.config_words import Spec
 
-SHIPPED = Path(__file__).with_name("profiles.yaml")
+SHIPPED = Path(__file__).with_name("image_profiles.yaml")
 SIZES = (256, 512, 1024)
 
 Steps = Annotated[int, Field(ge=1, le=200)]

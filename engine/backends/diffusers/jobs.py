@@ -1,30 +1,23 @@
 """A job of the image service, from its payload to its one end. Shared by both ways of joining jobs."""
 
-from __future__ import annotations
-
+import io
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin
 
-from engine.backends.diffusers_files import encode
-from engine.backends.diffusers_prompts import check_prompt
+from engine.backends.diffusers.adapters.common import Denoising
+from engine.backends.diffusers.protocol import Finished, ImageEvent, ImageJob, Partial, Step
+from engine.config_profiles import SIZES, ImageProfile
 from engine.errors import GenerationError, RequestError
-from engine.images.messages import Finished, ImageJob, Partial, Step
-from engine.images.profile import SIZES
-from engine.images.step_batch import Candidate, next_together, share_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    from numpy.typing import NDArray
-
-    from engine.backends.diffusers_adapters.common import Denoising
-    from engine.images.messages import ImageEvent
-    from engine.images.profile import ImageProfile
-    from engine.worker.service import Outlet
+from engine.process.service import Outlet
+from engine.types import ImageFormat
 
 INVALID = "The model made no valid image of this prompt and seed. Try again with another seed."
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -123,7 +116,7 @@ class Desk:
 
 
 class AtDesk:
-    """What both `Service`s of images (engine/worker/service.py) do alike: whatever comes goes to the desk."""
+    """What both `Service`s of images (engine/process/service.py) do alike: whatever comes goes to the desk."""
 
     def __init__(self, desk: Desk, info: bytes) -> None:
         self.info = info
@@ -153,3 +146,114 @@ def out_of_memory(desk: Desk, numbers: Sequence[int]) -> None:
         )
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+_JPEG_QUALITY = 92
+_WEBP_QUALITY = 90
+# Four times faster than Pillow's default, and 17 % larger (measured at 1024 x 1024).
+_PNG_LEVEL = 1
+# https://www.iptc.org/std/photometadata/specification/ : Digital Source Type
+_XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">'
+    '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description rdf:about="" '
+    'xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/" Iptc4xmpExt:DigitalSourceType='
+    '"http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"/></rdf:RDF></x:xmpmeta>'
+    '<?xpacket end="w"?>'
+)
+
+
+def encode(pixels: NDArray[Any], *, size: int, output_format: ImageFormat, quality: int | None, mark: bool) -> bytes:
+    """Return a file of `size` by `size` pixels of a picture (height, width, 3) with values from 0 to 1.
+
+    `quality` is 0 to 100 for JPEG and WebP, None for ours; a PNG loses nothing at any. `mark`: metadata say that
+    a model made it.
+    """
+    picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
+    if picture.size != (size, size):
+        picture = picture.resize((size, size), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    if output_format == "png":
+        info = PngImagePlugin.PngInfo()
+        if mark:
+            info.add_itxt("XML:com.adobe.xmp", _XMP)
+        picture.save(out, "PNG", compress_level=_PNG_LEVEL, pnginfo=info)
+    else:
+        metadata = {"xmp": _XMP.encode()} if mark else {}
+        ours = _JPEG_QUALITY if output_format == "jpeg" else _WEBP_QUALITY
+        picture.save(out, output_format.upper(), quality=ours if quality is None else quality, **metadata)
+    return out.getvalue()
+
+
+# `max_sequence_length` of the pipelines that have one: what they pad to decides the picture in some of them.
+_SEQUENCE_LENGTH = {
+    "Flux2KleinPipeline": 512,
+    "FluxPipeline": 512,
+    "QwenImagePipeline": 1024,
+    "StableDiffusion3Pipeline": 256,
+    "ZImagePipeline": 512,
+}
+# Arguments of the chat template, as the pipeline itself gives them.
+_CHAT = {"ZImagePipeline": {"enable_thinking": True}, "Flux2KleinPipeline": {"enable_thinking": False}}
+
+
+def sequence_length(pipe: Any) -> int | None:
+    """Return the `max_sequence_length` that this pipeline is always called with, None if it knows no such thing."""
+    return _SEQUENCE_LENGTH.get(type(pipe).__name__)
+
+
+def check_prompt(pipe: Any, text: str, profile: ImageProfile, *, param: str) -> None:
+    """Raise `RequestError` if any tokenizer of the pipeline makes more tokens of `text` than are read."""
+    name = type(pipe).__name__
+    for part, tokenizer in pipe.components.items():
+        if not part.startswith("tokenizer") or tokenizer is None:
+            continue
+        limit = min(profile.max_prompt_tokens, sequence_length(pipe) or tokenizer.model_max_length)
+        if "CLIP" in type(tokenizer).__name__:
+            limit = min(limit, tokenizer.model_max_length)
+        count = _count(tokenizer, text, _CHAT.get(name))
+        if count > limit:
+            raise RequestError(
+                f"{param} has {count} tokens, and this model reads at most {limit} (both counted with the model's own "
+                "start and end marks). Make it shorter.",
+                param=param,
+            )
+
+
+def _count(tokenizer: Any, text: str, chat: dict[str, bool] | None) -> int:
+    if chat is not None:
+        messages = [{"role": "user", "content": text}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **chat)
+    return len(tokenizer(text, truncation=False).input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One image with steps to go.
+
+    Only those with equal `agrees` can share a step. `share` is the part of the memory's room that it takes, above 0
+    and at most 1.
+    """
+
+    job: int
+    agrees: Hashable
+    share: Fraction
+
+
+def share_of(max_batch: int) -> Fraction:
+    """Return what one of `max_batch` images that fit together takes of the room."""
+    return Fraction(1, max_batch)
+
+
+def next_together(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return who takes the next step; `candidates` are in the order of who has waited longest since the last one.
+
+    The first always does, with everybody behind it who agrees and still finds room. Whoever asks again with those
+    moved to the end gives each group its turn, so that a newcomer of an odd size waits for a step and not for an image.
+    """
+    together: list[Candidate] = []
+    room = Fraction(1)
+    for candidate in candidates:
+        if (not together or candidate.agrees == together[0].agrees) and candidate.share <= room:
+            together.append(candidate)
+            room -= candidate.share
+    return together

@@ -1,21 +1,15 @@
-"""The service of images, as the worker process opens it: "engine.backends.diffusers_service:open_service"."""
-
-from __future__ import annotations
+"""The service of images, as the worker process opens it: "engine.backends.diffusers.service:open_service"."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
+from engine.backends.diffusers.jobs import Desk
+from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
+from engine.config_profiles import SIZES
 from engine.errors import EngineError, LoadError
-from engine.images.messages import ImageJob, ImageOptions, ImageReady
-from engine.images.profile import SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from engine.backends.diffusers_jobs import Desk
-    from engine.worker.service import Outlet, Service
+from engine.process.service import Outlet, Service
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
@@ -32,11 +26,10 @@ def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], 
     """
     report("importing diffusers", 0.1)
     os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
-    from engine.backends.diffusers_adapters import adapter_for
-    from engine.backends.diffusers_jobs import Desk
-    from engine.backends.diffusers_load import load
-    from engine.backends.diffusers_requests import RequestService
-    from engine.backends.diffusers_steps import StepService
+    from engine.backends.diffusers.adapters import adapter_for
+    from engine.backends.diffusers.batching import RequestService, StepService
+    from engine.backends.diffusers.jobs import Desk
+    from engine.backends.diffusers.load import load
 
     report("loading the pipeline", 0.3)
     wanted = msgspec.msgpack.decode(options, type=ImageOptions)

@@ -3,12 +3,10 @@
 How frames travel is engine/worker's; they are msgpack by msgspec, never pickles.
 """
 
-from __future__ import annotations
-
 import msgspec
 
-from engine.images.profile import Batches, ImageProfile
-from engine.images.types import ImageFormat, Quality  # noqa: TC001  # msgspec reads them
+from engine.config_profiles import Batches, ImageProfile
+from engine.types import ImageFormat, Quality  # msgspec reads them
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

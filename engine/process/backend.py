@@ -1,23 +1,16 @@
 """What models in a worker process have in common: a queue in front, and one life. What jobs are is their own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from engine.admission import Admission
+from engine.admission import Admission, Room
 from engine.errors import GenerationError, NotStartedError, engine_died
-from engine.stall import Patience
-from engine.worker.process import WorkerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-
-    from engine.admission import Room
-    from engine.backends.outbox import Outbox
+from engine.process.parent import WorkerProcess
+from engine.process.watchdog import Patience
 
 _T = TypeVar("_T")
 # A step of a tiny chat model must not wait for the rest: on a CPU the kernel lets chat go first.
@@ -80,7 +73,7 @@ class InWorker:
         self.worker.terminate()
 
     async def delivered(
-        self, box: Outbox[_T], works: Iterable[Callable[[], Coroutine[Any, Any, None]]]
+        self, box: "Outbox[_T]", works: Iterable[Callable[[], Coroutine[Any, Any, None]]]
     ) -> AsyncGenerator[_T, None]:
         """Run `works` side by side and yield what they put into `box`, until all have ended.
 
@@ -100,7 +93,7 @@ class InWorker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, box: Outbox[_T], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _run(self, box: "Outbox[_T]", work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             self.admission.begin_work()
             try:
@@ -134,3 +127,34 @@ async def given_up_after(
             except TimeoutError as error:
                 raise GenerationError(f"It took longer than {seconds:g} s and was given up. {advice}") from error
             yield frame
+
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """From one task to one reader. A reader that does not read holds up nobody: past the bound the job fails."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._queue: asyncio.Queue[tuple[T | BaseException | None, int]] = asyncio.Queue()
+        self._most_bytes = most_bytes
+        self._bytes = 0
+
+    def put(self, item: T, size_bytes: int) -> None:
+        """Add something. Raises `GenerationError` when too much lies here."""
+        self._bytes += size_bytes
+        if self._bytes > self._most_bytes:
+            raise GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
+        self._queue.put_nowait((item, size_bytes))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing follows; the reader gets `error`."""
+        self._queue.put_nowait((error, 0))
+
+    async def get(self) -> T | None:
+        """Return what comes next, None at the end. Raises what it ended with."""
+        item, size_bytes = await self._queue.get()
+        self._bytes -= size_bytes
+        if isinstance(item, BaseException):
+            raise item
+        return item

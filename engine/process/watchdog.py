@@ -3,18 +3,14 @@
 The kernel says when a process dies; nobody says when one lives and does nothing more.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
 
 # While loading a process may also wait for others: a slow disk, a lock of a compiler's cache, its parent.
 _LOADING_FACTOR = 4
@@ -36,7 +32,7 @@ class Patience:
     busy_seconds: float
 
     @classmethod
-    def of(cls, stall_seconds: float | None, *, on_cpu: bool) -> Patience | None:
+    def of(cls, stall_seconds: float | None, *, on_cpu: bool) -> Self | None:
         """What follows from the `stall_seconds` of models.yaml; None: for ever."""
         if stall_seconds is None:
             return None
@@ -124,7 +120,7 @@ class _Seen:
     work: dict[int, tuple[float, int]]
     stopped: bool
 
-    def works_since(self, before: _Seen, seconds: float) -> bool:
+    def works_since(self, before: Self, seconds: float) -> bool:
         """Whether anything was done in these seconds. One that is stopped stops all: the others wait for it."""
         if not self.work:
             return True  # they are gone, which is not for us to tell
