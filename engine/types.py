@@ -293,8 +293,7 @@ class ImageRequest:
     on_turn: Callable[[], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ImageProgress:
+class ImageProgress(msgspec.Struct, frozen=True, tag=True):
     """Image `index` has `step` of `steps` behind it."""
 
     index: int
@@ -302,8 +301,7 @@ class ImageProgress:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartialImage:
+class PartialImage(msgspec.Struct, frozen=True, tag=True):
     """Preview number `number` (from 0) of image `index`: a whole file in the format asked for."""
 
     index: int
@@ -311,8 +309,7 @@ class PartialImage:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedImage:
+class FinishedImage(msgspec.Struct, frozen=True, tag=True):
     """Image `index`: a whole file in the format asked for, of exactly the size asked for."""
 
     index: int

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from engine.admission import Admission
+    from engine.stream import Stream
     from engine.types import ChatRequest, ChatResult, ChatStep, ImageEvent, ImageRequest, TextRequest
     from engine.voices.requests import SpeechChunk, SpeechRequest
     from engine.voices.types import Voice
@@ -55,16 +56,16 @@ class Backend(Protocol):
 class ImageBackend(Backend, Protocol):
     """A loaded image model."""
 
-    def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
-        """Yield what becomes of each image. Closing the generator aborts. Raises `EngineError`s."""
+    def images(self, request: ImageRequest) -> Stream[ImageEvent]:
+        """Return what becomes of each image. Closing the stream aborts. It ends with `EngineError`s."""
         ...
 
 
 class SpeechBackend(Backend, Protocol):
     """Loaded voices."""
 
-    def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield an audio file piece by piece. Closing the generator aborts. Raises `EngineError`s."""
+    def speech(self, request: SpeechRequest, voice: Voice) -> Stream[SpeechChunk]:
+        """Return an audio file piece by piece. Closing the stream aborts. It ends with `EngineError`s."""
         ...
 
 

@@ -152,7 +152,7 @@ class SpeechService:
         return None
 
     def _tell(self, number: int, event: SpeechEvent) -> None:
-        self._outlet.event(number, msgspec.msgpack.encode(event))
+        self._outlet.event(number, event)
 
 
 def _say(model: SpeechModel, text: str, running: _Running) -> NDArray[np.float32]:

@@ -5,22 +5,22 @@ Which voices there are is the catalogue's (engine/voices), what happens to a job
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.admission import Room
-from engine.process.backend import InWorker, Outbox, given_up_after, start_worker
+from engine.process.backend import WorkerBackend, WorkerStream, start_worker
 from engine.voices import messages
 from engine.voices.requests import SpeechChunk
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
 
     from engine.config import SpeechModelSpec
     from engine.process.parent import WorkerProcess
+    from engine.stream import Stream
     from engine.voices.requests import SpeechRequest
     from engine.voices.types import Voice
 
@@ -28,7 +28,7 @@ _SERVICE = "engine.backends.speech_service:open_service"
 _MOST_UNREAD_BYTES = 64 * 2**20  # of one request: some twenty minutes of the largest format
 
 
-class SpeechModel(InWorker):
+class SpeechModel(WorkerBackend):
     """All voices of one entry of models.yaml. Made by `load`."""
 
     def __init__(self, worker: WorkerProcess, spec: SpeechModelSpec) -> None:
@@ -49,39 +49,37 @@ class SpeechModel(InWorker):
         )
         return cls(worker, spec)
 
-    async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the file piece by piece, as it is spoken; closing the generator aborts. Raises `EngineError`s.
+    def speech(self, request: SpeechRequest, voice: Voice) -> Stream[SpeechChunk]:
+        """Return the file piece by piece, as it is spoken; closing the stream aborts. It ends with `EngineError`s.
 
         It is spoken on whether anybody reads or not, so that a slow reader keeps nobody waiting.
         """
+        stream = WorkerStream[SpeechChunk](_MOST_UNREAD_BYTES, lambda chunk: len(chunk.data))
+        return self.start(stream, partial(self._speak, request, voice))
+
+    async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Stream[SpeechChunk]) -> None:
         if request.before_turn is not None:
             await request.before_turn()
-        chunks: Outbox[SpeechChunk] = Outbox(_MOST_UNREAD_BYTES)
-        work = partial(self._speak, request, voice, chunks)
-        async with contextlib.aclosing(self.delivered(chunks, [work])) as delivered:
-            async for chunk in delivered:
-                yield chunk
-
-    async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Outbox[SpeechChunk]) -> None:
         # For fairness a text costs its length
         turn = self.admission.enter(
             request.owner, prompt_tokens=len(request.text), max_tokens=0, weight=request.queue_share
         )
+
+        def take(payload: msgspec.Raw) -> None:
+            told: Any = msgspec.msgpack.decode(payload, type=messages.SpeechEvent)
+            if isinstance(told, messages.Audio):
+                turn.answer_tokens += 1
+                chunks.put(SpeechChunk(told.data, told.seconds))
+
         async with turn:
             if request.on_turn is not None:
                 request.on_turn()
-            spoken = self.worker.run(_job(request, voice))
-            frames = given_up_after(self._spec.engine.max_seconds, spoken, "Send a shorter text.")
-            async with contextlib.aclosing(frames):
-                async for frame in frames:
-                    told: Any = msgspec.msgpack.decode(frame, type=messages.SpeechEvent)
-                    if isinstance(told, messages.Audio):
-                        turn.answer_tokens += 1
-                        chunks.put(SpeechChunk(told.data, told.seconds), len(told.data))
+            seconds = self._spec.engine.max_seconds
+            await self.run(_job(request, voice), take, within_seconds=seconds, advice="Send a shorter text.")
 
 
-def _job(request: SpeechRequest, voice: Voice) -> bytes:
-    job = messages.SpeechJob(
+def _job(request: SpeechRequest, voice: Voice) -> messages.SpeechJob:
+    return messages.SpeechJob(
         folder=str(voice.folder),
         family=voice.family,
         speaker=voice.speaker,
@@ -91,4 +89,3 @@ def _job(request: SpeechRequest, voice: Voice) -> bytes:
         seed=request.seed,
         response_format=request.response_format,
     )
-    return msgspec.msgpack.encode(job)

@@ -1,9 +1,11 @@
-"""What models in a worker process have in common: a queue in front, and one life. What jobs are is their own."""
+"""What models in a worker process have in common: a queue in front, one life, a stream for each request.
+
+What jobs are is their own (backends/diffusers, and the voices').
+"""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,6 +13,7 @@ from engine.admission import Admission, Room
 from engine.errors import GenerationError, NotStartedError, engine_died
 from engine.process.parent import WorkerProcess
 from engine.process.watchdog import Patience
+from engine.stream import Stream
 
 _T = TypeVar("_T")
 # A step of a tiny chat model must not wait for the rest: on a CPU the kernel lets chat go first.
@@ -19,7 +22,7 @@ _NICE_ON_CPU = 10
 
 async def start_worker(  # noqa: PLR0913  # what a start depends on
     service: str,
-    options: msgspec.Struct,
+    options: object,
     report: Callable[[str, float], None],
     *,
     threads: int,
@@ -29,7 +32,7 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
     """Start a worker that loads `service`. Raises `LoadError` when that can never work."""
     return await WorkerProcess.start(
         service,
-        msgspec.msgpack.encode(options),
+        options,
         report,
         environment={"OMP_NUM_THREADS": str(threads)},
         nice=_NICE_ON_CPU if on_cpu else 0,
@@ -37,7 +40,26 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
     )
 
 
-class InWorker:
+class WorkerStream(Stream[_T]):
+    """What a worker makes for one request. A reader that does not read keeps no other request waiting.
+
+    Past `limit_bytes`, by `size_of` of each unread item, the request fails.
+    """
+
+    __slots__ = ("_limit_bytes", "_size_of")
+
+    def __init__(self, limit_bytes: int, size_of: Callable[[_T], int]) -> None:
+        super().__init__()
+        self._limit_bytes, self._size_of = limit_bytes, size_of
+
+    def put(self, item: _T) -> None:
+        """Add an item. Raises `GenerationError` when too much is unread."""
+        super().put(item)
+        if sum(map(self._size_of, self._unread)) > self._limit_bytes:
+            raise GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
+
+
+class WorkerBackend:
     """A loaded model in `worker`, thrown away whole: a restart makes a new one."""
 
     def __init__(self, worker: WorkerProcess, room: Room) -> None:
@@ -72,89 +94,41 @@ class InWorker:
         self._watch.cancel()
         self.worker.terminate()
 
-    async def delivered(
-        self, box: "Outbox[_T]", works: Iterable[Callable[[], Coroutine[Any, Any, None]]]
-    ) -> AsyncGenerator[_T, None]:
-        """Run `works` side by side and yield what they put into `box`, until all have ended.
+    def start(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> Stream[_T]:
+        """Have `make` fill the stream, and return it.
 
-        They go on whether anybody reads or not. The first error ends all of them, and so does closing the generator.
+        It goes on whether anybody reads or not; closing the stream cancels it and waits for its end.
         """
-        tasks = [asyncio.create_task(self._run(box, work)) for work in works]
-        try:
-            running = len(tasks)
-            while running:
-                item = await box.get()
-                if item is None:
-                    running -= 1
-                else:
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        making = asyncio.create_task(self._make(stream, make))
 
-    async def _run(self, box: "Outbox[_T]", work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def abort() -> None:
+            making.cancel()
+            await asyncio.wait({making})
+
+        stream.on_abort = abort
+        return stream
+
+    async def run(
+        self, job: msgspec.Struct, take: Callable[[msgspec.Raw], None], *, within_seconds: float, advice: str
+    ) -> None:
+        """Run a job (`WorkerProcess.run`). Raises `GenerationError`, whose words end with `advice`, after so long."""
         try:
-            self.admission.begin_work()
-            try:
-                await work()
-            finally:
-                self.admission.end_work()
-            box.end()
-        except Exception as error:  # noqa: BLE001  # whoever reads the box raises it
-            box.end(error)
+            async with asyncio.timeout(within_seconds):
+                await self.worker.run(job, take)
+        except TimeoutError as error:
+            raise GenerationError(f"It took longer than {within_seconds:g} s and was given up. {advice}") from error
+
+    async def _make(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
+        failure: Exception | None = None
+        self.admission.begin_work()
+        try:
+            await make(stream)
+        except Exception as error:  # noqa: BLE001  # raised where the stream is read
+            failure = error
+        finally:
+            self.admission.end_work()
+        stream.finish(failure)
 
     async def _watch_worker(self) -> None:
         await self.worker.died.wait()
         self.admission.close(lambda: engine_died(NotStartedError))
-
-
-async def given_up_after(
-    seconds: float, frames: AsyncGenerator[bytes, None], advice: str
-) -> AsyncGenerator[bytes, None]:
-    """Yield `frames`, and close them. Raises `GenerationError`, whose words end with `advice`, after so long.
-
-    The clock is asked frame by frame: whoever reads them may do so from several tasks.
-    """
-    deadline = asyncio.get_running_loop().time() + seconds
-    async with contextlib.aclosing(frames):
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    frame = await anext(frames)
-            except StopAsyncIteration:
-                return
-            except TimeoutError as error:
-                raise GenerationError(f"It took longer than {seconds:g} s and was given up. {advice}") from error
-            yield frame
-
-
-T = TypeVar("T")
-
-
-class Outbox(Generic[T]):
-    """From one task to one reader. A reader that does not read holds up nobody: past the bound the job fails."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._queue: asyncio.Queue[tuple[T | BaseException | None, int]] = asyncio.Queue()
-        self._most_bytes = most_bytes
-        self._bytes = 0
-
-    def put(self, item: T, size_bytes: int) -> None:
-        """Add something. Raises `GenerationError` when too much lies here."""
-        self._bytes += size_bytes
-        if self._bytes > self._most_bytes:
-            raise GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
-        self._queue.put_nowait((item, size_bytes))
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Nothing follows; the reader gets `error`."""
-        self._queue.put_nowait((error, 0))
-
-    async def get(self) -> T | None:
-        """Return what comes next, None at the end. Raises what it ended with."""
-        item, size_bytes = await self._queue.get()
-        self._bytes -= size_bytes
-        if isinstance(item, BaseException):
-            raise item
-        return item

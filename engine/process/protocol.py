@@ -1,23 +1,27 @@
-"""Everything that the server's process and a worker say to each other. How it travels is frames.py's.
+"""Everything that the server's process and a worker say to each other, and how it becomes bytes: never a pickle.
 
-Payloads, options and info are the service's own language (engine/images/messages.py, for one): opaque here.
+A frame is the length of a message in four bytes, big-endian, then msgpack. Options, info, jobs and events are the
+service's own language (backends/diffusers/protocol.py, for one): encoded here with the rest, and kept as they came
+(`msgspec.Raw`) for the one who knows their types.
 """
 
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+_T = TypeVar("_T")
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+
+class Load(msgspec.Struct, Generic[_T], frozen=True, tag=True):
     """The first message. `service` is `"module:function"`, imported in the child only (service.py: `Open`)."""
 
     service: str
-    options: bytes
+    options: _T
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Submit(msgspec.Struct, Generic[_T], frozen=True, tag=True):
     job: int
-    payload: bytes
+    payload: _T
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -39,8 +43,8 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     progress: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    info: bytes
+class Ready(msgspec.Struct, Generic[_T], frozen=True, tag=True):
+    info: _T
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -53,9 +57,9 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class Event(msgspec.Struct, frozen=True, tag=True):
+class Event(msgspec.Struct, Generic[_T], frozen=True, tag=True):
     job: int
-    payload: bytes
+    payload: _T
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -72,13 +76,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     retry_after_seconds: int | None = None
 
 
-ToChild = Load | Submit | Cancel | Ping | Shutdown
-ToParent = Loading | Ready | LoadFailed | Pong | Event | Done | Failed
+ToChild = Load[_T] | Submit[_T] | Cancel | Ping | Shutdown
+ToParent = Loading | Ready[_T] | LoadFailed | Pong | Event[_T] | Done | Failed
+# As they are read
+FromParent = ToChild[msgspec.Raw]
+FromChild = ToParent[msgspec.Raw]
 
 
 MAX_FRAME_BYTES = 64 * 2**20
 _HEADER_BYTES = 4
-_T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -86,7 +92,7 @@ class FrameError(Exception):
     """Bytes that are no message, or a message that is longer than a frame may be."""
 
 
-def to_frame(message: ToChild | ToParent) -> bytearray:
+def to_frame(message: ToChild[Any] | ToParent[Any]) -> bytearray:
     """Return the frame of `message`; raises `FrameError` if it is longer than `MAX_FRAME_BYTES`."""
     frame = bytearray(_HEADER_BYTES)
     _encoder.encode_into(message, frame, _HEADER_BYTES)
@@ -120,7 +126,7 @@ class FrameReader(Generic[_T]):
             return None
         try:
             with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
-                message = self._decoder.decode(content)
+                message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise FrameError("a frame holds no message") from error
         del self._buffer[:end]

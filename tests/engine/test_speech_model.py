@@ -15,7 +15,7 @@ from engine import EngineDiedError, GenerationError, SpeechRequest
 from engine.backends.speech_model import SpeechModel
 from engine.config_speech import SpeechEngineSpec, SpeechModelSpec
 from engine.demo import weights_dir
-from engine.process.backend import Outbox
+from engine.process.backend import WorkerStream
 from engine.voices.catalogue import read_catalogue
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ async def test_a_killed_worker_ends_what_is_spoken_and_what_waits(model: SpeechM
 
 
 async def test_what_nobody_reads_is_given_up_at_a_bound():
-    box: Outbox[bytes] = Outbox(10)
-    box.put(b"12345678", 8)
-    assert await box.get() == b"12345678"
-    box.put(b"123456789", 9)
+    stream: WorkerStream[bytes] = WorkerStream(10, len)
+    stream.put(b"12345678")
+    assert await anext(stream) == b"12345678"
+    stream.put(b"123456789")
     with pytest.raises(GenerationError, match="not read"):
-        box.put(b"12", 2)
-    box.end(GenerationError("over"))
-    assert await box.get() == b"123456789"
+        stream.put(b"12")
+    stream.finish(GenerationError("over"))
+    assert [await anext(stream) for _ in range(2)] == [b"123456789", b"12"]
     with pytest.raises(GenerationError, match="over"):
-        await box.get()
+        await anext(stream)

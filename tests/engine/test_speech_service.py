@@ -245,18 +245,16 @@ def test_stretching_keeps_the_pitch(speed: float):
 async def test_a_worker_process_speaks(folder: Path):
     worker = await WorkerProcess.start(
         "engine.backends.speech_service:open_service",
-        msgspec.msgpack.encode(SpeechOptions(threads=1, mark=True)),
+        SpeechOptions(threads=1, mark=True),
         lambda _phase, _progress: None,
         environment={"OMP_NUM_THREADS": "1"},
     )
     try:
         job = SpeechJob(str(folder), "vits", None, "en", TEXT, seed=1, response_format="flac")
-        events = [
-            msgspec.msgpack.decode(event, type=SpeechEvent) async for event in worker.run(msgspec.msgpack.encode(job))
-        ]
+        events: list[SpeechEvent] = []
+        await worker.run(job, lambda event: events.append(msgspec.msgpack.decode(event, type=SpeechEvent)))
         with pytest.raises(RequestError) as refused:
-            async for _ in worker.run(msgspec.msgpack.encode(msgspec.structs.replace(job, text="😀"))):
-                pass
+            await worker.run(msgspec.structs.replace(job, text="😀"), events.append)
     finally:
         await worker.shutdown()
     assert refused.value.param == "input"

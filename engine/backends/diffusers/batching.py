@@ -15,7 +15,7 @@ from engine.backends.diffusers.jobs import INVALID, OUT_OF_MEMORY, AtDesk, Desk,
 class StepService(AtDesk):
     """A `Service` whose `step` is one denoising step of one group of images."""
 
-    def __init__(self, desk: Desk, adapter: Adapter, info: bytes) -> None:
+    def __init__(self, desk: Desk, adapter: Adapter, info: object) -> None:
         super().__init__(desk, info)
         self._adapter = adapter
 
@@ -87,7 +87,7 @@ class _NobodyWaitsError(Exception):
 class RequestService(AtDesk):
     """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
-    def __init__(self, desk: Desk, info: bytes) -> None:
+    def __init__(self, desk: Desk, info: object) -> None:
         super().__init__(desk, info)
         self._arguments = frozenset(inspect.signature(desk.pipe.__call__).parameters)
 

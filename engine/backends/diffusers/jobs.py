@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from engine.backends.diffusers.adapters.common import Denoising
-from engine.backends.diffusers.protocol import Finished, ImageEvent, ImageJob, Partial, Step
+from engine.backends.diffusers.protocol import ImageJob
 from engine.config_profiles import SIZES, ImageProfile
 from engine.errors import GenerationError, RequestError
 from engine.process.service import Outlet
-from engine.types import ImageFormat
+from engine.types import FinishedImage, ImageFormat, ImageProgress, PartialImage
 
 INVALID = "The model made no valid image of this prompt and seed. Try again with another seed."
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -45,7 +45,7 @@ class Desk:
     outlet: Outlet
     running: dict[int, Running] = field(default_factory=dict)
 
-    def take(self, number: int, payload: bytes) -> None:
+    def take(self, number: int, payload: msgspec.Raw) -> None:
         """Queue a job. Raises `RequestError` for one that this pipeline cannot do as it is asked."""
         job = msgspec.msgpack.decode(payload, type=ImageJob)
         if job.size not in SIZES:
@@ -92,37 +92,36 @@ class Desk:
         if not np.isfinite(pixels).all():
             self.fail(number, INVALID)
             return
-        self._say(number, Finished(self._file(running, pixels), steps))
+        job = running.job
+        self.outlet.event(number, FinishedImage(job.index, self._file(running, pixels), job.seed, steps))
         del self.running[number]
         self.outlet.done(number)
 
     def progressed(self, number: int, step: int, steps: int) -> None:
         """Say how far a job is, if it has not ended."""
-        if number in self.running:
-            self._say(number, Step(step, steps))
+        if (running := self.running.get(number)) is not None:
+            self.outlet.event(number, ImageProgress(running.job.index, step, steps))
 
     def preview(self, running: Running, pixels: NDArray[Any]) -> None:
         """Show an unfinished picture, unless that holds anything but numbers."""
         if np.isfinite(pixels).all():
-            self._say(running.number, Partial(running.previews, self._file(running, pixels)))
+            preview = PartialImage(running.job.index, running.previews, self._file(running, pixels))
+            self.outlet.event(running.number, preview)
             running.previews += 1
 
     def _file(self, running: Running, pixels: NDArray[Any]) -> bytes:
         job = running.job
         return encode(pixels, size=job.size, output_format=job.output_format, quality=job.compression, mark=self.mark)
 
-    def _say(self, number: int, event: ImageEvent) -> None:
-        self.outlet.event(number, msgspec.msgpack.encode(event))
-
 
 class AtDesk:
     """What both `Service`s of images (engine/process/service.py) do alike: whatever comes goes to the desk."""
 
-    def __init__(self, desk: Desk, info: bytes) -> None:
+    def __init__(self, desk: Desk, info: object) -> None:
         self.info = info
         self._desk = desk
 
-    def submit(self, job: int, payload: bytes) -> None:
+    def submit(self, job: int, payload: msgspec.Raw) -> None:
         """Queue a job. Raises `RequestError`."""
         self._desk.take(job, payload)
 

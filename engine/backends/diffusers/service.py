@@ -18,7 +18,7 @@ _ENVIRONMENT = {
 }
 
 
-def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
+def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
     """Load the pipeline that `options` (an `ImageOptions`) name. Raises `LoadError`.
 
     Images are joined between steps where the family has an adapter. An offloaded pipeline runs whole requests: its
@@ -37,8 +37,7 @@ def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], 
     loaded = load(wanted)
     by_steps = profile.batching == "steps" and profile.offload == "none"
     adapter = adapter_for(loaded.pipe) if by_steps else None
-    ready = ImageReady(loaded.name, loaded.device, "requests" if adapter is None else "steps")
-    info = msgspec.msgpack.encode(ready)
+    info = ImageReady(loaded.name, loaded.device, "requests" if adapter is None else "steps")
     desk = Desk(loaded.pipe, profile, wanted.mark, outlet)
     service: Service = RequestService(desk, info) if adapter is None else StepService(desk, adapter, info)
     report("making a first image", 0.8)
@@ -51,7 +50,7 @@ class _Rehearsal:
 
     error: EngineError | None = None
 
-    def event(self, job: int, payload: bytes) -> None:
+    def event(self, job: int, payload: object) -> None:
         """Nobody looks."""
 
     def done(self, job: int) -> None:
@@ -71,7 +70,8 @@ def _rehearse(service: Service, desk: Desk) -> None:
     outlet, rehearsal = desk.outlet, _Rehearsal()
     desk.outlet = rehearsal
     try:
-        service.submit(0, msgspec.msgpack.encode(ImageJob(prompt="a house", size=size, quality="standard", seed=0)))
+        job = ImageJob(prompt="a house", size=size, quality="standard", seed=0)
+        service.submit(0, msgspec.Raw(msgspec.msgpack.encode(job)))
         while service.busy:
             service.step()
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:

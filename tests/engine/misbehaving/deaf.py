@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Deaf(Counter):
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         self.jobs[job] = (0, 0)
         if payload == b"let go":
             for each in list(self.jobs):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Dying(Counter):
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         self.job, self.way = job, payload.decode()
         self.jobs[job] = (0, 1)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Slow(Counter):
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         self.way, seconds = payload.decode().split()
         self.seconds = float(seconds)
         self.jobs[job] = (0, 1)

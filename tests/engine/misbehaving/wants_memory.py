@@ -17,7 +17,7 @@ class OutOfMemoryError(RuntimeError):
 class WantsMemory(Counter):
     way = ""
 
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         if payload == b"at once":
             raise MemoryError
         self.way = payload.decode()
