@@ -255,7 +255,7 @@ def test_running_out_of_memory_fails_who_is_running_and_the_service_lives(studio
         raise torch.OutOfMemoryError
 
     service: Any = studio.service
-    hook = service._desk.pipe.transformer.register_forward_hook(full)
+    hook = service._pipe.transformer.register_forward_hook(full)
     studio.submit(1)
     studio.submit(2, size=1024)
     studio.service.step()
@@ -272,7 +272,7 @@ def test_an_image_that_is_no_number_fails_alone(by_steps: Studio):
     by_steps.submit(2)
     by_steps.service.step()
     service: Any = by_steps.service
-    state = service._desk.running[1].state
+    state = service.running[1].state
     state.latents = torch.full_like(state.latents, float("nan"))
     by_steps.run()
     assert isinstance(by_steps.recorder.ends[1], GenerationError)

@@ -1,4 +1,7 @@
-"""Runs jobs step by step through a family's adapter: they join and leave between any two steps."""
+"""Two ways to join jobs: between any two steps through a family's adapter, or in whole calls of the pipeline.
+
+Whole calls give no previews: what a pipeline has between its steps differs from family to family.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -9,47 +12,49 @@ from numpy.typing import NDArray
 
 from engine.backends.diffusers.adapters import Adapter
 from engine.backends.diffusers.adapters.common import BLANK, Denoising, Order, advance, quiet, seeded
-from engine.backends.diffusers.jobs import INVALID, OUT_OF_MEMORY, AtDesk, Desk, Running, out_of_memory, sequence_length
+from engine.backends.diffusers.jobs import INVALID, OUT_OF_MEMORY, ImageService, Running, sequence_length
+from engine.backends.diffusers.protocol import ImageOptions, ImageReady
+from engine.process.service import Outlet
 
 
-class StepService(AtDesk):
+class StepService(ImageService):
     """A `Service` whose `step` is one denoising step of one group of images."""
 
-    def __init__(self, desk: Desk, adapter: Adapter, info: object) -> None:
-        super().__init__(desk, info)
+    def __init__(self, adapter: Adapter, pipe: Any, options: ImageOptions, outlet: Outlet, info: ImageReady) -> None:
+        super().__init__(pipe, options, outlet, info)
         self._adapter = adapter
 
     def step(self) -> None:
-        """Take one step of whoever is next, show what was asked for, deliver what is finished."""
+        """Take one step of the next group, show what was asked for, deliver what is finished."""
         with torch.inference_mode():
             self._step()
 
     def _step(self) -> None:
         mixes = self._adapter.MIXES_SIZES
-        group = self._desk.next_together(lambda running: None if mixes else running.edge)
+        group = self._next_together(lambda running: None if mixes else running.edge)
         try:
             begun = [(running, self._state(running)) for running in group]
-            predictions = self._adapter.forward(self._desk.pipe, [state for _, state in begun])
+            predictions = self._adapter.forward(self._pipe, [state for _, state in begun])
             for (running, state), prediction in zip(begun, predictions, strict=True):
                 advance(state, prediction)
-                self._desk.progressed(running.number, state.steps_done, state.steps)
+                self._report(running.number, state.steps_done, state.steps)
             self._show([one for one in begun if _is_to_be_shown(*one)])
             self._deliver([one for one in begun if one[1].steps_done == one[1].steps])
         except OUT_OF_MEMORY:
-            out_of_memory(self._desk, [running.number for running in group])
+            self._fail_for_memory([running.number for running in group])
 
     def _state(self, running: Running) -> Denoising:
         if running.state is None:
             running.state = self._adapter.prepare(
-                self._desk.pipe,
+                self._pipe,
                 Order(
                     prompt=running.job.prompt,
                     negative_prompt=running.job.negative_prompt,
                     seed=running.job.seed,
                     edge=running.edge,
                     steps=running.steps,
-                    guidance=self._desk.profile.guidance_scale,
-                    sequence_length=sequence_length(self._desk.pipe),
+                    guidance=self._profile.guidance_scale,
+                    sequence_length=sequence_length(self._pipe),
                 ),
             )
         return running.state
@@ -58,21 +63,21 @@ class StepService(AtDesk):
         for running, pixels in self._decode(
             [(running, state.latents if state.outlook is None else state.outlook) for running, state in begun]
         ):
-            self._desk.preview(running, pixels)
+            self._preview(running, pixels)
 
     def _deliver(self, begun: list[tuple[Running, Denoising]]) -> None:
         for running, state in begun:
             if not torch.isfinite(state.latents).all():
-                self._desk.fail(running.number, INVALID)
-        valid = [(running, state.latents) for running, state in begun if running.number in self._desk.running]
+                self._fail(running.number, INVALID)
+        valid = [(running, state.latents) for running, state in begun if running.number in self.running]
         for running, pixels in self._decode(valid):
-            self._desk.deliver(running.number, pixels, running.steps)
+            self._finish(running.number, pixels, running.steps)
 
     def _decode(self, finished: list[tuple[Running, Any]]) -> Iterator[tuple[Running, NDArray[Any]]]:
         """Those of one size are decoded together."""
         for edge in dict.fromkeys(running.edge for running, _ in finished):
             batch = [(running, latents) for running, latents in finished if running.edge == edge]
-            pictures = self._adapter.decode(self._desk.pipe, torch.cat([latents for _, latents in batch]), edge)
+            pictures = self._adapter.decode(self._pipe, torch.cat([latents for _, latents in batch]), edge)
             yield from zip((running for running, _ in batch), pictures, strict=True)
 
 
@@ -80,36 +85,36 @@ def _is_to_be_shown(running: Running, state: Denoising) -> bool:
     return state.steps_done in preview_steps(state.steps, running.job.partial_images)
 
 
-class _NobodyWaitsError(Exception):
+class _AllCancelledError(Exception):
     """Ends a pipeline's call whose images are not wanted any more."""
 
 
-class RequestService(AtDesk):
+class RequestService(ImageService):
     """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
-    def __init__(self, desk: Desk, info: object) -> None:
-        super().__init__(desk, info)
-        self._arguments = frozenset(inspect.signature(desk.pipe.__call__).parameters)
+    def __init__(self, pipe: Any, options: ImageOptions, outlet: Outlet, info: ImageReady) -> None:
+        super().__init__(pipe, options, outlet, info)
+        self._arguments = frozenset(inspect.signature(pipe.__call__).parameters)
 
     def step(self) -> None:
-        """Make the images of whoever is next, and deliver those that are still wanted."""
-        group = self._desk.next_together(_agreement)
+        """Make the images of the next group, and deliver those that are still wanted."""
+        group = self._next_together(_agreement)
         numbers = [running.number for running in group]
         finished = False
         try:
             with quiet():
-                pictures = self._desk.pipe(**self._call(group)).images
+                pictures = self._pipe(**self._call(group)).images
             finished = True
-        except _NobodyWaitsError:
+        except _AllCancelledError:
             return
         except OUT_OF_MEMORY:
-            out_of_memory(self._desk, numbers)
+            self._fail_for_memory(numbers)
             return
         finally:
             if not finished:  # the pipelines do this themselves, but only where they reach their end
-                self._desk.pipe.maybe_free_model_hooks()
+                self._pipe.maybe_free_model_hooks()
         for running, pixels in zip(group, pictures, strict=True):
-            self._desk.deliver(running.number, pixels, running.steps)
+            self._finish(running.number, pixels, running.steps)
 
     def _call(self, group: list[Running]) -> dict[str, Any]:
         """Everything by keyword: the first argument of some pipelines is no prompt."""
@@ -124,14 +129,14 @@ class RequestService(AtDesk):
             "callback_on_step_end": self._watch([running.number for running in group]),
             **self._guidance(group),
         }
-        if "max_sequence_length" in self._arguments and sequence_length(self._desk.pipe) is not None:
-            arguments["max_sequence_length"] = sequence_length(self._desk.pipe)
+        if "max_sequence_length" in self._arguments and sequence_length(self._pipe) is not None:
+            arguments["max_sequence_length"] = sequence_length(self._pipe)
         return arguments
 
     def _guidance(self, group: list[Running]) -> dict[str, Any]:
-        scale = self._desk.profile.guidance_scale
+        scale = self._profile.guidance_scale
         negatives = [running.job.negative_prompt for running in group]
-        if type(self._desk.pipe).__name__ == "QwenImagePipeline":
+        if type(self._pipe).__name__ == "QwenImagePipeline":
             # Guided only against a prompt, and its authors give a blank where there is none.
             against = {"negative_prompt": [text or BLANK for text in negatives]} if scale > 1 else {}
             return {"true_cfg_scale": scale, **against}
@@ -141,14 +146,13 @@ class RequestService(AtDesk):
 
     def _watch(self, numbers: list[int]) -> Any:
         """Return what the pipeline calls after every step. It ends the call when all its jobs have been cancelled."""
-        desk = self._desk
 
         def after_step(pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
             for number in numbers:
-                desk.progressed(number, step + 1, pipe.num_timesteps)
-            desk.outlet.poll()
-            if not any(number in desk.running for number in numbers):
-                raise _NobodyWaitsError
+                self._report(number, step + 1, pipe.num_timesteps)
+            self._outlet.poll()
+            if not any(number in self.running for number in numbers):
+                raise _AllCancelledError
             return tensors
 
         return after_step
