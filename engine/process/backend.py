@@ -97,7 +97,7 @@ class WorkerBackend:
     def start(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> Stream[_T]:
         """Have `make` fill the stream, and return it.
 
-        It goes on whether anybody reads or not; closing the stream cancels it and waits for its end.
+        It goes on at its own pace, read or not; closing the stream cancels it and waits for its end.
         """
         making = asyncio.create_task(self._make(stream, make))
 

@@ -1,6 +1,6 @@
 """Runs in the child, `python -m engine.process.child FD SERVICE`: loads a service by name, drives it until told to end.
 
-Holds no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
+Has no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """The parent's half of a worker: starts the child, runs jobs in it, sees its death, ends it.
 
-Knows nothing of what the jobs are; how many may run at once, and what follows a death, is for whoever starts it.
+Knows nothing of what the jobs are; how many may run at once, and what follows a death, is for the caller.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ _END_SECONDS = 5.0
 # From the end of its socket to the end of a child, which has nothing left to do.
 _EXIT_SECONDS = 2.0
 _CHUNK_BYTES = 2**18
-# More than a socket's buffer holds. Somebody who inherited the child's end must not keep us here.
+# More than a socket's buffer holds. A process that inherited the child's end must not keep us here.
 _MOST_LAST_READS = 64
 
 
@@ -144,7 +144,7 @@ class Channel:
             sent = self._end.send(self._unsent)
         except BlockingIOError:
             return
-        except OSError:  # nobody is there to read it; reading tells that
+        except OSError:  # the other end is closed, which reading reports
             sent = len(self._unsent)
         del self._unsent[:sent]
         if not self._unsent:
@@ -183,7 +183,7 @@ class _Job:
 class WorkerProcess:
     """A loaded model in a child process. Made by `start`; belongs to the event loop that started it.
 
-    `died` is set when the process is gone, `exit_status` (as in `subprocess`) is known by then, unless not even a kill
+    `died` is set when the process has ended, `exit_status` (as in `subprocess`) is known then, unless not even a kill
     ends it. However it ends, every open `run` gets `EngineDiedError` at once.
     """
 
@@ -260,7 +260,7 @@ class WorkerProcess:
                 await self._withdraw(number, job)
 
     async def shutdown(self, within_seconds: float = _END_SECONDS) -> None:
-        """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it is gone."""
+        """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it has ended."""
         self._accepts_jobs = False
         self._guard.end()
         try:
@@ -273,7 +273,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Kill the child and what it has started, at once. Safe to call at any time."""
-        if self.exit_status is None:  # until then nobody else can have its number
+        if self.exit_status is None:  # until then no other process can have its number
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -298,7 +298,7 @@ class WorkerProcess:
         self.died.set()
 
     def _give_way(self, nice: int) -> None:
-        """Lower the priority of all its threads. It may be gone by now, which is told in another way."""
+        """Lower the priority of all its threads. It may have ended by now, which is reported in another way."""
         with suppress(OSError):
             for thread in Path(f"/proc/{self.pid}/task").iterdir() if nice else ():
                 number = int(thread.name)
@@ -347,7 +347,7 @@ class WorkerProcess:
         self._fail_jobs()
 
     def _on_exit(self) -> None:
-        """The process is gone, and still there to be reaped: until then its number, and its group's, is its own."""
+        """The process has ended, and is still to be reaped: until then its number, and its group's, is its own."""
         self._guard.end()
         self.terminate()
         self._channel.drain()

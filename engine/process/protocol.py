@@ -25,7 +25,7 @@ class Submit(msgspec.Struct, Generic[_T], frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for the job any more; it still gets its one `Done` or `Failed`."""
+    """The job is not wanted any more; it still gets its one `Done` or `Failed`."""
 
     job: int
 
@@ -115,7 +115,7 @@ class FrameReader(Generic[_T]):
         self._buffer += data
 
     def next(self) -> _T | None:
-        """Return the next message, None if it is not whole yet; raises `FrameError`, and then nothing more is."""
+        """Return the next message, None if it is not complete; raises `FrameError`, and then no other follows."""
         if len(self._buffer) < _HEADER_BYTES:
             return None
         size = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
@@ -128,6 +128,6 @@ class FrameReader(Generic[_T]):
             with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
                 message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise FrameError("a frame holds no message") from error
+            raise FrameError("a frame is no message") from error
         del self._buffer[:end]
         return message

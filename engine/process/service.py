@@ -12,7 +12,7 @@ from engine.errors import EngineError
 
 
 class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`
-    """The child must end now. Raised by `poll`, and by anything that speaks to a parent that is gone."""
+    """The child must end now. Raised by `poll`, and by anything that speaks to a parent that has ended."""
 
 
 class Outlet(Protocol):

@@ -23,7 +23,7 @@ def end_with_starter() -> None:
 
 
 def end_with_maker_of(end: socket.socket) -> None:
-    """Do so, and end now if it is gone already. Who made the socket pair that `end` is of is who started us."""
+    """Do so, and end now if it has ended already. The starter is the process that made the socket pair of `end`."""
     end_with_starter()
     credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     if os.getppid() != struct.unpack("3i", credentials)[0]:
@@ -49,14 +49,14 @@ def spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Pope
     """Start the child; return it, our end of the socket, and a descriptor that is readable when it ends."""
     # The child finds modules where we find them, and never in the folder that happens to be the current one.
     path = [environment.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path)]
-    # Our settings are not for a process that reads other people's files: one holds the database's password.
+    # Our settings are not for a process that reads other people's files: one is the database's password.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
     variables = {**_DEFAULTS, **inherited, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     ours, theirs = socket.socketpair()
     with theirs, ExitStack() as undo:
         undo.callback(ours.close)
         child = subprocess.Popen(
-            # The service is named for whoever looks at the processes; the child is told by a message
+            # The service is named for people who list the processes; the child gets it in a message
             [sys.executable, "-P", "-m", "engine.process.child", str(theirs.fileno()), service],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],

@@ -1,6 +1,6 @@
 """Sees when processes hang: stopped, waiting for ever, or computing without an end. What follows is the caller's.
 
-The kernel says when a process dies; nobody says when one lives and does nothing more.
+The kernel says when a process dies, but not when one lives and does nothing more.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Guard:
 
     Calls `on_hang` once, with how they hang in words for the log. Belongs to the event loop. While they answer, it
     costs one `ping` in a tenth of the patience and nothing else; only who is silent is looked at. Its own standstills
-    (a suspended machine, a busy event loop) are nobody's silence: it counts its looks, not the clock.
+    (a suspended machine, a busy event loop) do not count as silence: it counts its looks, not the clock.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class _Seen:
     def works_since(self, before: Self, seconds: float) -> bool:
         """Whether anything was done in these seconds. One that is stopped stops all: the others wait for it."""
         if not self.work:
-            return True  # they are gone, which is not for us to tell
+            return True  # they have ended, which others report
         if self.stopped:
             return False
         cpu_seconds, read_bytes = 0.0, 0
@@ -162,7 +162,7 @@ def _seconds_in_line(pid: int) -> float:
     Source: the second number of `schedstat`, Documentation/scheduler/sched-stats.rst of Linux.
     """
     nanoseconds = 0
-    with suppress(OSError, ValueError, IndexError):  # it is gone, or this kernel does not count
+    with suppress(OSError, ValueError, IndexError):  # it has ended, or this kernel does not count
         for thread in Path(f"/proc/{pid}/task").iterdir():
             nanoseconds += int((thread / "schedstat").read_text().split()[1])
     return nanoseconds / 1e9

@@ -143,8 +143,8 @@ class ImageService:
         for number in numbers:
             self._fail(
                 number,
-                "The device ran out of memory while making this image. Try again; if it happens again, ask whoever "
-                "runs this server to lower max_batch or render_size of the model.",
+                "The device ran out of memory while making this image. Try again; if it happens again, ask the "
+                "operator of this server to lower max_batch or render_size of the model.",
             )
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

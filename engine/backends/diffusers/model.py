@@ -1,4 +1,4 @@
-"""An image model as the server's process sees it: a queue, a worker process that holds the pipeline, and jobs for it.
+"""An image model as the server's process sees it: a queue, a worker process with the pipeline, and jobs for it.
 
 What happens to a job is the worker's (service.py); who goes next is admission.py's.
 """

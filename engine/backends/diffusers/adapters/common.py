@@ -60,7 +60,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def schedule(pipe: Any, *, begin: bool = True, **settings: Any) -> Any:
-    """Return a scheduler of one image's own. `begin`: it is told where it begins, as most pipelines do."""
+    """Return a scheduler of one image's own. `begin`: its first index is set, as most pipelines do."""
     scheduler = copy.deepcopy(pipe.scheduler)
     with quiet():
         scheduler.set_timesteps(device=pipe._execution_device, **settings)  # noqa: SLF001  # as the pipelines do

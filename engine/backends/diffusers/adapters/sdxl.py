@@ -53,7 +53,7 @@ def prepare(pipe: Any, order: Order) -> Denoising:
 
 
 def _size_condition(pipe: Any, edge: int, pooled: Any) -> Any:
-    """The size that the model is told: the whole picture, nothing cropped."""
+    """The size that the model is given: the whole picture, nothing cropped."""
     size = (edge, edge)
     encoder = pipe.text_encoder_2
     width = pooled.shape[-1] if encoder is None else encoder.config.projection_dim
