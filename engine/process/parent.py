@@ -168,16 +168,17 @@ class _Job:
         try:
             self.take(payload)
         except Exception as error:  # noqa: BLE001  # this job's alone; `run` raises it
+            self.end(error)
             self.take = None
-            self.ended.set_exception(error)
 
-    def end(self, error: EngineError | None) -> None:
+    def end(self, error: Exception | None) -> None:
         if self.ended.done():
             return
         if error is None or self.take is None:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
+            self.ended.exception()  # counts as seen: `run` may be cancelled in this very moment
 
 
 class WorkerProcess:

@@ -155,6 +155,18 @@ async def test_what_is_not_read_is_given_up_at_a_bound_and_keeps_no_other_waitin
 
 
 @on_both_loops
+async def test_a_job_whose_events_cannot_be_taken_fails_alone_and_is_cancelled() -> None:
+    async with worker() as running:
+        taken: list[object] = []
+        other = asyncio.create_task(collect(running, b"500"))
+        with pytest.raises(ZeroDivisionError):
+            await running.run(b"1000000000", lambda _: taken.append(1 / (3 - len(taken))))
+        assert len(taken) == 3
+        assert await other == numbers(500)
+        assert running._jobs == {}
+
+
+@on_both_loops
 async def test_a_reader_that_leaves_a_full_backlog_frees_the_child() -> None:
     async with worker("floods:open_service") as running:
         async with aclosing(job_of(running, b"90")) as job:
