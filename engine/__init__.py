@@ -17,7 +17,6 @@ from engine.errors import (
     UnsupportedCapabilityError,
 )
 from engine.fair_queue import Urgency
-from engine.images.types import FinishedImage, ImageEvent, ImageFormat, ImageProgress, ImageRequest, PartialImage
 from engine.pictures import ImageLimits
 from engine.types import (
     ANSWERS,
@@ -28,10 +27,16 @@ from engine.types import (
     ChatRequest,
     ChatResult,
     ChatStep,
+    FinishedImage,
     FinishReason,
+    ImageEvent,
+    ImageFormat,
+    ImageProgress,
+    ImageRequest,
     ModelHealth,
     ModelInfo,
     ModelLoad,
+    PartialImage,
     TextRequest,
     TokenLogprob,
     ToolCall,

@@ -6,7 +6,7 @@ import contextlib
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from engine.backends import vllm_launch
 from engine.capabilities import check_request, check_text, of_kind
@@ -23,17 +23,16 @@ from engine.pool import Pool
 from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
 
     from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
     from engine.config import Config
-    from engine.images.types import ImageEvent, ImageRequest
-    from engine.stream import TokenStream
-    from engine.types import ModelHealth
-    from engine.voices.types import SpeechChunk, SpeechRequest, Voice
+    from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
+    from engine.types import ImageRequest, ModelHealth
+    from engine.voices.types import SpeechRequest, Voice
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 
@@ -142,18 +141,14 @@ class Engine:
             stream.finish(error)
             raise
 
-    async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
-        """Yield what becomes of each image, as it comes. Closing the generator aborts what is not finished.
+    async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
+        """Put what becomes of each image into `stream`, as it comes. Closing it aborts what is not finished.
 
         Await the first event before answering: everything that can be refused is refused until then.
         """
-        self._spec(request.model, ImageModelSpec)
-        async with (
-            self._pool.using(request.model),
-            contextlib.aclosing(cast("ImageBackend", self._pool.get(request.model)).images(request)) as events,
-        ):
-            async for event in events:
-                yield event
+        async with self._using(request.model, ImageModelSpec, stream):
+            cast("ImageBackend", self._pool.get(request.model)).images(request, stream)
+        return stream
 
     def voices(self, model: str) -> tuple[Voice, ...]:
         """The voices of a speech model; none of other models."""
@@ -163,18 +158,31 @@ class Engine:
         """For the operator: why voices of a speech model are hidden, cannot speak, or stayed as they were."""
         return self._loader.voices.told(model)
 
-    async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield an audio file piece by piece, as it is spoken. Closing the generator aborts.
+    async def speech(self, request: SpeechRequest, stream: SpeechStream) -> SpeechStream:
+        """Put an audio file into `stream` piece by piece, as it is spoken. Closing it aborts.
 
         Await the first piece before answering: everything that can be refused is refused until then.
         """
-        self._spec(request.model, SpeechModelSpec)
-        async with self._pool.using(request.model):
-            backend = cast("SpeechBackend", self._pool.get(request.model))
+        async with self._using(request.model, SpeechModelSpec, stream):
             voice = self._loader.voices.find(request.model, request.voice)
-            async with contextlib.aclosing(backend.speech(request, voice)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            cast("SpeechBackend", self._pool.get(request.model)).speech(request, voice, stream)
+        return stream
+
+    @contextlib.asynccontextmanager
+    async def _using(self, model: str, kind: type[_Spec], stream: Stream[Any]) -> AsyncIterator[None]:
+        """Hold a model until `stream` ends. What the block raises ends it."""
+        try:
+            self._spec(model, kind)
+            await self._pool.hold(model)
+        except BaseException as error:
+            stream.finish(error)
+            raise
+        stream.on_end(lambda _: self._pool.release(model))
+        try:
+            yield
+        except BaseException as error:
+            stream.finish(error)
+            raise
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""

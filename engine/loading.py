@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.backends import Backend
-    from engine.backends.image_model import ImageModel
+    from engine.backends.diffusers.model import ImageModel
     from engine.backends.tts.model import SpeechModel
     from engine.backends.vllm_chat import VllmChat
     from engine.backends.vllm_launch import StarterThread
@@ -204,7 +204,7 @@ class Loader:
             return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None))
 
     async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
-        from engine.backends.image_model import ImageModel
+        from engine.backends.diffusers.model import ImageModel
 
         profile = spec.profile_of(demo=is_demo)
         threads = self._cpu_threads(spec)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from engine import demo
-from engine.environment import with_variables
 from engine.errors import LoadError
 from engine.footprints import Footprints
 from engine.hardware import GIB, read_hardware, with_ram
@@ -24,6 +23,7 @@ from engine.placement_needs import demo_need
 from engine.placement_report import better_ones
 from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
 from engine.placement_types import Plan, Refusal
+from engine.process.spawning import with_variables
 from engine.residency import Residency, Room
 from engine.types import Served
 from engine.weights import is_complete

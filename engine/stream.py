@@ -11,9 +11,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from engine.types import ChatStep, Usage
+from engine.errors import GenerationError
+from engine.types import ChatStep, FinishedImage, ImageEvent, ImageProgress, Usage
+from engine.voices.types import SpeechChunk
 
 _log = logging.getLogger("hearth.engine")
 
@@ -29,15 +31,17 @@ class Stream(Generic[T]):
     """Items of one request, from one maker to one reader, in one event loop.
 
     `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
-    `abort` is the maker's: called once if the reader closes first. `dispatched_at` is when its turn came, by
+    `abort` is the maker's: called once if the reader closes first; it may return a future that is done when the work
+    has stopped. `dispatched_at` is when its turn came, by
     `time.monotonic`; None while it waits.
     """
 
-    __slots__ = ("_error", "_finished", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "sink")
+    __slots__ = ("_aborting", "_error", "_finished", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "sink")
 
     def __init__(self) -> None:
         self.sink: Callable[[T], bool] | None = None
-        self.abort: Callable[[], object] | None = None
+        self.abort: Callable[[], asyncio.Future[Any] | None] | None = None
+        self._aborting: asyncio.Future[Any] | None = None
         self.dispatched_at: float | None = None
         self._items: deque[T] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -57,8 +61,9 @@ class Stream(Generic[T]):
             self._on_end.append(callback)
 
     def dispatched(self) -> None:
-        """Maker: its turn has come."""
-        self.dispatched_at = time.monotonic()
+        """Maker: its turn has come. The first call counts."""
+        if self.dispatched_at is None:
+            self.dispatched_at = time.monotonic()
 
     def put(self, item: T) -> None:
         """Maker: add an item. What comes after the end is dropped."""
@@ -95,12 +100,18 @@ class Stream(Generic[T]):
             abort, self.abort = self.abort, None
             self.finish(error)
             if abort is not None:
-                abort()
+                self._aborting = abort()
 
     def close(self) -> None:
         """Reader: want nothing more. Aborts the work if it is not finished."""
         self._items.clear()
         self.fail(StreamClosedError())
+
+    async def aclose(self) -> None:
+        """Reader: close, and return when the work has stopped."""
+        self.close()
+        if self._aborting is not None:
+            await asyncio.wait((self._aborting,))
 
     @property
     def finished(self) -> bool:
@@ -174,6 +185,56 @@ class TokenStream(Stream[ChatStep]):
             self._items[-1] = joined
         else:
             self._items.append(item)
+
+
+class BoundedStream(Stream[T]):
+    """What a worker makes for one request. Past `limit_bytes` of unread items, `put` raises `GenerationError`.
+
+    So a reader that does not read delays no other request, and costs a known amount of memory.
+    """
+
+    __slots__ = ("_limit_bytes", "_size_of")
+
+    def __init__(self, limit_bytes: int, size_of: Callable[[T], int]) -> None:
+        super().__init__()
+        self._limit_bytes, self._size_of = limit_bytes, size_of
+
+    def put(self, item: T) -> None:
+        """Maker: add an item. Raises `GenerationError` when too much is unread."""
+        super().put(item)
+        if sum(map(self._size_of, self._items)) > self._limit_bytes:
+            raise GenerationError("The answer was not read for too long and was given up. Read it while it comes.")
+
+
+class ImageStream(BoundedStream[ImageEvent]):
+    """The events of one image request. `images` counts those that were finished, read or not."""
+
+    __slots__ = ("images",)
+
+    def __init__(self) -> None:
+        # Four images of 1024 pixels with their previews, and to spare.
+        super().__init__(128 * 2**20, lambda event: 0 if isinstance(event, ImageProgress) else len(event.data))
+        self.images = 0
+
+    def put(self, item: ImageEvent) -> None:
+        """Maker: add an event."""
+        self.images += isinstance(item, FinishedImage) and not self.finished
+        super().put(item)
+
+
+class SpeechStream(BoundedStream[SpeechChunk]):
+    """The pieces of one audio file. `seconds` counts what was spoken, read or not."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        super().__init__(64 * 2**20, lambda chunk: len(chunk.data))  # some twenty minutes of the largest format
+        self.seconds = 0.0
+
+    def put(self, item: SpeechChunk) -> None:
+        """Maker: add a piece."""
+        self.seconds += 0 if self.finished else item.seconds
+        super().put(item)
 
 
 def _is_text(step: ChatStep) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -15,10 +14,11 @@ import msgspec
 from engine import FinishedImage, GenerationError, PartialImage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from types import TracebackType
 
-    from engine import ImageEvent, ImageRequest
+    from engine import ImageRequest
+    from engine.stream import ImageStream
     from server.image_files import ImageFiles
     from server.schemas.images_answer import ImageAnswer, Item
 
@@ -66,11 +66,11 @@ class Delivery:
         self._unsent.clear()
 
 
-async def whole(events: AsyncGenerator[ImageEvent, None], delivery: Delivery, request: ImageRequest) -> bytes:
+async def whole(opening: Awaitable[ImageStream], delivery: Delivery, request: ImageRequest) -> bytes:
     """Run to the end and return the encoded answer."""
     items: dict[int, Item] = {}
     steps = 0
-    async with delivery, aclosing(events):
+    async with delivery, await opening as events:
         async for event in events:
             if isinstance(event, FinishedImage):
                 items[event.index] = await delivery.item(event, request)
@@ -83,10 +83,10 @@ async def whole(events: AsyncGenerator[ImageEvent, None], delivery: Delivery, re
 
 
 async def streamed(
-    events: AsyncGenerator[ImageEvent, None], delivery: Delivery, request: ImageRequest, *, progress: bool
+    opening: Callable[[], Awaitable[ImageStream]], delivery: Delivery, request: ImageRequest, *, progress: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of the answer as they come about. Closing it closes `events`."""
-    async with delivery, aclosing(events):
+    """Yield the events of the answer as they come about. Closing it aborts what is not finished."""
+    async with delivery, await opening() as events:
         async for event in events:
             if isinstance(event, FinishedImage):
                 data = delivery.answer.completed(event, await delivery.item(event, request))

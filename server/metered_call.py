@@ -6,9 +6,9 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from engine.stream import TokenStream
+from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream
 from server.errors import ApiError
 from server.hangup import ClientGoneError
 from server.limits import headers_of
@@ -73,12 +73,9 @@ class MeteredCall:
     reserved: int = 0
     tokens: Ask | None = None
     prompt_tokens: int = 0
-    stream: TokenStream | None = None
-    dispatched_at: float | None = None
-    images: int = 0  # that are finished
+    stream: Stream[Any] | None = None
     images_asked: int = 0
     images_taken: QuotaTaken | None = None
-    audio_seconds: float = 0.0
     queued_at: float = field(default_factory=time.monotonic)
     errors: int = 0  # 1 if it failed
     aborted: int = 0  # 1 if its client left
@@ -119,23 +116,23 @@ class MeteredCall:
         self.request.end()
         self._settle(error)
 
-    def dispatched(self) -> None:
-        """Its turn has come: from here on it costs."""
-        self.dispatched_at = time.monotonic()
-
-    @property
-    def began(self) -> bool:
-        """Whether its turn has come."""
-        return self._dispatched_at is not None
-
     @property
     def usage(self) -> Usage | None:
         """What its answer has taken so far, sent or not; None where it has no tokens."""
-        return None if self.stream is None else self.stream.usage
+        return self.stream.usage if isinstance(self.stream, TokenStream) else None
+
+    @property
+    def _images(self) -> int:
+        return self.stream.images if isinstance(self.stream, ImageStream) else 0
+
+    @property
+    def _audio_seconds(self) -> float:
+        return self.stream.seconds if isinstance(self.stream, SpeechStream) else 0.0
 
     @property
     def _dispatched_at(self) -> float | None:
-        return self.dispatched_at if self.stream is None else self.stream.dispatched_at
+        """When its turn came: from there on it costs."""
+        return None if self.stream is None else self.stream.dispatched_at
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> None:
         """Take them from the key's bucket, and with them the request if that is not counted so far."""
@@ -174,8 +171,12 @@ class MeteredCall:
         if self.tokens is not None:
             meter.limiter.give_back(self.tokens, self.reserved - self._tokens_spent())
         if self.images_taken is not None:
-            meter.images.give_back(key.public_id, self.images_asked - self.images, self.images_taken)
+            meter.images.give_back(key.public_id, self.images_asked - self._images, self.images_taken)
         used = self._used()
+        if isinstance(self.stream, ImageStream):
+            self.request.record.images = self._images
+        if isinstance(self.stream, SpeechStream):
+            self.request.record.audio_seconds = round(self._audio_seconds, 3)
         meter.book.add(key.public_id, self.model, self.request.kind, used)
         at = self._dispatched_at
         meter.metrics.used(self.model, self.request.kind, used, None if at is None else at - self.queued_at)
@@ -185,22 +186,26 @@ class MeteredCall:
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         # Left before its end, and not streamed: nobody knows how far it had come, so what was taken stays taken.
-        return self.reserved if self.began and self.aborted else 0
+        return self.reserved if self._dispatched_at and self.aborted else 0
 
     def _used(self) -> Used:
         """Return what goes into the usage book, once it has ended."""
         usage = self.usage
         return Used(
             requests=1,
-            prompt_tokens=usage.prompt_tokens if usage else self.prompt_tokens if self.began else 0,
+            prompt_tokens=usage.prompt_tokens
+            if usage
+            else self.prompt_tokens
+            if (self._dispatched_at is not None)
+            else 0,
             completion_tokens=usage.completion_tokens if usage else 0,
             cached_tokens=(usage.cached_tokens or 0) if usage else 0,
-            images=self.images,
-            audio_seconds=self.audio_seconds,
+            images=self._images,
+            audio_seconds=self._audio_seconds,
             errors=self.errors,
             aborted=self.aborted,
         )
 
 
 def _has_left(error: BaseException | None) -> bool:
-    return isinstance(error, (asyncio.CancelledError, GeneratorExit, ClientGoneError))
+    return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientGoneError))

@@ -6,25 +6,23 @@ Routes call it like the engine itself. What the limits are is limits.py's, in wh
 from __future__ import annotations
 
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine import ChatRequest, FinishedImage
+from engine import ChatRequest
 from engine.chat_fold import fold
-from engine.stream import TokenStream
+from engine.stream import ImageStream, SpeechStream, TokenStream
 from server.metered_call import MeteredCall, MeteredRequest
 from server.store import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from engine import (
         ChatResult,
         Engine,
-        ImageEvent,
         ImageRequest,
-        SpeechChunk,
         SpeechRequest,
         TextRequest,
     )
@@ -81,30 +79,22 @@ class MeteredEngine:
         async with MeteredCall(self._request, request.model):
             return await self._engine.count_tokens(request)
 
-    async def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
+    async def images(self, request: ImageRequest) -> ImageStream:
         """Like `Engine.images`. Images that were not finished are not counted, neither for the day nor as used."""
-        async with (
-            MeteredCall(self._request, request.model) as call,
-            aclosing(self._engine.images(self._known_images(request, call))) as events,
-        ):
-            async for event in events:
-                if isinstance(event, FinishedImage):
-                    call.images += 1
-                    self._request.record.images = call.images
-                yield event
+        call = MeteredCall(self._request, request.model)
+        await call.begin()
+        stream = call.stream = ImageStream()
+        stream.on_end(call.end)
+        return await self._engine.images(self._known_images(request, call), stream)
 
-    async def speech(self, request: SpeechRequest) -> AsyncGenerator[SpeechChunk, None]:
+    async def speech(self, request: SpeechRequest) -> SpeechStream:
         """Like `Engine.speech`. What was spoken until its client left or it failed is counted."""
+        call = MeteredCall(self._request, request.model)
+        await call.begin()
+        stream = call.stream = SpeechStream()
+        stream.on_end(call.end)
         share = self._request.limits.queue_share
-        known = replace(request, owner=self._request.key.public_id, queue_share=share)
-        async with (
-            MeteredCall(self._request, request.model) as call,
-            aclosing(self._engine.speech(replace(known, on_turn=call.dispatched))) as chunks,
-        ):
-            async for chunk in chunks:
-                call.audio_seconds += chunk.seconds
-                self._request.record.audio_seconds = round(call.audio_seconds, 3)
-                yield chunk
+        return await self._engine.speech(replace(request, owner=self._request.key.public_id, queue_share=share), stream)
 
     def _known_images(self, request: ImageRequest, call: MeteredCall) -> ImageRequest:
         limits = self._request.limits
@@ -124,7 +114,6 @@ class MeteredEngine:
             owner=self._request.key.public_id,
             queue_share=limits.queue_share,
             before_turn=take,
-            on_turn=call.dispatched,
         )
 
     def _known(self, request: _Request, call: MeteredCall) -> _Request:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,9 +9,10 @@ import msgspec
 from engine import GenerationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from engine import AudioFormat, SpeechChunk, SpeechRequest
+    from engine import AudioFormat, SpeechRequest
+    from engine.stream import SpeechStream
     from server.errors import ApiError
 
 # As the convention names them; of Opus the registered name would be audio/ogg, which is what the file is.
@@ -27,10 +27,10 @@ MEDIA_TYPES: dict[AudioFormat, str] = {
 _encode = msgspec.json.Encoder().encode
 
 
-async def as_file(chunks: AsyncGenerator[SpeechChunk, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the file piece by piece, never an empty one. Closing it closes `chunks`."""
+async def as_file(opening: Callable[[], Awaitable[SpeechStream]]) -> AsyncGenerator[bytes, None]:
+    """Yield the file piece by piece, never an empty one. Closing it ends the speaking."""
     size = 0
-    async with aclosing(chunks):
+    async with await opening() as chunks:
         async for chunk in chunks:
             if chunk.data:
                 size += len(chunk.data)
@@ -39,10 +39,12 @@ async def as_file(chunks: AsyncGenerator[SpeechChunk, None]) -> AsyncGenerator[b
         raise _nothing_spoken()
 
 
-async def as_events(chunks: AsyncGenerator[SpeechChunk, None], request: SpeechRequest) -> AsyncGenerator[bytes, None]:
-    """Yield an event per piece of the file, and one at its end that says how much it was. Closing closes `chunks`."""
+async def as_events(
+    opening: Callable[[], Awaitable[SpeechStream]], request: SpeechRequest
+) -> AsyncGenerator[bytes, None]:
+    """Yield an event per piece of the file, and one at its end that says how much it was. Closing ends the speaking."""
     size, seconds = 0, 0.0
-    async with aclosing(chunks):
+    async with await opening() as chunks:
         async for chunk in chunks:
             seconds += chunk.seconds
             if chunk.data:

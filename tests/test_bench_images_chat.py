@@ -49,7 +49,7 @@ def test_figures_of_chat_beside_images_name_each_process():
 
 
 def test_processes_are_told_apart_by_the_names_that_they_give_themselves():
-    assert images_chat_load.role_of("hearth-worker", ["python", "-m", "engine.worker.child", "7"]) == "image_worker"
+    assert images_chat_load.role_of("hearth-worker", ["python", "-m", "engine.process.child", "7"]) == "image_worker"
     assert images_chat_load.role_of("VLLM::EngineCor", ["VLLM::EngineCore"]) == "engine_core"
     assert images_chat_load.role_of("python", ["python", "-c", "resource_tracker"]) == "others"
 

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator
 
     from prometheus_client import CollectorRegistry
 
     from engine.admission import Admission
-    from engine.images.types import ImageEvent, ImageRequest
-    from engine.stream import TokenStream
-    from engine.types import ChatRequest, TextRequest
-    from engine.voices.types import SpeechChunk, SpeechRequest, Voice
+    from engine.stream import ImageStream, SpeechStream, TokenStream
+    from engine.types import ChatRequest, ImageRequest, TextRequest
+    from engine.voices.types import SpeechRequest, Voice
 
 
 _log = logging.getLogger("hearth.backends")
@@ -56,16 +54,16 @@ class Backend(Protocol):
 class ImageBackend(Backend, Protocol):
     """A loaded image model."""
 
-    def images(self, request: ImageRequest) -> AsyncGenerator[ImageEvent, None]:
-        """Yield what becomes of each image. Closing the generator aborts. Raises `EngineError`s."""
+    def images(self, request: ImageRequest, stream: ImageStream) -> None:
+        """Put what becomes of each image into `stream`. Closing it aborts. It ends with `EngineError`s."""
         ...
 
 
 class SpeechBackend(Backend, Protocol):
     """Loaded voices."""
 
-    def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield an audio file piece by piece. Closing the generator aborts. Raises `EngineError`s."""
+    def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:
+        """Put an audio file into `stream` piece by piece. Closing it aborts. It ends with `EngineError`s."""
         ...
 
 

@@ -21,7 +21,7 @@ from engine.backends.vllm_watch import EngineWatch
 from engine.chat_fold import fold
 from engine.errors import LoadError, NotStartedError, engine_died
 from engine.pictures import image_places
-from engine.stall import Patience
+from engine.process.watchdog import Patience
 from engine.stream import TokenStream
 from engine.types import ChatRequest
 from engine.weights.safety import check_folder

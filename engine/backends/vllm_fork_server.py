@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from engine.environment import with_variables
+from engine.process.spawning import with_variables
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
 ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}

@@ -12,7 +12,7 @@ import os
 from multiprocessing import forkserver
 from typing import Any
 
-from engine.ties import end_with_starter
+from engine.process.spawning import end_with_starter
 
 # Python's own are 700, 10, 10, which a step of 128 requests passes several times: a twentieth of an engine's time.
 _GC_THRESHOLDS = (20_000, 20, 20)

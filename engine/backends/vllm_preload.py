@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 
-from engine.ties import end_with_starter
+from engine.process.spawning import end_with_starter
 
 # By itself it sees that the server is gone, but takes seconds then to put away what it has imported.
 end_with_starter()

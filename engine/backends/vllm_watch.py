@@ -8,13 +8,13 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from engine.stall import Guard
+from engine.process.watchdog import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from multiprocessing.process import BaseProcess
 
-    from engine.stall import Patience
+    from engine.process.watchdog import Patience
 
 _log = logging.getLogger("hearth.vllm")
 

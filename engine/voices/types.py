@@ -62,7 +62,7 @@ class SpeechRequest:
     """A text to be spoken, already checked field by field.
 
     `voice` is a voice's id or an alias of one. `speed` 1 is the voice's own. The same `seed` gives the same sound.
-    `owner`, `queue_share` and `on_turn` as in `ChatRequest`; `before_turn` is awaited before it waits for a turn, and
+    `owner` and `queue_share` as in `ChatRequest`; `before_turn` is awaited before it waits for a turn, and
     what it raises refuses the request.
     """
 
@@ -76,7 +76,6 @@ class SpeechRequest:
     owner: str = ""
     queue_share: float = 1.0
     before_turn: Callable[[], Awaitable[None]] | None = None
-    on_turn: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from benchmarks.chat_job import Measurement
 from benchmarks.children import serve_jobs
 from benchmarks.http_answers import AnswerError, Connection
 from benchmarks.images_chat_job import ChatBesideJob, ChatBesideMeasurement
-from engine.worker.child import PROCESS_NAME
+from engine.process.child import PROCESS_NAME
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.figures import milliseconds, percentile
 from engine import ImageRequest
-from engine.images.types import Quality  # msgspec reads it
+from engine.types import Quality  # msgspec reads it
 
 if TYPE_CHECKING:
     from benchmarks.figures import Figures

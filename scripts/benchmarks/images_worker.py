@@ -18,10 +18,10 @@ from benchmarks.footprint import peak_rss_bytes
 from benchmarks.images_job import ImagesJob, ImagesMeasurement
 from benchmarks.images_run import run
 from engine import EngineError, FinishedImage, load_config
-from engine.backends.image_model import ImageModel
+from engine.backends.diffusers.model import ImageModel
 from engine.config import ImageModelSpec
 from engine.config.profiles import ImageProfile
-from engine.worker.process import WorkerDiedError
+from engine.process.parent import WorkerDiedError
 
 if TYPE_CHECKING:
     from engine import ImageRequest

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import psutil
+from engine.backends.speech_model import SpeechModel
 
 from benchmarks.errors import BenchError
 from benchmarks.figures import Figures, milliseconds, percentile
 from engine import EngineError
-from engine.backends.tts.model import SpeechModel
+from engine.process.parent import WorkerDiedError
 from engine.voices.types import SpeechRequest
-from engine.worker.process import WorkerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

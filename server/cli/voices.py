@@ -17,8 +17,9 @@ from rich.text import Text
 from engine import AudioFormat, Config, EngineError, SpeechRequest
 from engine import Voice as Speaker
 from engine.config import SpeechModelSpec
+from engine.process.parent import WorkerDiedError
+from engine.stream import SpeechStream
 from engine.voices.catalogue import Voices
-from engine.worker.process import WorkerDiedError
 from server.cli.options import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.errors import ApiError
 from server.schemas.voices import Voice, VoiceList, VoiceQuery
@@ -170,7 +171,8 @@ async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Speaker, 
         undo.callback(part.unlink, missing_ok=True)
         model = await SpeechModel.load(spec, threads=threads, mark=mark, on_cpu=False, report=_report)
         try:
-            async with contextlib.aclosing(model.speech(request, voice)) as chunks:
+            async with SpeechStream() as chunks:
+                model.speech(request, voice, chunks)
                 async for chunk in chunks:
                     file.write(chunk.data)
                     seconds += chunk.seconds

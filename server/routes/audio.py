@@ -62,12 +62,13 @@ async def speak(
     wanted = to_speech_request(body, key, access)
     record: RequestRecord = request.state.record
     record.model, record.stream = body.model, body.stream_format == "sse"
-    chunks = engine.speech(wanted)
     if body.stream_format != "sse":
         media_type = MEDIA_TYPES[wanted.response_format]
-        return StreamedResponse(as_file(chunks), media_type=media_type, drain=drain, failure=None)
+        return StreamedResponse(
+            as_file(lambda: engine.speech(wanted)), media_type=media_type, drain=drain, failure=None
+        )
     return StreamedResponse(
-        as_events(chunks, wanted),
+        as_events(lambda: engine.speech(wanted), wanted),
         drain=drain,
         keep_alive_seconds=settings.keep_alive_seconds,
         failure=failed,

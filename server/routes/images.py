@@ -48,17 +48,16 @@ async def create_images(
         link=lambda name, expires_at: base_url + links.path(name, expires_at),
         base64=body.response_format != "url",
     )
-    events = engine.images(wanted)
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
-        sent = streamed(events, delivery, wanted, progress=progress)
+        sent = streamed(lambda: engine.images(wanted), delivery, wanted, progress=progress)
         return StreamedResponse(
             sent,
             drain=drain,
             keep_alive_seconds=settings.keep_alive_seconds,
             failure=failed,
         )
-    answer = await until_hangup(whole(events, delivery, wanted), request, drain)
+    answer = await until_hangup(whole(engine.images(wanted), delivery, wanted), request, drain)
     return Response(answer, media_type="application/json")
 
 

@@ -10,9 +10,10 @@ import numpy as np
 from PIL import Image
 from recorder import Recorder
 
-from engine.backends.diffusers_service import open_service
+from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
+from engine.backends.diffusers.service import open_service
 from engine.config.profiles import profile_named
-from engine.images.messages import Finished, ImageEvent, ImageJob, ImageOptions, ImageReady, Step
+from engine.types import FinishedImage, ImageEvent, ImageProgress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,8 @@ class Studio:
         self.recorder = Recorder(ImageEvent)
         options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, threads=1, mark=True))
         self.service = open_service(options, self.recorder, lambda phase, _progress: self.phases.append(phase))
-        self.ready = msgspec.msgpack.decode(self.service.info, type=ImageReady)
+        assert isinstance(self.service.info, ImageReady)
+        self.ready = self.service.info
 
     def submit(self, number: int, prompt: str = "a lamp", size: int = 256, **more: Any) -> None:
         job = ImageJob(prompt, size, more.pop("quality", "standard"), more.pop("seed", 1), **more)
@@ -45,11 +47,11 @@ class Studio:
 
     def steps(self, number: int) -> list[tuple[int, int]]:
         events = self.recorder.events.get(number, [])
-        return [(event.step, event.steps) for event in events if isinstance(event, Step)]
+        return [(event.step, event.steps) for event in events if isinstance(event, ImageProgress)]
 
     def file(self, number: int) -> bytes:
         last = self.recorder.events[number][-1]
-        assert isinstance(last, Finished)
+        assert isinstance(last, FinishedImage)
         assert self.recorder.ends[number] is None
         return last.data
 

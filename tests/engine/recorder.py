@@ -1,4 +1,4 @@
-"""An outlet (engine/worker/service.py) for services that are tried without a process."""
+"""An outlet (engine/process/service.py) for services that are tried without a process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Recorder:
         self.when_polled: Callable[[], None] = lambda: None
         self._kind = kind
 
-    def event(self, job: int, payload: bytes) -> None:
+    def event(self, job: int, payload: object) -> None:
         assert job not in self.ends
-        self.events.setdefault(job, []).append(msgspec.msgpack.decode(payload, type=self._kind))
+        self.events.setdefault(job, []).append(msgspec.msgpack.decode(msgspec.msgpack.encode(payload), type=self._kind))
 
     def done(self, job: int) -> None:
         assert job not in self.ends

@@ -10,12 +10,12 @@ import pytest
 import torch
 from tiny_pipelines import save
 
-from engine.backends.diffusers_adapters import adapter_for
-from engine.backends.diffusers_adapters.common import Order, advance, quiet, seeded
-from engine.backends.diffusers_load import load
-from engine.backends.diffusers_prompts import sequence_length
+from engine.backends.diffusers.adapters import adapter_for
+from engine.backends.diffusers.adapters.common import Order, advance, quiet, seeded
+from engine.backends.diffusers.jobs import sequence_length
+from engine.backends.diffusers.load import load
+from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
-from engine.images.messages import ImageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

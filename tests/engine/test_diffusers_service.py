@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
-from engine.images.messages import Finished, ImageReady, Partial, Step
+from engine.backends.diffusers.protocol import ImageReady
+from engine.types import FinishedImage, ImageProgress, PartialImage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +181,7 @@ def test_a_call_goes_on_for_the_images_that_are_still_wanted(by_requests: Studio
     by_requests.submit(2)
     by_requests.run()
     assert len(by_requests.steps(1)) == 1
-    assert not any(isinstance(event, Finished) for event in by_requests.recorder.events[1])
+    assert not any(isinstance(event, FinishedImage) for event in by_requests.recorder.events[1])
     assert by_requests.file(2)
 
 
@@ -188,9 +189,9 @@ def test_previews_come_evenly_on_the_way_in_the_format_and_size_asked_for(by_ste
     by_steps.submit(1, quality="hd", partial_images=2, output_format="webp", size=512)
     by_steps.run()
     events = by_steps.recorder.events[1]
-    previews = [(place, event) for place, event in enumerate(events) if isinstance(event, Partial)]
+    previews = [(place, event) for place, event in enumerate(events) if isinstance(event, PartialImage)]
     assert [event.number for _, event in previews] == [0, 1]
-    assert [events[place - 1] for place, _ in previews] == [Step(2, 6), Step(4, 6)]
+    assert [events[place - 1] for place, _ in previews] == [ImageProgress(0, 2, 6), ImageProgress(0, 4, 6)]
     assert {opened(event.data).size for _, event in previews} == {(512, 512)}
     assert {opened(event.data).format for _, event in previews} == {"WEBP"}
 
@@ -254,7 +255,7 @@ def test_running_out_of_memory_fails_who_is_running_and_the_service_lives(studio
         raise torch.OutOfMemoryError
 
     service: Any = studio.service
-    hook = service._desk.pipe.transformer.register_forward_hook(full)
+    hook = service._pipe.transformer.register_forward_hook(full)
     studio.submit(1)
     studio.submit(2, size=1024)
     studio.service.step()
@@ -271,7 +272,7 @@ def test_an_image_that_is_no_number_fails_alone(by_steps: Studio):
     by_steps.submit(2)
     by_steps.service.step()
     service: Any = by_steps.service
-    state = service._desk.running[1].state
+    state = service.running[1].state
     state.latents = torch.full_like(state.latents, float("nan"))
     by_steps.run()
     assert isinstance(by_steps.recorder.ends[1], GenerationError)

@@ -11,9 +11,9 @@ import pytest
 from tiny_pipelines import save
 
 from engine import LoadError
-from engine.backends.diffusers_load import load
+from engine.backends.diffusers.load import load
+from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
-from engine.images.messages import ImageOptions
 from engine.weights.safety import check_pipeline_folder, lacking, variant
 
 if TYPE_CHECKING:

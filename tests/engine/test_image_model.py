@@ -16,8 +16,9 @@ import tiny_pipelines
 from PIL import Image
 
 from engine import EngineDiedError, FinishedImage, GenerationError, ImageProgress, ImageRequest, LoadError
-from engine.backends.image_model import ImageModel
+from engine.backends.diffusers.model import ImageModel
 from engine.config.models import ImageEngineSpec, ImageModelSpec
+from engine.stream import ImageStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,8 +67,14 @@ def request(prompt: str = "a red circle", **fields: Any) -> ImageRequest:
     return ImageRequest(**{"request_id": "r", "model": "draws", "prompt": prompt, "size": 256, "owner": "a", **fields})
 
 
+def images(model: ImageModel, asked: ImageRequest) -> ImageStream:
+    stream = ImageStream()
+    model.images(asked, stream)
+    return stream
+
+
 async def made(model: ImageModel, asked: ImageRequest) -> dict[int, FinishedImage]:
-    return {event.index: event async for event in model.images(asked) if isinstance(event, FinishedImage)}
+    return {event.index: event async for event in images(model, asked) if isinstance(event, FinishedImage)}
 
 
 def pixels(image: FinishedImage) -> bytes:
@@ -79,7 +86,7 @@ def largest_difference(one: FinishedImage, other: FinishedImage) -> int:
 
 
 async def test_several_images_have_their_own_seeds_and_are_told_step_by_step(model: ImageModel):
-    events = [event async for event in model.images(request(n=3, seed=2**63 - 1))]
+    events = [event async for event in images(model, request(n=3, seed=2**63 - 1))]
     finished = {event.index: event for event in events if isinstance(event, FinishedImage)}
     assert {index: image.seed for index, image in finished.items()} == {0: 2**63 - 1, 1: 0, 2: 1}
     assert len({pixels(image) for image in finished.values()}) == 3
@@ -107,7 +114,7 @@ async def test_a_newcomer_does_not_wait_for_the_steps_of_a_stranger(model: Image
 
 
 async def test_who_leaves_frees_the_place_at_once(model: ImageModel):
-    async with aclosing(model.images(request(quality="hd", size=1024, n=4))) as events:
+    async with aclosing(images(model, request(quality="hd", size=1024, n=4))) as events:
         await anext(events)
         assert model.admission.running == 1
     assert (model.admission.running, model.admission.waiting) == (0, 0)
@@ -153,12 +160,10 @@ async def test_an_image_that_takes_too_long_is_given_up(folder: Path):
 
 async def test_a_killed_worker_ends_its_requests_those_that_wait_too(folder: Path):
     model = await load(folder)
-    begun = asyncio.Event()
-    waits = [
-        asyncio.create_task(made(model, request(quality="hd", size=1024, owner=owner, on_turn=begun.set)))
-        for owner in "abc"
-    ]
-    await begun.wait()
+    streams = [images(model, request(quality="hd", size=1024, owner=owner)) for owner in "abc"]
+    waits = [asyncio.create_task(anext(stream)) for stream in streams]
+    while not model.admission.waiting:
+        await asyncio.wait(waits, timeout=0.01)
     os.kill(model.worker.pid, signal.SIGKILL)
     outcomes = await asyncio.gather(*waits, return_exceptions=True)
     assert all(isinstance(outcome, EngineDiedError) for outcome in outcomes)

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from engine import EngineDiedError, GenerationError, SpeechRequest
-from engine.backends.outbox import Outbox
 from engine.backends.tts.model import SpeechModel
 from engine.config.models import SpeechEngineSpec, SpeechModelSpec
 from engine.demo import weights_dir
+from engine.stream import BoundedStream, SpeechStream
 from engine.voices.catalogue import read_catalogue
 
 if TYPE_CHECKING:
@@ -41,15 +41,21 @@ def request(text: str, owner: str = "a") -> SpeechRequest:
     return SpeechRequest(request_id="r", model="v", voice="emma", text=text, response_format="pcm", seed=1, owner=owner)
 
 
+def speech(model: SpeechModel, asked: SpeechRequest) -> SpeechStream:
+    stream = SpeechStream()
+    model.speech(asked, VOICE, stream)
+    return stream
+
+
 async def spoken(model: SpeechModel, asked: SpeechRequest) -> bytes:
     assert VOICE is not None
-    return b"".join([chunk.data async for chunk in model.speech(asked, VOICE)])
+    return b"".join([chunk.data async for chunk in speech(model, asked)])
 
 
 async def test_who_does_not_read_keeps_nobody_waiting_and_loses_nothing(model: SpeechModel):
     assert VOICE is not None
     whole = await spoken(model, request(LONG))
-    async with aclosing(model.speech(request(LONG), VOICE)) as unread:
+    async with aclosing(speech(model, request(LONG))) as unread:
         first = await anext(unread)
         async with asyncio.timeout(60):
             assert await spoken(model, request("Hello.", owner="b"))
@@ -59,7 +65,7 @@ async def test_who_does_not_read_keeps_nobody_waiting_and_loses_nothing(model: S
 
 async def test_who_leaves_gives_the_place_back(model: SpeechModel):
     assert VOICE is not None
-    async with aclosing(model.speech(request(LONG), VOICE)) as left:
+    async with aclosing(speech(model, request(LONG))) as left:
         await anext(left)
     assert (model.admission.running, model.admission.waiting) == (0, 0)
 
@@ -74,13 +80,13 @@ async def test_a_killed_worker_ends_what_is_spoken_and_what_waits(model: SpeechM
 
 
 async def test_what_nobody_reads_is_given_up_at_a_bound():
-    box: Outbox[bytes] = Outbox(10)
-    box.put(b"12345678", 8)
-    assert await box.get() == b"12345678"
-    box.put(b"123456789", 9)
+    stream: BoundedStream[bytes] = BoundedStream(10, len)
+    stream.put(b"12345678")
+    assert await anext(stream) == b"12345678"
+    stream.put(b"123456789")
     with pytest.raises(GenerationError, match="not read"):
-        box.put(b"12", 2)
-    box.end(GenerationError("over"))
-    assert await box.get() == b"123456789"
+        stream.put(b"12")
+    stream.finish(GenerationError("over"))
+    assert [await anext(stream) for _ in range(2)] == [b"123456789", b"12"]
     with pytest.raises(GenerationError, match="over"):
-        await box.get()
+        await anext(stream)

@@ -18,8 +18,8 @@ from engine.backends.tts.families import MAX_LOADED, LoadedModels
 from engine.backends.tts.piper import stretch
 from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.errors import GenerationError, LoadError
+from engine.process.parent import WorkerProcess
 from engine.voices.readers import is_installed
-from engine.worker import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,17 +240,17 @@ async def test_a_worker_process_speaks(folder: Path):
     worker = await WorkerProcess.start(
         "engine.backends.tts.service:open_service",
         msgspec.msgpack.encode(SpeechOptions(threads=1, mark=True)),
+        "engine.backends.speech_service:open_service",
+        SpeechOptions(threads=1, mark=True),
         lambda _phase, _progress: None,
         environment={"OMP_NUM_THREADS": "1"},
     )
     try:
         job = SpeechJob(str(folder), "vits", None, "en", TEXT, seed=1, response_format="flac")
-        events = [
-            msgspec.msgpack.decode(event, type=SpeechEvent) async for event in worker.run(msgspec.msgpack.encode(job))
-        ]
+        events: list[SpeechEvent] = []
+        await worker.run(job, lambda event: events.append(msgspec.msgpack.decode(event, type=SpeechEvent)))
         with pytest.raises(RequestError) as refused:
-            async for _ in worker.run(msgspec.msgpack.encode(msgspec.structs.replace(job, text="😀"))):
-                pass
+            await worker.run(msgspec.structs.replace(job, text="😀"), events.append)
     finally:
         await worker.shutdown()
     assert refused.value.param == "input"

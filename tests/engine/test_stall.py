@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.stall import Guard, Patience
+from engine.process.watchdog import Guard, Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

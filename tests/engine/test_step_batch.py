@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.images.previews import preview_steps
-from engine.images.step_batch import Candidate, next_together, share_of
+from engine.backends.diffusers.batching import preview_steps
+from engine.backends.diffusers.jobs import Candidate, next_together, share_of
 
 ROOM = {"small": 8, "medium": 4, "large": 1}
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from misbehaving.floods import EVENT_BYTES
-from workers import DEADLINE_SECONDS, collect, numbers, on_both_loops, start, until, worker
+from workers import DEADLINE_SECONDS, collect, job_of, numbers, on_both_loops, start, until, worker
 
+from engine.admission import Room
 from engine.errors import EngineDiedError, GenerationError, NotStartedError, OverloadedError, RequestError
-from engine.worker.frames import MAX_FRAME_BYTES, FrameError, FrameReader, to_frame
-from engine.worker.messages import Done, Event, ToParent
+from engine.process.backend import WorkerBackend
+from engine.process.protocol import MAX_FRAME_BYTES, Done, Event, FrameError, FrameReader, to_frame
+from engine.stream import BoundedStream
+
+if TYPE_CHECKING:
+    from engine.stream import Stream
 
 
 @on_both_loops
@@ -30,7 +36,7 @@ async def test_jobs_run_side_by_side_and_each_gets_its_own_events_in_order() -> 
 async def test_the_child_has_its_own_environment_priority_and_process_group_and_reports_while_it_loads() -> None:
     said: list[tuple[str, float]] = []
     async with worker(report=lambda *what: said.append(what), environment={"WORD": "zwieback"}, nice=3) as running:
-        info = json.loads(running.info)
+        info = msgspec.msgpack.decode(running.info)
         ready = os.getpriority(os.PRIO_PROCESS, running.pid)
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert info == {"priority": ours, "group": running.pid, "word": "zwieback"}
@@ -50,7 +56,7 @@ async def test_errors_of_a_job_come_as_what_they_are_and_concern_no_other() -> N
             await collect(running, b"bug")
         got: list[bytes] = []
         with pytest.raises(GenerationError, match=r"Thirteen\."):
-            await _collect_into(got, running.run(b"13"))
+            await _collect_into(got, job_of(running, b"13"))
         assert await other == numbers(2000)
     assert request.value.param == "to"
     assert overloaded.value.retry_after_seconds == 7
@@ -67,7 +73,7 @@ async def test_a_job_that_is_too_large_for_a_frame_is_refused_before_it_is_sent(
 @on_both_loops
 async def test_closing_a_run_returns_when_the_child_has_let_go_of_the_job() -> None:
     async with worker() as running:
-        async with aclosing(running.run(b"1000000000")) as endless:
+        async with aclosing(job_of(running, b"1000000000")) as endless:
             await anext(endless)
         assert running._jobs == {}
         assert await collect(running, b"1") == numbers(1)
@@ -76,25 +82,27 @@ async def test_closing_a_run_returns_when_the_child_has_let_go_of_the_job() -> N
 @on_both_loops
 async def test_a_run_that_was_never_begun_or_has_ended_is_closed_without_a_word() -> None:
     async with worker() as running:
-        await running.run(b"5").aclose()
-        ended = running.run(b"1")
+        await job_of(running, b"5").aclose()
+        ended = job_of(running, b"1")
         assert [event async for event in ended] == numbers(1)
         await ended.aclose()
         assert next(running._numbers) == 2
 
 
 @on_both_loops
-async def test_cancelling_whoever_waits_for_the_first_event_cancels_the_job() -> None:
+async def test_closing_after_a_wait_was_cancelled_cancels_the_job() -> None:
     async with worker("deaf:open_service") as running:
-        holder = running.run(b"")
+        holder = job_of(running, b"")
         assert await anext(holder) == b"started"
         waiting = asyncio.create_task(anext(holder))
-        await until(lambda: holder.ag_running)
+        await asyncio.sleep(0)
         waiting.cancel()
-        await until(lambda: next(iter(running._jobs.values()))._discarding)
-        assert await collect(running, b"let go") == []
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        closing = asyncio.create_task(holder.aclose())
+        await until(lambda: next(iter(running._jobs.values())).take is None)
+        assert await collect(running, b"let go") == []
+        await closing
         assert running._jobs == {}
 
 
@@ -120,23 +128,52 @@ async def test_an_answer_too_large_for_a_frame_fails_its_job_and_the_child_lives
 
 
 @on_both_loops
-async def test_a_reader_that_pauses_loses_nothing_and_holds_one_frame_of_memory() -> None:
-    events = 3 * MAX_FRAME_BYTES // EVENT_BYTES // 2
-    async with worker("floods:open_service") as running, aclosing(running.run(b"%d" % events)) as run:
-        seen = [await anext(run)]
-        (job,) = running._jobs.values()
-        await until(lambda: not running._channel._reading)
-        assert MAX_FRAME_BYTES <= job.unread_bytes <= MAX_FRAME_BYTES + EVENT_BYTES
-        seen += [event async for event in run]
-    assert [int.from_bytes(event[:4], "big") for event in seen] == list(range(events))
+async def test_what_is_not_read_is_given_up_at_a_bound_and_keeps_no_other_waiting() -> None:
+    bound = 8 * EVENT_BYTES
+    async with worker("floods:open_service") as running:
+        model = WorkerBackend(running, Room(sequences=1, waiting=9))
+
+        def start_job(events: int) -> Stream[bytes]:
+            async def make(stream: Stream[bytes]) -> None:
+                async with model.admission.enter("a", prompt_tokens=1, max_tokens=0):
+                    await model.run(
+                        b"%d" % events,
+                        lambda event: stream.put(msgspec.msgpack.decode(event)),
+                        within_seconds=60,
+                        advice="",
+                    )
+
+            stream = BoundedStream[bytes](bound, len)
+            model.start(stream, make)
+            return stream
+
+        unread, behind = start_job(30), start_job(7)
+        await asyncio.wait_for(model.idle(), DEADLINE_SECONDS)
+        assert [int.from_bytes(event[:4], "big") async for event in behind] == list(range(7))
+        seen: list[bytes] = []
+        with pytest.raises(GenerationError, match="not read"):
+            await _collect_into(seen, unread)
+        assert [int.from_bytes(event[:4], "big") for event in seen] == list(range(9))
+        assert running._jobs == {}
+
+
+@on_both_loops
+async def test_a_job_whose_events_cannot_be_taken_fails_alone_and_is_cancelled() -> None:
+    async with worker() as running:
+        taken: list[object] = []
+        other = asyncio.create_task(collect(running, b"500"))
+        with pytest.raises(ZeroDivisionError):
+            await running.run(b"1000000000", lambda _: taken.append(1 / (3 - len(taken))))
+        assert len(taken) == 3
+        assert await other == numbers(500)
+        assert running._jobs == {}
 
 
 @on_both_loops
 async def test_a_reader_that_leaves_a_full_backlog_frees_the_child() -> None:
     async with worker("floods:open_service") as running:
-        async with aclosing(running.run(b"90")) as run:
-            await anext(run)
-            await until(lambda: not running._channel._reading)
+        async with aclosing(job_of(running, b"90")) as job:
+            await anext(job)
         assert running._jobs == {}
         assert len(await collect(running, b"3")) == 3
 
@@ -144,12 +181,12 @@ async def test_a_reader_that_leaves_a_full_backlog_frees_the_child() -> None:
 @on_both_loops
 async def test_a_shutdown_ends_the_child_by_itself_and_the_jobs_that_run() -> None:
     running = await start()
-    async with aclosing(running.run(b"1000000000")) as run:
-        await anext(run)
+    async with aclosing(job_of(running, b"1000000000")) as job:
+        await anext(job)
         await asyncio.gather(*(running.shutdown(DEADLINE_SECONDS) for _ in range(2)))
         assert (running.exit_status, running.died.is_set()) == (0, True)
         with pytest.raises(EngineDiedError):
-            await _collect_into([], run)
+            await _collect_into([], job)
     with pytest.raises(NotStartedError):
         await collect(running, b"1")
     await running.shutdown()
@@ -158,18 +195,17 @@ async def test_a_shutdown_ends_the_child_by_itself_and_the_jobs_that_run() -> No
 
 @on_both_loops
 async def test_a_shutdown_reaches_a_child_whose_reader_has_stopped_reading() -> None:
-    async with worker("floods:open_service") as running, aclosing(running.run(b"90")) as run:
-        await anext(run)
-        await until(lambda: not running._channel._reading)
+    async with worker("floods:open_service") as running, aclosing(job_of(running, b"90")) as job:
+        await anext(job)
         await running.shutdown(within_seconds=DEADLINE_SECONDS)
         assert running.exit_status == 0
 
 
 def test_messages_come_out_of_any_pieces_as_they_went_in() -> None:
-    messages: list[ToParent] = [Event(1, b"x" * 300), Done(1), Event(2, b"")]
+    messages = [Event(1, b"x" * 300), Done(1), Event(2, b"")]
     stream = b"".join(to_frame(message) for message in messages)
     for size in (1, 3, 5, len(stream)):
-        reader: FrameReader[ToParent] = FrameReader(ToParent)
+        reader: FrameReader[Any] = FrameReader(Event[bytes] | Done)
         seen = []
         for start_at in range(0, len(stream), size):
             reader.feed(stream[start_at : start_at + size])
@@ -182,7 +218,7 @@ def test_messages_come_out_of_any_pieces_as_they_went_in() -> None:
     "content", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Evil", b"\x82\xa4type\xa4Done\xa3job\xa1\xff"]
 )
 def test_a_frame_that_holds_no_message_is_an_error(content: bytes) -> None:
-    reader: FrameReader[ToParent] = FrameReader(ToParent)
+    reader: FrameReader[Any] = FrameReader(Event[bytes] | Done)
     reader.feed(len(content).to_bytes(4, "big") + content)
     with pytest.raises(FrameError):
         reader.next()
@@ -190,7 +226,7 @@ def test_a_frame_that_holds_no_message_is_an_error(content: bytes) -> None:
 
 def test_neither_half_imports_a_heavy_library() -> None:
     script = """
-import sys, engine.worker.child, engine.worker.process
+import sys, engine.process.child, engine.process.parent
 print(sorted({"torch", "vllm", "diffusers", "transformers", "numpy"} & set(sys.modules)))
 """
     root = Path(__file__).parents[2]

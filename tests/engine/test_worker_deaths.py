@@ -12,13 +12,16 @@ import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from workers import DEADLINE_SECONDS, collect, numbers, on_both_loops, start, until, wait_until_gone, worker
+from workers import DEADLINE_SECONDS, collect, job_of, numbers, on_both_loops, start, until, wait_until_gone, worker
 
 from engine.errors import EngineDiedError, LoadError, NotStartedError
-from engine.worker import WorkerDiedError
-from engine.worker.process import CANCEL_SECONDS
+from engine.process.parent import CANCEL_SECONDS, WorkerDiedError
+
+if TYPE_CHECKING:
+    from engine.stream import Stream
 
 
 @on_both_loops
@@ -110,31 +113,31 @@ async def test_an_answer_that_was_complete_before_the_child_died_is_an_answer() 
 @on_both_loops
 async def test_a_killed_child_is_seen_at_once_also_by_who_has_not_read_its_events() -> None:
     running = await start()
-    runs = [running.run(b"1000000000") for _ in range(3)]
-    for run in runs:
-        await anext(run)
+    jobs = [job_of(running, b"1000000000") for _ in range(3)]
+    for job in jobs:
+        await anext(job)
     began = time.monotonic()
     os.kill(running.pid, signal.SIGKILL)
     await running.died.wait()
     assert time.monotonic() - began < 5
     assert running.exit_status == -signal.SIGKILL
-    for run in runs:
+    for job in jobs:
         with pytest.raises(EngineDiedError):
-            await anext(run)
+            await asyncio.wait_for(_read_to_its_end(job), DEADLINE_SECONDS)
 
 
 @pytest.mark.parametrize("order", ["close first", "kill first"])
 @on_both_loops
 async def test_closing_a_run_of_a_child_that_is_dying_is_quick_and_silent(order: str) -> None:
     running = await start("deaf:open_service")
-    run = running.run(b"")
-    await anext(run)
+    job = job_of(running, b"")
+    await anext(job)
     if order == "kill first":
         running.terminate()
-        await run.aclose()
+        await job.aclose()
     else:
-        closing = asyncio.create_task(run.aclose())
-        await until(lambda: next(iter(running._jobs.values()))._discarding)
+        closing = asyncio.create_task(job.aclose())
+        await until(lambda: next(iter(running._jobs.values())).take is None)
         running.terminate()
         await closing
     await running.died.wait()
@@ -143,8 +146,8 @@ async def test_closing_a_run_of_a_child_that_is_dying_is_quick_and_silent(order:
 @on_both_loops
 async def test_a_child_that_hangs_in_a_step_is_killed_by_a_shutdown_that_has_waited_long_enough() -> None:
     running = await start("dies:open_service")
-    async with aclosing(running.run(b"hang")) as run:
-        assert await anext(run) == b"started"
+    async with aclosing(job_of(running, b"hang")) as job:
+        assert await anext(job) == b"started"
         await running.shutdown(within_seconds=0.1)
         assert running.exit_status == -signal.SIGKILL
 
@@ -167,10 +170,10 @@ async def test_a_child_that_closes_its_socket_and_stays_is_killed_after_a_while(
 
 async def test_closing_a_run_does_not_wait_for_ever_for_a_service_that_ignores_it() -> None:
     async with worker("deaf:open_service") as running:
-        run = running.run(b"")
-        await anext(run)
+        job = job_of(running, b"")
+        await anext(job)
         began = time.monotonic()
-        await run.aclose()
+        await job.aclose()
         assert CANCEL_SECONDS - 0.1 < time.monotonic() - began < CANCEL_SECONDS + 5
         assert await collect(running, b"let go") == []
         assert running._jobs == {}
@@ -180,12 +183,12 @@ async def test_closing_a_run_does_not_wait_for_ever_for_a_service_that_ignores_i
 def test_a_child_ends_with_its_server_however_that_ends(way: str) -> None:
     script = """
 import asyncio, sys
-from workers import start
+from workers import job_of, start
 
 async def main(way):
     running = await start("dies:open_service")
     if way == "hang":
-        await anext(running.run(b"hang"))
+        await anext(job_of(running, b"hang"))
     print(running.pid, flush=True)
     await running.died.wait()
 
@@ -226,3 +229,8 @@ async def test_fifty_workers_later_no_descriptor_thread_or_process_is_left() -> 
 def _held() -> tuple[int, int, list[str]]:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), children
+
+
+async def _read_to_its_end(job: Stream[bytes]) -> None:
+    async for _ in job:
+        pass

@@ -12,7 +12,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
-from workers import DEADLINE_SECONDS, numbers, start
+from workers import DEADLINE_SECONDS, job_of, numbers, start
 
 from engine.errors import EngineDiedError, NotStartedError
 
@@ -57,10 +57,13 @@ class Life(RuleBasedStateMachine):
         self.start()
 
     @rule(target=runs, end=st.sampled_from([0, 1, 7, ENDLESS]))
-    def run(self, end: int) -> Run:
-        run = Run(self.worker.run(b"%d" % end), end)
-        self.open.append(run)
-        return run
+    def begin(self, end: int) -> Run:
+        async def make() -> Run:
+            return Run(job_of(self.worker, b"%d" % end), end)
+
+        started: Run = self.do(make())
+        self.open.append(started)
+        return started
 
     @rule(run=runs)
     def read(self, run: Run) -> None:
@@ -165,7 +168,7 @@ class Life(RuleBasedStateMachine):
             assert self.dying
             run.died = True
             return False
-        assert run.seen == numbers(len(run.seen))
+        assert run.seen[-1] == b"%d" % (len(run.seen) - 1)
         return True
 
 

@@ -7,11 +7,11 @@ import os
 import signal
 
 import pytest
-from workers import DEADLINE_SECONDS, collect, on_both_loops, start, worker
+from workers import DEADLINE_SECONDS, collect, job_of, on_both_loops, start, worker
 
 from engine.errors import EngineDiedError
-from engine.stall import Patience
-from engine.worker import WorkerDiedError
+from engine.process.parent import WorkerDiedError
+from engine.process.watchdog import Patience
 
 PATIENCE = Patience(loading_seconds=1.5, still_seconds=1.5, busy_seconds=6.0)
 
@@ -19,11 +19,11 @@ PATIENCE = Patience(loading_seconds=1.5, still_seconds=1.5, busy_seconds=6.0)
 @on_both_loops
 async def test_a_child_that_is_stopped_in_a_job_ends_the_job_and_dies() -> None:
     async with worker("dies:open_service", patience=PATIENCE) as running:
-        run = running.run(b"hang")
-        assert await anext(run) == b"started"
+        job = job_of(running, b"hang")
+        assert await anext(job) == b"started"
         os.kill(running.pid, signal.SIGSTOP)
         with pytest.raises(EngineDiedError):
-            await asyncio.wait_for(anext(run), DEADLINE_SECONDS)
+            await asyncio.wait_for(anext(job), DEADLINE_SECONDS)
         await asyncio.wait_for(running.died.wait(), DEADLINE_SECONDS)
         assert running.exit_status == -signal.SIGKILL
 
@@ -60,8 +60,8 @@ async def test_a_child_that_hangs_while_it_loads_is_killed() -> None:
 
 async def test_a_child_whose_events_nobody_reads_does_not_hang() -> None:
     async with worker("floods:open_service", patience=PATIENCE) as running:
-        run = running.run(b"70")  # more than the parent keeps unread
-        await anext(run)
+        job = job_of(running, b"70")  # more than the parent keeps unread
+        await anext(job)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(running.died.wait(), 3 * PATIENCE.still_seconds)
-        assert len([event async for event in run]) == 69
+        assert len([event async for event in job]) == 69

@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import uvloop
 
-from engine.worker import WorkerProcess
+from engine.process.parent import WorkerProcess
+from engine.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -62,8 +64,30 @@ async def worker(service: str = "well:open_service", **arguments: Any) -> AsyncI
         await asyncio.wait_for(started.died.wait(), DEADLINE_SECONDS)
 
 
-async def collect(running: WorkerProcess, payload: bytes) -> list[bytes]:
-    return [event async for event in running.run(payload)]
+def job_of(running: WorkerProcess, payload: bytes) -> Stream[Any]:
+    """A job of it, as a stream."""
+    events: Stream[Any] = Stream()
+
+    async def make() -> None:
+        failure: Exception | None = None
+        try:
+            await running.run(payload, lambda event: events.put(msgspec.msgpack.decode(event)))
+        except Exception as error:  # noqa: BLE001  # raised where it is read
+            failure = error
+        events.finish(failure)
+
+    making = asyncio.create_task(make())
+
+    def abort() -> asyncio.Future[None]:
+        making.cancel()
+        return making
+
+    events.abort = abort
+    return events
+
+
+async def collect(running: WorkerProcess, payload: bytes) -> list[Any]:
+    return [event async for event in job_of(running, payload)]
 
 
 async def until(condition: Callable[[], bool]) -> None:

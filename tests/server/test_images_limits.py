@@ -81,7 +81,7 @@ async def admin(painter: Server) -> AsyncIterator[httpx2.AsyncClient]:
 def worker_of(server: Server) -> psutil.Process:
     """The process that makes the images."""
     children = psutil.Process(server.pid).children(recursive=True)
-    (worker,) = [child for child in children if "engine.worker.child" in " ".join(child.cmdline())]
+    (worker,) = [child for child in children if "engine.process.child" in " ".join(child.cmdline())]
     return worker
 
 

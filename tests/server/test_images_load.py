@@ -35,7 +35,7 @@ CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?
 def image_worker(server: Server) -> psutil.Process:
     """The process that holds the image model; its command line says what it serves."""
     children = psutil.Process(server.pid).children(recursive=True)
-    [found] = [child for child in children if any("diffusers_service" in word for word in child.cmdline())]
+    [found] = [child for child in children if any("diffusers.service" in word for word in child.cmdline())]
     return found
 
 

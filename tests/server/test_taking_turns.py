@@ -79,7 +79,7 @@ def model_processes(server: Server) -> list[psutil.Process]:
             line = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if "EngineCore" in line or "engine.worker.child" in line:
+        if "EngineCore" in line or "engine.process.child" in line:
             found.append(process)
     return found
 

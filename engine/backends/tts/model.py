@@ -5,26 +5,24 @@ Which voices there are is the catalogue's (engine/voices), what happens to a job
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from engine.admission import Room
-from engine.backends.in_worker import InWorker, given_up_after, start_worker
-from engine.backends.outbox import Outbox
 from engine.backends.tts import protocol
 from engine.config import SpeechModelSpec
+from engine.process.backend import WorkerBackend, start_worker
+from engine.process.parent import WorkerProcess
+from engine.stream import SpeechStream, Stream
 from engine.voices.types import SpeechChunk, SpeechRequest, Voice
-from engine.worker.process import WorkerProcess
 
 _SERVICE = "engine.backends.tts.service:open_service"
-_MOST_UNREAD_BYTES = 64 * 2**20  # of one request: some twenty minutes of the largest format
 
 
-class SpeechModel(InWorker):
+class SpeechModel(WorkerBackend):
     """All voices of one entry of models.yaml. Made by `load`."""
 
     def __init__(self, worker: WorkerProcess, spec: SpeechModelSpec) -> None:
@@ -45,39 +43,35 @@ class SpeechModel(InWorker):
         )
         return cls(worker, spec)
 
-    async def speech(self, request: SpeechRequest, voice: Voice) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the file piece by piece, as it is spoken; closing the generator aborts. Raises `EngineError`s.
+    def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:
+        """Put the file into `stream` piece by piece, as it is spoken; closing it aborts. It ends with `EngineError`s.
 
         Speaking goes on whether the chunks are read or not, so that a slow reader delays no other request.
         """
+        self.start(stream, partial(self._speak, request, voice))
+
+    async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Stream[SpeechChunk]) -> None:
         if request.before_turn is not None:
             await request.before_turn()
-        chunks: Outbox[SpeechChunk] = Outbox(_MOST_UNREAD_BYTES)
-        work = partial(self._speak, request, voice, chunks)
-        async with contextlib.aclosing(self.delivered(chunks, [work])) as delivered:
-            async for chunk in delivered:
-                yield chunk
-
-    async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Outbox[SpeechChunk]) -> None:
         # For fairness a text costs its length
         turn = self.admission.enter(
             request.owner, prompt_tokens=len(request.text), max_tokens=0, weight=request.queue_share
         )
+
+        def take(payload: msgspec.Raw) -> None:
+            told: Any = msgspec.msgpack.decode(payload, type=protocol.SpeechEvent)
+            if isinstance(told, protocol.Audio):
+                turn.answer_tokens += 1
+                chunks.put(SpeechChunk(told.data, told.seconds))
+
         async with turn:
-            if request.on_turn is not None:
-                request.on_turn()
-            spoken = self.worker.run(_job(request, voice))
-            frames = given_up_after(self._spec.engine.max_seconds, spoken, "Send a shorter text.")
-            async with contextlib.aclosing(frames):
-                async for frame in frames:
-                    told: Any = msgspec.msgpack.decode(frame, type=protocol.SpeechEvent)
-                    if isinstance(told, protocol.Audio):
-                        turn.answer_tokens += 1
-                        chunks.put(SpeechChunk(told.data, told.seconds), len(told.data))
+            chunks.dispatched()
+            seconds = self._spec.engine.max_seconds
+            await self.run(_job(request, voice), take, within_seconds=seconds, advice="Send a shorter text.")
 
 
-def _job(request: SpeechRequest, voice: Voice) -> bytes:
-    job = protocol.SpeechJob(
+def _job(request: SpeechRequest, voice: Voice) -> protocol.SpeechJob:
+    return protocol.SpeechJob(
         folder=str(voice.folder),
         family=voice.family,
         speaker=voice.speaker,
@@ -87,4 +81,3 @@ def _job(request: SpeechRequest, voice: Voice) -> bytes:
         seed=request.seed,
         response_format=request.response_format,
     )
-    return msgspec.msgpack.encode(job)

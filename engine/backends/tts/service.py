@@ -17,9 +17,9 @@ from engine.backends.tts.encoders import Encoder
 from engine.backends.tts.families import LoadedModels, Synthesizer
 from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
+from engine.process.service import Outlet, Service
 from engine.voices.languages import language_name
 from engine.voices.text import Piece, speakable
-from engine.worker.service import Outlet, Service
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class _Running:
 
 
 class SpeechService:
-    """A `Service` (engine/worker/service.py): `step` speaks one sentence of the job whose turn it is."""
+    """A `Service` (engine/process/service.py): `step` speaks one sentence of the job whose turn it is."""
 
     info = b""
 
@@ -160,7 +160,7 @@ class SpeechService:
         return None
 
     def _send(self, number: int, event: SpeechEvent) -> None:
-        self._outlet.event(number, msgspec.msgpack.encode(event))
+        self._outlet.event(number, event)
 
 
 def _say(model: Synthesizer, text: str, running: _Running) -> NDArray[np.float32]:

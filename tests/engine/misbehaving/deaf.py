@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from misbehaving.well import Counter
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 class Deaf(Counter):
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         self.jobs[job] = (0, 0)
         if payload == b"let go":
             for each in list(self.jobs):

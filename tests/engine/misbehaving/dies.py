@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from misbehaving.well import Counter
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 class Dying(Counter):
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         self.job, self.way = job, payload.decode()
         self.jobs[job] = (0, 1)
 

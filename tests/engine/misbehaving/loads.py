@@ -6,35 +6,37 @@ import os
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from engine.errors import LoadError
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
-def refuse(options: bytes, outlet: Outlet, report: Report) -> NoReturn:
-    raise LoadError(f"There is no pipeline in {options.decode()}.")
+def refuse(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:
+    raise LoadError(f"There is no pipeline in {msgspec.msgpack.decode(options).decode()}.")
 
 
-def raise_something(options: bytes, outlet: Outlet, report: Report) -> NoReturn:
+def raise_something(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:
     raise ValueError("the shapes do not fit")
 
 
-def be_killed(options: bytes, outlet: Outlet, report: Report) -> NoReturn:
+def be_killed(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def exit_quietly(options: bytes, outlet: Outlet, report: Report) -> NoReturn:
+def exit_quietly(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:
     raise SystemExit(5)
 
 
-def never_end(options: bytes, outlet: Outlet, report: Report) -> NoReturn:
+def never_end(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:
     report(f"{os.getpid()}", 0.5)
     while True:
         signal.pause()
 
 
-def go_on_reporting(options: bytes, outlet: Outlet, report: Report) -> NoReturn:
+def go_on_reporting(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:
     while True:
         report(f"{os.getpid()}", 0.5)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from misbehaving.well import Counter
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 class Slow(Counter):
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         self.way, seconds = payload.decode().split()
         self.seconds = float(seconds)
         self.jobs[job] = (0, 1)

@@ -9,7 +9,7 @@ from misbehaving.well import Counter
 from engine.errors import GenerationError
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 class TalksOn(Counter):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from misbehaving.well import Counter
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 class OutOfMemoryError(RuntimeError):
@@ -17,7 +17,7 @@ class OutOfMemoryError(RuntimeError):
 class WantsMemory(Counter):
     way = ""
 
-    def submit(self, job: int, payload: bytes) -> None:
+    def take(self, job: int, payload: bytes) -> None:
         if payload == b"at once":
             raise MemoryError
         self.way = payload.decode()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine.errors import GenerationError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
-    from engine.worker.service import Outlet, Report
+    from engine.process.service import Outlet, Report
 
 
 class Counter:
@@ -18,12 +19,13 @@ class Counter:
         self.jobs: dict[int, tuple[int, int]] = {}
 
     @property
-    def info(self) -> bytes:
-        return json.dumps(
-            {"priority": os.getpriority(os.PRIO_PROCESS, 0), "group": os.getpgrp(), "word": os.environ.get("WORD")}
-        ).encode()
+    def info(self) -> dict[str, object]:
+        return {"priority": os.getpriority(os.PRIO_PROCESS, 0), "group": os.getpgrp(), "word": os.environ.get("WORD")}
 
-    def submit(self, job: int, payload: bytes) -> None:
+    def submit(self, job: int, payload: msgspec.Raw) -> None:
+        self.take(job, msgspec.msgpack.decode(payload))
+
+    def take(self, job: int, payload: bytes) -> None:
         if payload == b"too much":
             raise OverloadedError("Enough.", retry_after_seconds=7)
         if payload == b"bug":

@@ -1,14 +1,12 @@
 """What the server's process and the worker of an image model say to each other: one job is one image.
 
-How frames travel is engine/worker's; they are msgpack by msgspec, never pickles.
+The worker answers with `ImageEvent`s (engine/types.py). How messages travel is engine/process/protocol.py's.
 """
-
-from __future__ import annotations
 
 import msgspec
 
 from engine.config.profiles import Batches, ImageProfile
-from engine.images.types import ImageFormat, Quality  # msgspec reads them
+from engine.types import ImageFormat, Quality  # msgspec reads them
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +33,10 @@ class ImageReady(msgspec.Struct, frozen=True):
 
 
 class ImageJob(msgspec.Struct, frozen=True):
-    """One image to make. `size` is the edge of the file, the profile says at which size it is rendered."""
+    """One image to make, number `index` of its request.
+
+    `size` is the edge of the file; the profile says at which size it is rendered.
+    """
 
     prompt: str
     size: int
@@ -45,27 +46,4 @@ class ImageJob(msgspec.Struct, frozen=True):
     output_format: ImageFormat = "png"
     compression: int | None = None
     partial_images: int = 0
-
-
-class Step(msgspec.Struct, frozen=True, tag=True):
-    """`step` of `steps` are done."""
-
-    step: int
-    steps: int
-
-
-class Partial(msgspec.Struct, frozen=True, tag=True):
-    """A preview, as a file."""
-
-    number: int
-    data: bytes
-
-
-class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The image, as a file."""
-
-    data: bytes
-    steps: int
-
-
-ImageEvent = Step | Partial | Finished
+    index: int = 0

@@ -1,24 +1,20 @@
 """Loads an image pipeline from a folder: checked first, then by diffusers, onto the GPU if there is one."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import diffusers
 import torch
 import transformers
 from safetensors import SafetensorError
 
+from engine.backends.diffusers.protocol import ImageOptions
+from engine.config.profiles import ImageProfile
 from engine.errors import LoadError
 from engine.weights.safety import LEFT_OUT, check_pipeline_folder, lacking, variant
-
-if TYPE_CHECKING:
-    from engine.config.profiles import ImageProfile
-    from engine.images.messages import ImageOptions
 
 # The guidance_scale above which a pipeline reads its negative prompt.
 _NEGATIVE_PROMPTS_ABOVE = {

@@ -3,26 +3,25 @@
 All of it happens on one thread, the child's main thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from engine.errors import EngineError
+import msgspec
+
+from engine.errors import EngineError
 
 
 class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`
-    """The child must end now. Raised by `poll`, and by anything that speaks to a parent that is gone."""
+    """The child must end now. Raised by `poll`, and by anything that speaks to a parent that has ended."""
 
 
 class Outlet(Protocol):
     """How a service answers. Each job ends once, by `done` or `failed`; what is said of it after that is dropped."""
 
-    def event(self, job: int, payload: bytes) -> None:
-        """Give the parent a part of the answer; raises `GenerationError` if it is longer than a frame (64 MiB).
+    def event(self, job: int, payload: object) -> None:
+        """Give the parent a part of the answer, which msgspec can encode.
 
-        May wait for a parent that reads slowly.
+        Raises `GenerationError` if it is longer than a frame (64 MiB).
         """
 
     def done(self, job: int) -> None:
@@ -42,11 +41,11 @@ class Service(Protocol):
     """A loaded model that works on any number of jobs, a bounded piece of work at a time."""
 
     @property
-    def info(self) -> bytes:
-        """What `WorkerProcess.info` shows."""
+    def info(self) -> object:
+        """What `WorkerProcess.info` shows, which msgspec can encode."""
 
-    def submit(self, job: int, payload: bytes) -> None:
-        """Queue the job. What raises has not queued it: an `EngineError` is its answer."""
+    def submit(self, job: int, payload: msgspec.Raw) -> None:
+        """Queue the job, for the service to decode. What raises has not queued it: an `EngineError` is its answer."""
 
     def cancel(self, job: int) -> None:
         """Drop a job that has not ended. `done` or `failed` is called for it now or in a step to come."""
@@ -64,5 +63,5 @@ class Service(Protocol):
 
 
 Report: TypeAlias = Callable[[str, float], None]
-Open: TypeAlias = Callable[[bytes, Outlet, Report], Service]
-"""A service by name: options, outlet, report(phase, progress from 0 to 1). Raises `LoadError`."""
+Open: TypeAlias = Callable[[msgspec.Raw, Outlet, Report], Service]
+"""A service by name: options (encoded), outlet, report(phase, progress from 0 to 1). Raises `LoadError`."""

@@ -1,21 +1,15 @@
 """What the families share: an image on its way, its schedule, guidance, decoding."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
+from numpy.typing import NDArray
 
 # What the authors of Qwen-Image give where there is no negative prompt: its pipeline guides only against one.
 BLANK = " "
@@ -66,7 +60,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def schedule(pipe: Any, *, begin: bool = True, **settings: Any) -> Any:
-    """Return a scheduler of one image's own. `begin`: it is told where it begins, as most pipelines do."""
+    """Return a scheduler of one image's own. `begin`: its first index is set, as most pipelines do."""
     scheduler = copy.deepcopy(pipe.scheduler)
     with quiet():
         scheduler.set_timesteps(device=pipe._execution_device, **settings)  # noqa: SLF001  # as the pipelines do

@@ -1,18 +1,22 @@
 """The parent's half of a worker: starts the child, runs jobs in it, sees its death, ends it.
 
-Knows nothing of what the jobs are; how many may run at once, and what follows a death, is for whoever starts it.
+Knows nothing of what the jobs are; how many may run at once, and what follows a death, is for the caller.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
 import os
 import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
+
+import msgspec
 
 from engine.errors import (
     EngineError,
@@ -23,15 +27,14 @@ from engine.errors import (
     RequestError,
     engine_died,
 )
-from engine.stall import Guard, Patience
-from engine.worker.channel import Channel
-from engine.worker.frames import MAX_FRAME_BYTES, FrameError
-from engine.worker.job import Job
-from engine.worker.messages import (
+from engine.process.protocol import (
     Cancel,
     Done,
     Event,
     Failed,
+    FrameError,
+    FrameReader,
+    FromChild,
     Load,
     LoadFailed,
     Loading,
@@ -40,14 +43,11 @@ from engine.worker.messages import (
     Ready,
     Shutdown,
     Submit,
-    ToParent,
+    ToChild,
+    to_frame,
 )
-from engine.worker.spawn import spawn
-
-if TYPE_CHECKING:
-    import socket
-    import subprocess
-    from collections.abc import AsyncGenerator, Callable, Mapping
+from engine.process.spawning import spawn
+from engine.process.watchdog import Guard, Patience
 
 _log = logging.getLogger("hearth.worker")
 
@@ -56,8 +56,9 @@ CANCEL_SECONDS = 10.0
 _END_SECONDS = 5.0
 # From the end of its socket to the end of a child, which has nothing left to do.
 _EXIT_SECONDS = 2.0
-# Of one job. Past that the child waits until the job's reader goes on, and so do the other jobs: never in practice.
-_MOST_UNREAD_BYTES = MAX_FRAME_BYTES
+_CHUNK_BYTES = 2**18
+# More than a socket's buffer holds. A process that inherited the child's end must not keep us here.
+_MOST_LAST_READS = 64
 
 
 class WorkerDiedError(Exception):
@@ -72,10 +73,118 @@ class WorkerDiedError(Exception):
         self.exit_status = exit_status
 
 
+class Channel:
+    """Calls `on_message` for each message, and `on_lost` once when no more will come, but not after `close`.
+
+    The argument of `on_lost` is None when the other side closed, else what is wrong about the bytes that came.
+    """
+
+    def __init__(
+        self, end: socket.socket, on_message: Callable[[FromChild], None], on_lost: Callable[[str | None], None]
+    ) -> None:
+        end.setblocking(False)  # noqa: FBT003  # positional only
+        self._end = end
+        self._on_message, self._on_lost = on_message, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader: FrameReader[FromChild] = FrameReader(FromChild)
+        self._unsent = bytearray()
+        self._loop.add_reader(end.fileno(), self._read)
+
+    def send(self, message: ToChild[Any]) -> None:
+        """Send when the child reads; what it has not taken in waits here. Raises `FrameError` for one too long."""
+        frame = to_frame(message)
+        if self._end.fileno() < 0:
+            return
+        waiting = bool(self._unsent)
+        self._unsent += frame
+        if not waiting:
+            self._write()
+            if self._unsent:
+                self._loop.add_writer(self._end.fileno(), self._write)
+
+    def drain(self) -> None:
+        """Read what a dead child has left."""
+        for _ in range(_MOST_LAST_READS):
+            if not self._read():
+                return
+
+    def close(self) -> None:
+        """Let go of the socket. Safe to call twice."""
+        if self._end.fileno() < 0:
+            return
+        self._loop.remove_reader(self._end.fileno())
+        self._loop.remove_writer(self._end.fileno())
+        self._unsent.clear()
+        self._end.close()
+
+    def _read(self) -> bool:
+        """Whether there may be more."""
+        if self._end.fileno() < 0:
+            return False
+        try:
+            data = self._end.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # it was killed with bytes of ours unread
+            data = b""
+        if not data:
+            self._lose(None)
+            return False
+        self._reader.feed(data)
+        try:
+            while (message := self._reader.next()) is not None:
+                self._on_message(message)
+        except FrameError as error:
+            self._lose(str(error))
+            return False
+        return True
+
+    def _write(self) -> None:
+        try:
+            sent = self._end.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:  # the other end is closed, which reading reports
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._end.fileno())
+
+    def _lose(self, reason: str | None) -> None:
+        self.close()
+        self._on_lost(reason)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A job that the child has not ended. `take` gets its events as they come; None once they are not wanted."""
+
+    take: Callable[[msgspec.Raw], None] | None
+    ended: asyncio.Future[None]
+
+    def event(self, payload: msgspec.Raw) -> None:
+        if self.take is None:
+            return
+        try:
+            self.take(payload)
+        except Exception as error:  # noqa: BLE001  # this job's alone; `run` raises it
+            self.end(error)
+            self.take = None
+
+    def end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is None or self.take is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+            self.ended.exception()  # counts as seen: `run` may be cancelled in this very moment
+
+
 class WorkerProcess:
     """A loaded model in a child process. Made by `start`; belongs to the event loop that started it.
 
-    `died` is set when the process is gone, `exit_status` (as in `subprocess`) is known by then, unless not even a kill
+    `died` is set when the process has ended, `exit_status` (as in `subprocess`) is known then, unless not even a kill
     ends it. However it ends, every open `run` gets `EngineDiedError` at once.
     """
 
@@ -83,14 +192,14 @@ class WorkerProcess:
         self, child: subprocess.Popen[bytes], end: socket.socket, pid_fd: int, patience: Patience | None
     ) -> None:
         self.pid = child.pid
-        self.info = b""
+        self.info = msgspec.Raw()
         self.died = asyncio.Event()
         self.exit_status: int | None = None
         self._child = child
         self._pid_fd = pid_fd
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, _Job] = {}
         self._numbers = count(1)
-        self._startup: asyncio.Queue[Loading | Ready | LoadFailed | None] = asyncio.Queue()
+        self._startup: asyncio.Queue[Loading | Ready[msgspec.Raw] | LoadFailed | None] = asyncio.Queue()
         self._accepts_jobs = True
         self._overdue: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -103,7 +212,7 @@ class WorkerProcess:
     async def start(  # noqa: PLR0913  # what a start depends on
         cls,
         service: str,
-        options: bytes,
+        options: object,
         report: Callable[[str, float], None],
         *,
         environment: Mapping[str, str] | None = None,
@@ -113,7 +222,7 @@ class WorkerProcess:
         """Start a child, have it load `service` ("module:function", see service.py: `Open`), return when it is ready.
 
         `nice` is added to its priority once it is ready: beside busy models a load would take minutes. A child that
-        hangs for longer than `patience` (engine/stall.py) is killed, now and later. Raises `LoadError` if the service
+        hangs for longer than `patience` (watchdog.py) is killed, now and later. Raises `LoadError` if the service
         refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel kills it too when the
         calling thread ends, so that must be one that lives as long as the server.
         """
@@ -130,35 +239,33 @@ class WorkerProcess:
             raise
         return worker
 
-    async def run(self, payload: bytes) -> AsyncGenerator[bytes, None]:
-        """Submit a job and yield its events; the end of the generator is the job's.
+    async def run(self, payload: object, take: Callable[[msgspec.Raw], None]) -> None:
+        """Run a job to its end, and have `take` called with each of its events as it comes, in their order.
 
-        Raises what the service refused or failed it with (`RequestError`, `OverloadedError`, `GenerationError`), or
-        `EngineDiedError`. Closing it cancels the job and returns when the child has let go of it, or after 10 s.
+        Raises what the service refused or failed it with (`RequestError`, `OverloadedError`, `GenerationError`),
+        `EngineDiedError`, or what `take` raised, which cancels the job. Cancelling cancels it too, and returns when
+        the child has let go of it, or after 10 s.
         """
         if not self._accepts_jobs:
             raise engine_died(NotStartedError)
-        number, job = next(self._numbers), Job()
+        number = next(self._numbers)
         try:
             self._channel.send(Submit(number, payload))
         except FrameError as error:
             raise RequestError("The request is too large for the model. Send a smaller one.") from error
-        self._jobs[number] = job
+        job = self._jobs[number] = _Job(take, self._loop.create_future())
         try:
-            while (event := await job.next()) is not None:
-                self._go_on()
-                yield event
+            await job.ended
         finally:
-            if not job.ended.is_set():
+            if number in self._jobs:
                 await self._withdraw(number, job)
 
     async def shutdown(self, within_seconds: float = _END_SECONDS) -> None:
-        """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it is gone."""
+        """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it has ended."""
         self._accepts_jobs = False
         self._guard.end()
         try:
             self._channel.send(Shutdown())
-            self._channel.resume()
             await self._dead(within_seconds)
         finally:
             self.terminate()
@@ -167,14 +274,12 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Kill the child and what it has started, at once. Safe to call at any time."""
-        if self.exit_status is None:  # until then nobody else can have its number
+        if self.exit_status is None:  # until then no other process can have its number
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def _answer(self) -> None:
-        """Ask the child whether it lives. While it waits for us to read on, it does."""
-        if self._channel.paused:
-            return
+        """Ask the child whether it lives."""
         self._pong.clear()
         self._channel.send(Ping())
         await self._pong.wait()
@@ -194,13 +299,13 @@ class WorkerProcess:
         self.died.set()
 
     def _give_way(self, nice: int) -> None:
-        """Lower the priority of all its threads. It may be gone by now, which is told in another way."""
+        """Lower the priority of all its threads. It may have ended by now, which is reported in another way."""
         with suppress(OSError):
             for thread in Path(f"/proc/{self.pid}/task").iterdir() if nice else ():
                 number = int(thread.name)
                 os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
-    async def _loaded(self, report: Callable[[str, float], None]) -> bytes:
+    async def _loaded(self, report: Callable[[str, float], None]) -> msgspec.Raw:
         while (message := await self._startup.get()) is not None:
             if isinstance(message, Ready):
                 return message.info
@@ -215,33 +320,19 @@ class WorkerProcess:
                 await self.died.wait()
         return self.died.is_set()
 
-    async def _withdraw(self, number: int, job: Job) -> None:
-        job.discard()
-        self._go_on()
+    async def _withdraw(self, number: int, job: _Job) -> None:
+        job.take, job.ended = None, self._loop.create_future()
         self._channel.send(Cancel(number))
-        try:
-            async with asyncio.timeout(CANCEL_SECONDS):
-                await job.ended.wait()
-        except TimeoutError:
+        if not (await asyncio.wait({job.ended}, timeout=CANCEL_SECONDS))[0]:
             _log.warning("Worker %d has not let go of a cancelled job within %d s.", self.pid, CANCEL_SECONDS)
 
-    def _go_on(self) -> None:
-        """Read on, unless somebody's unread events fill their share of memory."""
-        if all(job.unread_bytes < _MOST_UNREAD_BYTES for job in self._jobs.values()):
-            self._channel.resume()
-
-    def _on_message(self, message: ToParent) -> None:
+    def _on_message(self, message: FromChild) -> None:
         if isinstance(message, Event):
-            job = self._jobs.get(message.job)
-            if job is not None:
-                job.add(message.payload)
-                if job.unread_bytes >= _MOST_UNREAD_BYTES and self._accepts_jobs:
-                    self._channel.pause()
-                    self._pong.set()
+            if message.job in self._jobs:
+                self._jobs[message.job].event(message.payload)
         elif isinstance(message, Done | Failed):
-            job = self._jobs.pop(message.job, None)
-            if job is not None:
-                job.end(_error(message) if isinstance(message, Failed) else None)
+            if message.job in self._jobs:
+                self._jobs.pop(message.job).end(_error(message) if isinstance(message, Failed) else None)
         elif isinstance(message, Pong):
             self._pong.set()
         else:
@@ -257,7 +348,7 @@ class WorkerProcess:
         self._fail_jobs()
 
     def _on_exit(self) -> None:
-        """The process is gone, and still there to be reaped: until then its number, and its group's, is its own."""
+        """The process has ended, and is still to be reaped: until then its number, and its group's, is its own."""
         self._guard.end()
         self.terminate()
         self._channel.drain()
@@ -274,7 +365,7 @@ class WorkerProcess:
     def _fail_jobs(self) -> None:
         self._accepts_jobs = False
         for job in self._jobs.values():
-            job.end(engine_died(), at_once=True)
+            job.end(engine_died())
         self._jobs.clear()
 
 

@@ -1,15 +1,15 @@
 """Qwen-Image: guided against a prompt, a blank if there is none; a mask lets prompts of all lengths share a step."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
+from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.backends.diffusers_adapters.common import (
+from engine.backends.diffusers.adapters.common import (
     BLANK,
     Denoising,
     Order,
@@ -19,11 +19,6 @@ from engine.backends.diffusers_adapters.common import (
     seeded,
     shift_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 MIXES_SIZES = False
 

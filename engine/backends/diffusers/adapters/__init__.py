@@ -3,17 +3,13 @@
 Each must make the pipeline's own pictures: tests/engine/test_diffusers_golden.py compares them.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from numpy.typing import NDArray
 
-    from numpy.typing import NDArray
-
-    from engine.backends.diffusers_adapters.common import Denoising, Order
+from engine.backends.diffusers.adapters.common import Denoising, Order
 
 
 class Adapter(Protocol):

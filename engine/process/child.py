@@ -1,9 +1,7 @@
-"""Runs in the child, `python -m engine.worker.child FD SERVICE`: loads a service by name, drives it until told to end.
+"""Runs in the child, `python -m engine.process.child FD SERVICE`: loads a service by name, drives it until told to end.
 
-Holds no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
+Has no model and no queue: what waits and what runs is the service's. Ends with its parent, however that ends.
 """
-
-from __future__ import annotations
 
 import gc
 import importlib
@@ -13,16 +11,19 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import msgspec
 
 from engine.errors import EngineError, GenerationError, LoadError, OverloadedError, RequestError
-from engine.ties import end_with_maker_of
-from engine.worker.frames import FrameError, FrameReader, to_frame
-from engine.worker.messages import (
+from engine.process.protocol import (
     Cancel,
     Done,
     Event,
     Failed,
+    FrameError,
+    FrameReader,
+    FromParent,
     Load,
     LoadFailed,
     Loading,
@@ -31,13 +32,11 @@ from engine.worker.messages import (
     Ready,
     Shutdown,
     Submit,
-    ToChild,
     ToParent,
+    to_frame,
 )
-from engine.worker.service import ShutdownRequested
-
-if TYPE_CHECKING:
-    from engine.worker.service import Service
+from engine.process.service import Service, ShutdownRequested
+from engine.process.spawning import end_with_maker_of
 
 _log = logging.getLogger("hearth.worker")
 
@@ -66,8 +65,8 @@ class Child:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._reader: FrameReader[ToChild] = FrameReader(ToChild)
-        self._asked: Load | None = None
+        self._reader: FrameReader[FromParent] = FrameReader(FromParent)
+        self._asked: Load[msgspec.Raw] | None = None
         self._service: Service | None = None
         self._open_jobs: set[int] = set()
         self._ending = False
@@ -124,7 +123,7 @@ class Child:
             service.cancel(job)
         gc.collect()  # what the trace held on to, tensors before all
 
-    def event(self, job: int, payload: bytes) -> None:
+    def event(self, job: int, payload: object) -> None:
         if job not in self._open_jobs:
             return
         try:
@@ -177,7 +176,7 @@ class Child:
             flags = socket.MSG_DONTWAIT
         raise ShutdownRequested
 
-    def _act(self, message: ToChild) -> None:
+    def _act(self, message: FromParent) -> None:
         if isinstance(message, Shutdown):
             self._ending = True
         elif isinstance(message, Ping):
@@ -189,7 +188,7 @@ class Child:
         elif isinstance(message, Cancel) and message.job in self._open_jobs and self._service is not None:
             self._service.cancel(message.job)
 
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: Submit[msgspec.Raw]) -> None:
         if self._service is None:
             raise FrameError("a job came before the model was loaded")
         self._open_jobs.add(message.job)
@@ -200,7 +199,7 @@ class Child:
                 _log_trace("A job could not be queued:", error)
             self.failed(message.job, _as_engine_error(error))
 
-    def _send(self, message: ToParent) -> None:
+    def _send(self, message: ToParent[Any]) -> None:
         frame = to_frame(message)
         try:
             self._end.sendall(frame)

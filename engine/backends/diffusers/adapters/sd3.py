@@ -1,13 +1,13 @@
 """Stable Diffusion 3 and 3.5: flow matching, guided against a negative prompt, empty if there is none."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+from numpy.typing import NDArray
 
-from engine.backends.diffusers_adapters.common import (
+from engine.backends.diffusers.adapters.common import (
     Denoising,
     Order,
     decode_shifted,
@@ -18,11 +18,6 @@ from engine.backends.diffusers_adapters.common import (
     shift_of,
     stacked,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 MIXES_SIZES = False
 

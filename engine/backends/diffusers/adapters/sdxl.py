@@ -1,13 +1,13 @@
 """Stable Diffusion XL: a UNet, guided against zeros or a negative prompt; any scheduler of its own kind."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from diffusers.utils.torch_utils import randn_tensor
+from numpy.typing import NDArray
 
-from engine.backends.diffusers_adapters.common import (
+from engine.backends.diffusers.adapters.common import (
     Denoising,
     Order,
     finish,
@@ -17,11 +17,6 @@ from engine.backends.diffusers_adapters.common import (
     stacked,
     unscaled,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 MIXES_SIZES = False
 
@@ -58,7 +53,7 @@ def prepare(pipe: Any, order: Order) -> Denoising:
 
 
 def _size_condition(pipe: Any, edge: int, pooled: Any) -> Any:
-    """The size that the model is told: the whole picture, nothing cropped."""
+    """The size that the model is given: the whole picture, nothing cropped."""
     size = (edge, edge)
     encoder = pipe.text_encoder_2
     width = pooled.shape[-1] if encoder is None else encoder.config.projection_dim

@@ -1,20 +1,16 @@
 """Sees when processes hang: stopped, waiting for ever, or computing without an end. What follows is the caller's.
 
-The kernel says when a process dies; nobody says when one lives and does nothing more.
+The kernel says when a process dies, but not when one lives and does nothing more.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
 
 # While loading a process may also wait for others: a slow disk, a lock of a compiler's cache, its parent.
 _LOADING_FACTOR = 4
@@ -36,7 +32,7 @@ class Patience:
     busy_seconds: float
 
     @classmethod
-    def of(cls, stall_seconds: float | None, *, on_cpu: bool) -> Patience | None:
+    def of(cls, stall_seconds: float | None, *, on_cpu: bool) -> Self | None:
         """What follows from the `stall_seconds` of models.yaml; None: for ever."""
         if stall_seconds is None:
             return None
@@ -49,7 +45,7 @@ class Guard:
 
     Calls `on_hang` once, with how they hang in words for the log. Belongs to the event loop. While they answer, it
     costs one `ping` in a tenth of the patience and nothing else; only who is silent is looked at. Its own standstills
-    (a suspended machine, a busy event loop) are nobody's silence: it counts its looks, not the clock.
+    (a suspended machine, a busy event loop) do not count as silence: it counts its looks, not the clock.
     """
 
     def __init__(
@@ -124,10 +120,10 @@ class _Seen:
     work: dict[int, tuple[float, int]]
     stopped: bool
 
-    def works_since(self, before: _Seen, seconds: float) -> bool:
+    def works_since(self, before: Self, seconds: float) -> bool:
         """Whether anything was done in these seconds. One that is stopped stops all: the others wait for it."""
         if not self.work:
-            return True  # they are gone, which is not for us to tell
+            return True  # they have ended, which others report
         if self.stopped:
             return False
         cpu_seconds, read_bytes = 0.0, 0
@@ -166,7 +162,7 @@ def _seconds_in_line(pid: int) -> float:
     Source: the second number of `schedstat`, Documentation/scheduler/sched-stats.rst of Linux.
     """
     nanoseconds = 0
-    with suppress(OSError, ValueError, IndexError):  # it is gone, or this kernel does not count
+    with suppress(OSError, ValueError, IndexError):  # it has ended, or this kernel does not count
         for thread in Path(f"/proc/{pid}/task").iterdir():
             nanoseconds += int((thread / "schedstat").read_text().split()[1])
     return nanoseconds / 1e9

@@ -1,13 +1,13 @@
 """Z-Image: one call of its transformer takes images of different sizes and prompts of different lengths."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from diffusers.pipelines.z_image.pipeline_z_image import calculate_shift, get_default_z_image_sigmas
+from numpy.typing import NDArray
 
-from engine.backends.diffusers_adapters.common import (
+from engine.backends.diffusers.adapters.common import (
     Denoising,
     Order,
     decode_shifted,
@@ -16,12 +16,6 @@ from engine.backends.diffusers_adapters.common import (
     seeded,
     shift_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
 
 MIXES_SIZES = True
 

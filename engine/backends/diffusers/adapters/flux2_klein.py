@@ -1,14 +1,14 @@
 """FLUX.2 klein: prompts are padded to one length and read whole, so that all of a size can share a step."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from numpy.typing import NDArray
 
-from engine.backends.diffusers_adapters.common import (
+from engine.backends.diffusers.adapters.common import (
     Denoising,
     Order,
     finish,
@@ -18,11 +18,6 @@ from engine.backends.diffusers_adapters.common import (
     seeded,
     stacked,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 MIXES_SIZES = False
 

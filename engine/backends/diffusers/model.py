@@ -1,0 +1,112 @@
+"""An image model as the server's process sees it: a queue, a worker process with the pipeline, and jobs for it.
+
+What happens to a job is the worker's (service.py); who goes next is admission.py's.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from engine.admission import Room
+from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
+from engine.config import ImageModelSpec
+from engine.config.profiles import SIZES, ImageProfile
+from engine.process.backend import WorkerBackend, start_worker
+from engine.process.parent import WorkerProcess
+from engine.stream import ImageStream, Stream
+from engine.types import ImageEvent, ImageProgress, ImageRequest
+
+_ADVICE = "Ask for a smaller `size`, or for `quality: standard`."
+_SERVICE = "engine.backends.diffusers.service:open_service"
+# What fits into a worker at the same time, in parts that every batch size up to 10 divides.
+_WHOLE = 2520
+_SEEDS = 2**63
+
+
+class ImageModel(WorkerBackend):
+    """One loaded image model. Made by `load`."""
+
+    def __init__(self, worker: WorkerProcess, spec: ImageModelSpec, profile: ImageProfile) -> None:
+        places = max(profile.batch(size) for size in SIZES)
+        waiting, fair = spec.engine.max_queued_images, spec.engine.fair_queue
+        super().__init__(worker, Room(sequences=places, waiting=waiting, kv_tokens=_WHOLE, fair=fair))
+        self._spec = spec
+        self._profile = profile
+        self.ready = msgspec.msgpack.decode(worker.info, type=ImageReady)
+
+    @classmethod
+    async def load(  # noqa: PLR0913  # what a load depends on
+        cls,
+        spec: ImageModelSpec,
+        profile: ImageProfile,
+        folder: Path,
+        *,
+        threads: int,
+        mark: bool,
+        on_cpu: bool,
+        report: Callable[[str, float], None],
+    ) -> Self:
+        """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
+        options = ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
+        stall_seconds = spec.engine.stall_seconds
+        worker = await start_worker(
+            _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
+        )
+        return cls(worker, spec, profile)
+
+    def images(self, request: ImageRequest, stream: ImageStream) -> None:
+        """Put what becomes of each image into `stream`, as it comes; closing it aborts all of them.
+
+        It ends with `EngineError`s; an image that fails ends its whole request.
+        """
+        self.start(stream, partial(self._make_all, request))
+
+    async def _make_all(self, request: ImageRequest, events: Stream[ImageEvent]) -> None:
+        if request.before_turn is not None:
+            await request.before_turn(request.n)
+        # Without a seed a random one, in the range that every client's numbers can hold
+        first = secrets.randbits(32) if request.seed is None else request.seed
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(request.n):
+                    group.create_task(self._make_one(_job(request, index, (first + index) % _SEEDS), request, events))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _make_one(self, job: ImageJob, request: ImageRequest, events: Stream[ImageEvent]) -> None:
+        share = _WHOLE // self._profile.batch(request.size)
+        turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
+
+        def charge(steps: int) -> None:
+            """Its cost for fairness: room times steps, in units of a standard image of that size."""
+            turn.answer_tokens = max(1, share * steps // self._profile.steps.standard)
+
+        def take(payload: msgspec.Raw) -> None:
+            event: ImageEvent = msgspec.msgpack.decode(payload, type=ImageEvent)
+            if isinstance(event, ImageProgress):
+                charge(event.step)
+            events.put(event)
+
+        async with turn:
+            events.dispatched()
+            await self.run(job, take, within_seconds=self._spec.engine.max_seconds, advice=_ADVICE)
+            charge(self._profile.step_count(request.quality))
+
+
+def _job(request: ImageRequest, index: int, seed: int) -> ImageJob:
+    return ImageJob(
+        prompt=request.prompt,
+        size=request.size,
+        quality=request.quality,
+        seed=seed,
+        negative_prompt=request.negative_prompt,
+        output_format=request.output_format,
+        compression=request.compression,
+        partial_images=request.partial_images,
+        index=index,
+    )

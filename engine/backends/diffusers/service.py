@@ -1,0 +1,41 @@
+"""The service of images, as the worker process opens it: "engine.backends.diffusers.service:open_service"."""
+
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from engine.backends.diffusers.protocol import ImageOptions, ImageReady
+from engine.process.service import Outlet, Service
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+}
+
+
+def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
+    """Load the pipeline that `options` (an `ImageOptions`) name. Raises `LoadError`.
+
+    Images are joined between steps where the family has an adapter. An offloaded pipeline runs whole requests: its
+    parts would be moved to and fro at every joining.
+    """
+    report("importing diffusers", 0.1)
+    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
+    from engine.backends.diffusers.adapters import adapter_for
+    from engine.backends.diffusers.batching import RequestService, StepService
+    from engine.backends.diffusers.load import load
+
+    report("loading the pipeline", 0.3)
+    wanted = msgspec.msgpack.decode(options, type=ImageOptions)
+    profile = wanted.read_profile()
+    loaded = load(wanted)
+    by_steps = profile.batching == "steps" and profile.offload == "none"
+    adapter = adapter_for(loaded.pipe) if by_steps else None
+    info = ImageReady(loaded.name, loaded.device, "requests" if adapter is None else "steps")
+    given = (loaded.pipe, wanted, outlet, info)
+    service = RequestService(*given) if adapter is None else StepService(adapter, *given)
+    report("making a first image", 0.8)
+    service.rehearse()
+    return service
