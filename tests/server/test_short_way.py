@@ -18,7 +18,7 @@ from server.app import create_app
 from server.bodies import StrictRoute
 from server.errors import ApiError
 from server.hangup import ClientGoneError, client_gone
-from server.schemas.chat import ChatCompletionBody  # noqa: TC001  # FastAPI looks for it
+from server.schemas.chat import ChatCompletionBody  # FastAPI looks for it
 from server.settings import load_settings
 from server.short_way import ShortWay
 

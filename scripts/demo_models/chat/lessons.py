@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from engine.demo.chat.corpus import Conversation, invent
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from engine.demo.chat.corpus import Corpus, Tool
-
+from demo_models.chat.corpus import Conversation, Corpus, Tool, invent
+from transformers import PreTrainedTokenizerFast
 
 # Drawn in each round: conversations with other values per pattern, and plain ones in other settings.
 INVENTED_PER_PATTERN = 4
