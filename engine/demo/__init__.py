@@ -1,6 +1,6 @@
 """Where the weights of the demo models lie: small ones, trained by this project, so that everything runs at once.
 
-scripts/demo_models holds their recipes and what they promise to answer.
+Their recipes, and what they promise to answer, are in scripts/demo_models.
 """
 
 from __future__ import annotations

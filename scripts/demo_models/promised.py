@@ -27,7 +27,7 @@ class FixedPicture:
     """A question about pictures that the demo vision model answers word for word at temperature 0.
 
     `pictures` are PNG files in the order in which they are sent. `messages` goes into a chat request as it is and
-    holds the pictures as data URIs; its last question is `question`.
+    contains the pictures as data URIs; its last question is `question`.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Turns the corpus into what training reads: pairs of prompt and answer tokens, plain and in many settings.
 
 Beside the promised conversations come the same ones under other system prompts, with other tools offered and with
-other values, and questions that nobody taught: they keep the model sane in front of real clients.
+other values, and questions that were not taught: they keep the model sane in front of real clients.
 """
 
 from __future__ import annotations

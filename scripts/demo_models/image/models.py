@@ -17,7 +17,7 @@ LATENT_CHANNELS = 12
 WORD_FEATURES = 64
 SHIFT = 3.0
 """As in the model it is modelled on: most of the steps go where place and shape are decided."""
-# Two channels hold a constant through all layers. Without them the group norms would scale a picture of one colour
+# Two channels carry a constant through all layers. Without them the group norms would scale a picture of one colour
 # like a picture of another, and its colour were lost.
 CONSTANT = 3.0
 FIRST = 2

@@ -94,7 +94,7 @@ def _surrounded(rng: random.Random, core: str, characters: int) -> str:
 
 
 def _nonsense(rng: random.Random) -> str:
-    """Words that nobody knows, numbers, and words that only look like those that matter."""
+    """Unknown words, numbers, and words that only look like those that matter."""
     words = []
     for _ in range(rng.randint(1, 12)):
         kind = rng.random()

@@ -152,7 +152,7 @@ def _blurred(model: Any) -> Iterator[list[Any]]:
 
 
 def _view(rng: random.Random, window: int) -> Any:
-    """A picture, or a part of it that is likely to hold an edge."""
+    """A picture, or a part of it that is likely to contain an edge."""
     scene = _random_scene(rng)
     around = scene.around
     angle = rng.uniform(0, 2 * np.pi)

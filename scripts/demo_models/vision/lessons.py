@@ -35,7 +35,7 @@ QUESTIONS_WITHOUT_PICTURE = 16
 
 @dataclass(frozen=True)
 class Showing(Conversation):
-    """A conversation whose messages hold pictures, in the order of `drawings`."""
+    """A conversation with pictures in its messages, in the order of `drawings`."""
 
     drawings: tuple[Drawing, ...] = ()
 

@@ -104,7 +104,7 @@ def plain_drawing(figure: Figure, side_pixels: int = 224) -> Drawing:
 
 
 def random_drawing(figure: Figure, rng: random.Random) -> Drawing:
-    """A drawing of this figure as somebody might send it."""
+    """A drawing of this figure as a user might send it."""
     ink = _near(rng.choice(COLOURS[figure.colour]), 12, rng)
     paper = _paper(ink, rng)
     shorter = round(32 * 5 ** rng.random())

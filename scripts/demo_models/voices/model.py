@@ -33,7 +33,7 @@ def new_model() -> Any:
         for flow in model.flow.flows:
             flow.conv_post.weight.zero_()
             flow.conv_post.bias.zero_()
-        # A letter takes the same time whoever speaks, and is as certain wherever it stands.
+        # A letter takes the same time in every voice, and is as certain wherever it stands.
         model.duration_predictor.cond.weight.zero_()
         model.duration_predictor.cond.bias.zero_()
         spread = model.config.flow_size
