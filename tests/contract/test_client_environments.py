@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from demo_models.promised import fixed_prompts
 from packaging.requirements import Requirement
 from serving import ROOT
-
-from engine.demo import fixed_prompts
 
 FOLDER = Path(__file__).parent / "clients"
 LOCKS = ROOT / "requirements" / "clients"

@@ -6,29 +6,25 @@ What the image service makes of the model is tested beside the service.
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
+from demo_models.build import problems
+from demo_models.image.pictures import COLOURS, Circle, Scene, draw, random_circle
+from demo_models.promised import FixedImage, fixed_images
+from demo_models.vision import pictures as shown
 from PIL import Image, ImageDraw, ImageFilter
+from shape_judge import UNCLEAR, background, judge
 
 from engine.config.profiles import profile_named
 from engine.demo import weights_dir
-from engine.demo.image.judge import UNCLEAR, background, judge
-from engine.demo.image.pictures import COLOURS, SHAPES, Circle, Scene, draw, random_circle
-from engine.demo.image.promised import Promise, promised
-from engine.demo.manifest import problems
-from engine.demo.vision import pictures as shown
 
-DEMO = Path(__file__).parents[2] / "engine" / "demo"
 FILES = {".json", ".jinja", ".safetensors"}
 
 
 def test_the_weights_fit_the_recipe_that_is_in_the_repository():
-    assert problems(DEMO / "image", weights_dir("image")) == []
+    assert problems("image") == []
 
 
 def test_the_pipeline_is_small_and_holds_no_code():
@@ -38,24 +34,18 @@ def test_the_pipeline_is_small_and_holds_no_code():
 
 
 def test_the_promises_cover_every_colour_with_every_shape_and_free_words():
-    assert {(one.colour, one.shape) for one in promised()} == {
-        (colour, shape) for colour in COLOURS for shape in SHAPES
+    assert {(one.colour, one.shape) for one in fixed_images()} == {
+        (colour, shape) for colour in COLOURS for shape in shown.SHAPES
     }
-    assert len({one.prompt for one in promised()}) == len(promised()) >= 45
-    assert max(len(one.prompt) for one in promised()) > 600
+    assert len({one.prompt for one in fixed_images()}) == len(fixed_images()) >= 45
+    assert max(len(one.prompt) for one in fixed_images()) > 600
 
 
-def test_colours_and_shapes_are_those_that_the_vision_model_knows():
+def test_colours_are_those_that_the_vision_model_knows():
     assert list(COLOURS) == list(shown.COLOURS)
-    assert set(SHAPES) == set(shown.SHAPES)
 
 
-def test_promises_and_judge_need_no_torch():
-    code = "import sys; from engine.demo.image import judge, promised; promised.promised(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=DEMO.parents[1], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", shown.SHAPES)
 @pytest.mark.parametrize("colour", COLOURS)
 def test_the_judge_names_what_was_drawn(colour: str, shape: str):
     rng = random.Random(f"{colour} {shape}")  # noqa: S311
@@ -66,13 +56,13 @@ def test_the_judge_names_what_was_drawn(colour: str, shape: str):
 
 
 def test_the_judge_sees_through_blur_and_jpeg():
-    for shape in SHAPES:
+    for shape in shown.SHAPES:
         image = draw(Scene(shape, "red", Circle(0.4, 0.6, 0.3)), 256).filter(ImageFilter.GaussianBlur(2))
         assert judge(image) == ("red", shape)
 
 
 def test_the_judge_knows_shapes_of_the_vision_model_too():
-    for shape in SHAPES:
+    for shape in shown.SHAPES:
         assert judge(shown.draw(shown.plain_drawing(shown.Figure(shape, "green"), 224))) == ("green", shape)
 
 
@@ -148,7 +138,7 @@ def painted(pipeline, prompts: list[str], size: int, quality: str = "standard", 
     return [image.resize((size, size), Image.Resampling.LANCZOS) for image in images]
 
 
-def mistakes(promises: list[Promise], images: list[Image.Image]) -> list[str]:
+def mistakes(promises: list[FixedImage], images: list[Image.Image]) -> list[str]:
     return [
         f"{one.prompt[:60]!r} became {judge(image)} on {background(image)}"
         for one, image in zip(promises, images, strict=True)
@@ -159,13 +149,13 @@ def mistakes(promises: list[Promise], images: list[Image.Image]) -> list[str]:
 @pytest.mark.engine
 @pytest.mark.parametrize("size", [256, 512, 1024])
 def test_every_promised_prompt_becomes_its_shape_in_its_colour(pipeline, size: int):
-    images = painted(pipeline, [one.prompt for one in promised()], size, first_seed=size)
-    assert mistakes(list(promised()), images) == []
+    images = painted(pipeline, [one.prompt for one in fixed_images()], size, first_seed=size)
+    assert mistakes(list(fixed_images()), images) == []
 
 
 @pytest.mark.engine
 def test_high_quality_keeps_the_promises_too(pipeline):
-    some = list(promised()[::3])
+    some = list(fixed_images()[::3])
     assert mistakes(some, painted(pipeline, [one.prompt for one in some], 256, "hd")) == []
 
 
@@ -173,7 +163,7 @@ def test_high_quality_keeps_the_promises_too(pipeline):
 def test_a_thousand_characters_of_other_text_do_not_hide_the_shape(pipeline):
     words = "Nothing in this letter about the garden, the train and the weather matters to the picture. "
     promises = [
-        Promise((words * before + f"Draw a {colour} {shape}. " + words * 12)[:1000], colour, shape)
+        FixedImage((words * before + f"Draw a {colour} {shape}. " + words * 12)[:1000], colour, shape)
         for before, colour, shape in [(0, "green", "star"), (4, "red", "square"), (9, "purple", "circle")]
     ]
     assert mistakes(promises, painted(pipeline, [one.prompt for one in promises], 256)) == []

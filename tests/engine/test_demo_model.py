@@ -8,24 +8,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from demo_models.build import RECIPES, problems
+from demo_models.chat.corpus import load_corpus
+from demo_models.promised import fixed_prompts
 
-from engine.demo import fixed_prompts, weights_dir
-from engine.demo.chat.corpus import load_corpus
-from engine.demo.manifest import problems
-
-DEMO = Path(__file__).parents[2] / "engine" / "demo"
-RECIPE = DEMO / "chat"
+from engine.demo import weights_dir
 
 
 def test_the_weights_fit_the_recipe_that_is_in_the_repository():
-    assert problems(RECIPE, weights_dir("chat")) == []
+    assert problems("chat") == []
 
 
-@pytest.mark.parametrize("name", ["corpus.yaml", "tools.json", "chat_template.jinja", "training.py", "english.txt"])
+@pytest.mark.parametrize(
+    "name", ["chat/corpus.yaml", "chat/tools.json", "chat/chat_template.jinja", "training.py", "chat/recipe.py"]
+)
 def test_a_recipe_that_changed_after_the_training_is_noticed(tmp_path: Path, name: str):
-    recipe = shutil.copytree(RECIPE, tmp_path / "chat")
-    (recipe / name).write_text((recipe / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    (problem,) = problems(recipe, weights_dir("chat"))
+    recipes = shutil.copytree(RECIPES, tmp_path / "recipes")
+    (recipes / name).write_text((recipes / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    (problem,) = problems("chat", recipes)
     assert "changed" in problem
     assert "scripts/build-demo-models" in problem
 
@@ -36,9 +36,9 @@ def test_a_weights_file_that_was_altered_or_lost_is_noticed(tmp_path: Path, name
     content = bytearray((weights / name).read_bytes())
     content[-2] ^= 1
     (weights / name).write_bytes(content)
-    assert [f"chat/{name} was altered" in problem for problem in problems(RECIPE, weights)] == [True]
+    assert [f"chat/{name} was altered" in problem for problem in problems("chat", weights=tmp_path)] == [True]
     (weights / name).unlink()
-    assert [f"chat/{name} is missing" in problem for problem in problems(RECIPE, weights)] == [True]
+    assert [f"chat/{name} is missing" in problem for problem in problems("chat", weights=tmp_path)] == [True]
 
 
 def test_the_checkpoint_is_small_and_holds_no_code():
@@ -71,8 +71,10 @@ def test_an_unknown_demo_model_is_refused_with_the_names_there_are():
 
 
 def test_the_promised_prompts_are_read_without_torch():
-    code = "import sys; from engine.demo import fixed_prompts; fixed_prompts(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=DEMO.parents[1], check=False).returncode == 0
+    code = (
+        "import sys; from demo_models.promised import fixed_prompts; fixed_prompts(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=RECIPES.parent, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")

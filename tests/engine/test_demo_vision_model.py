@@ -13,27 +13,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from demo_models.build import RECIPES, problems
+from demo_models.chat.corpus import load_corpus
+from demo_models.promised import fixed_pictures
 from PIL import Image, ImageDraw
 
-from engine.demo import fixed_pictures, weights_dir
-from engine.demo.chat.corpus import load_corpus
-from engine.demo.manifest import problems
-
-DEMO = Path(__file__).parents[2] / "engine" / "demo"
-RECIPE = DEMO / "vision"
+from engine.demo import weights_dir
 
 
 def test_the_weights_fit_the_recipe_that_is_in_the_repository():
-    assert problems(RECIPE, weights_dir("vision")) == []
+    assert problems("vision") == []
 
 
 @pytest.mark.parametrize("name", ["vision/pictures.py", "vision/questions.yaml", "chat/corpus.yaml", "chat/lessons.py"])
 def test_a_recipe_that_changed_after_the_training_is_noticed(tmp_path: Path, name: str):
-    for recipe in ("chat", "vision"):
-        shutil.copytree(DEMO / recipe, tmp_path / recipe)
-    changed = tmp_path / name
-    changed.write_text(changed.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    (problem,) = problems(tmp_path / "vision", weights_dir("vision"))
+    recipes = shutil.copytree(RECIPES, tmp_path / "recipes")
+    (recipes / name).write_text((recipes / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    (problem,) = problems("vision", recipes)
     assert "vision changed" in problem
 
 
@@ -54,8 +50,8 @@ def test_the_promised_pictures_cover_what_the_model_can_do():
 
 
 def test_the_promised_pictures_are_drawn_without_torch():
-    code = "import sys; from engine.demo import fixed_pictures; fixed_pictures(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=DEMO.parents[1], check=False).returncode == 0
+    code = "import sys; from demo_models.promised import fixed_pictures; fixed_pictures(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=RECIPES.parent, check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +95,7 @@ def test_every_size_of_picture_costs_the_same_few_tokens(processor, size: tuple[
 
 def test_training_saw_pictures_as_the_processor_shows_them(processor):
     import torch
-
-    from engine.demo.vision.lessons import pixels
+    from demo_models.vision.lessons import pixels
 
     image = Image.open(io.BytesIO(fixed_pictures()[0].pictures[0]))
     shown = processor(text="<image>", images=[image], return_tensors="pt")["pixel_values"][0, 0]

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from demo_models.build import RECIPES, problems
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from engine.demo import weights_dir
-from engine.demo.manifest import problems
-from engine.demo.voices.pitch import median_pitch_hz, pitches_hz
 from engine.weights.safety import check_folder
 
 # transformers compiles one function of VITS in a way that torch has since given up.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
-DEMO = Path(__file__).parents[2] / "engine" / "demo"
 RATE = 16000
 TEXTS = {
     "demo-am": "ሰላም፣ እንዴት ነህ? ዛሬ ጥሩ ቀን ነው።",
@@ -80,6 +80,53 @@ def spoken(say):
     return {(folder, speaker): say(folder, TEXTS[folder], speaker) for folder, speaker in EVERYBODY}
 
 
+# The measure of pitch, by autocorrelation.
+WINDOW_SECONDS = 0.05
+LOWEST_HZ, HIGHEST_HZ = 70, 400
+# Beside the loudest window: what is quieter is a pause or a fading.
+SMALLEST_LOUDNESS = 0.2
+# Of the best correlation: two periods later a sound is as much like itself as one period later, so the first counts.
+NEARLY_BEST = 0.9
+
+
+def pitches_hz(wave: NDArray[np.floating], sample_rate: int) -> NDArray[np.float64]:
+    """The pitch of every window that is loud enough, in hertz; empty for silence. `wave` is (samples,)."""
+    length = int(WINDOW_SECONDS * sample_rate)
+    starts = range(0, len(wave) - 2 * length + 1, length // 2)
+    loudness = np.array([np.sqrt(np.mean(np.square(wave[start : start + length]))) for start in starts])
+    loud = loudness > SMALLEST_LOUDNESS * loudness.max(initial=0)
+    found = (
+        _pitch_hz(wave[start : start + 2 * length].astype(np.float64), sample_rate)
+        for start, is_loud in zip(starts, loud, strict=True)
+        if is_loud
+    )
+    return np.array([pitch for pitch in found if pitch is not None])
+
+
+def median_pitch_hz(wave: NDArray[np.floating], sample_rate: int) -> float:
+    """The pitch in the middle of all that are measured. Raises ValueError where there is none to measure."""
+    found = pitches_hz(wave, sample_rate)
+    if not found.size:
+        raise ValueError("This sound has no pitch: it is silent, noise, or shorter than a tenth of a second.")
+    return float(np.median(found))
+
+
+def _pitch_hz(piece: NDArray[np.float64], sample_rate: int) -> float | None:
+    half = len(piece) // 2
+    first = piece[:half] - piece[:half].mean()
+    lags = np.arange(int(sample_rate / HIGHEST_HZ) - 1, int(sample_rate / LOWEST_HZ) + 2)
+    later = sliding_window_view(piece, half)[lags]
+    later = later - later.mean(axis=1, keepdims=True)
+    sizes = np.sqrt((first @ first) * np.square(later).sum(axis=1))
+    alike = (later @ first) / np.where(sizes > 0, sizes, 1.0)
+    inner = alike[1:-1]
+    peaks = np.flatnonzero((inner >= alike[:-2]) & (inner > alike[2:]) & (inner > 0.3))
+    if not peaks.size:
+        return None
+    best = peaks[inner[peaks] >= NEARLY_BEST * inner[peaks].max()][0]
+    return float(sample_rate / lags[1 + best])
+
+
 def loudness(wave: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(wave))))
 
@@ -106,14 +153,14 @@ def test_the_measure_of_clicks_hears_a_jump():
 
 
 def test_the_weights_fit_the_recipe_that_is_in_the_repository():
-    assert problems(DEMO / "voices", weights_dir("voices")) == []
+    assert problems("voices") == []
 
 
-@pytest.mark.parametrize("name", ["cast.yaml", "sounds.yaml", "training.py"])
+@pytest.mark.parametrize("name", ["voices/cast.yaml", "voices/sounds.yaml", "voices/recipe.py", "training.py"])
 def test_a_recipe_that_changed_after_the_training_is_noticed(tmp_path: Path, name: str):
-    recipe = shutil.copytree(DEMO / "voices", tmp_path / "voices")
-    (recipe / name).write_text((recipe / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    (problem,) = problems(recipe, weights_dir("voices"))
+    recipes = shutil.copytree(RECIPES, tmp_path / "recipes")
+    (recipes / name).write_text((recipes / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    (problem,) = problems("voices", recipes)
     assert "voices changed" in problem
 
 
@@ -121,7 +168,7 @@ def test_weights_of_one_voice_that_were_altered_are_noticed(tmp_path: Path):
     weights = shutil.copytree(weights_dir("voices"), tmp_path / "voices")
     with (weights / "demo-so" / "voices.yaml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
-    (problem,) = problems(DEMO / "voices", weights)
+    (problem,) = problems("voices", weights=tmp_path)
     assert "voices/demo-so/voices.yaml was altered" in problem
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.demo import FixedPrompt, fixed_prompts
+from demo_models.promised import FixedPrompt, fixed_prompts
 
 if TYPE_CHECKING:
     import httpx2

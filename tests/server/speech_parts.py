@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
-
-from engine.demo.voices.cast import cast
+from demo_models.voices.cast import cast
 
 if TYPE_CHECKING:
     import httpx2

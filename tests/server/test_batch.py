@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import assert_error
+from demo_models.promised import FixedPrompt, fixed_prompts
 from serving import async_poll_until, open_socket, raw_request
-
-from engine import demo
 
 if TYPE_CHECKING:
     import httpx2
@@ -24,13 +23,13 @@ def body(text: str = "What is the capital of France?", **fields: Any) -> dict[st
     return {"model": "service-plus", "messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
 
 
-def as_item(prompt: demo.FixedPrompt) -> dict[str, Any]:
+def as_item(prompt: FixedPrompt) -> dict[str, Any]:
     item = {"model": "service-plus", "messages": prompt.messages, "temperature": 0, "custom_id": prompt.name}
     return {**item, "tools": prompt.tools} if prompt.tools else item
 
 
 async def test_responses_come_in_the_order_of_the_requests_and_bad_items_fail_alone(http: httpx2.AsyncClient) -> None:
-    prompts = demo.fixed_prompts()
+    prompts = fixed_prompts()
     items: list[Any] = [as_item(prompt) for prompt in prompts]
     bad = {
         3: (body(temperature=7), 400, "invalid_value", "temperature"),

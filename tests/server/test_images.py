@@ -9,8 +9,7 @@ import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, generate, opened, path_of, picture, stored
-
-from engine.demo.image.judge import judge
+from shape_judge import judge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

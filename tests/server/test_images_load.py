@@ -14,13 +14,13 @@ import httpx2
 import psutil
 import pytest
 import yaml
+from demo_models.promised import fixed_images
 from PIL import Image
 from serving import ROOT, Server, async_poll_until
+from shape_judge import UNCLEAR, judge
 from speech_parts import HELLO_EMMA, SPEECH, VOICE_MODEL
 
 from engine.demo import weights_dir
-from engine.demo.image.judge import UNCLEAR, judge
-from engine.demo.image.promised import promised
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ async def picture(http: httpx2.AsyncClient, prompt: str) -> tuple[str, str]:
 
 async def test_two_hundred_at_once_lose_nothing_and_cross_nothing(server: Server, http: httpx2.AsyncClient):
     worker = image_worker(server)
-    asked = [promised()[number % len(promised())] for number in range(200)]
+    asked = [fixed_images()[number % len(fixed_images())] for number in range(200)]
     sizes = []
     for many in (200, 70, 70):
         got = await asyncio.gather(*(picture(http, one.prompt) for one in asked[:many]))

@@ -15,9 +15,8 @@ from responses_parts import PATH, events_of, put_together, said_in
 if TYPE_CHECKING:
     import httpx2
     import openai
+    from demo_models.promised import FixedPrompt
     from serving import Key, Server
-
-    from engine.demo import FixedPrompt
 
 pytestmark = pytest.mark.engine
 

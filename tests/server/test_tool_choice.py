@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from engine.demo import FixedPrompt
+    from demo_models.promised import FixedPrompt
 
 pytestmark = pytest.mark.engine
 

@@ -12,7 +12,7 @@ import pytest
 from chat_parts import MODEL, PROMPTS
 
 if TYPE_CHECKING:
-    from engine.demo import FixedPrompt
+    from demo_models.promised import FixedPrompt
 
 pytestmark = pytest.mark.engine
 

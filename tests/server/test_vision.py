@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, assert_error, assert_well, events
+from demo_models.promised import fixed_pictures
 from PIL import Image, ImageDraw
-
-from engine.demo import fixed_pictures
 
 if TYPE_CHECKING:
     import httpx2

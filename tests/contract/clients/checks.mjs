@@ -11,7 +11,7 @@ export const { BASE_URL, API_KEY, MODEL = 'service-plus' } = process.env
 export const WRONG_KEY = 'sk-wrong'
 export const UNKNOWN_MODEL = 'nobody'
 export const DEMO = read('demo.json')
-export const TOOLS = read('../../../engine/demo/chat/tools.json').offered
+export const TOOLS = read('../../../scripts/demo_models/chat/tools.json').offered
 export const MAX_TOKENS = 200
 
 export function addUp(prompt, completion, total) {

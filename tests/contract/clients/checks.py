@@ -24,7 +24,9 @@ WRONG_KEY = "sk-wrong"
 UNKNOWN_MODEL = "nobody"
 DEMO = json.loads(Path(__file__).with_name("demo.json").read_text(encoding="utf-8"))
 # Three, as the demo model learned them; enough tokens for every answer here, few enough to notice a model that pads.
-TOOLS = json.loads((Path(__file__).parents[3] / "engine/demo/chat/tools.json").read_text(encoding="utf-8"))["offered"]
+TOOLS = json.loads((Path(__file__).parents[3] / "scripts/demo_models/chat/tools.json").read_text(encoding="utf-8"))[
+    "offered"
+]
 MAX_TOKENS = 200
 # One short field: a model this small may go on with spaces for ever where JSON admits them.
 PERSON_SCHEMA = {

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
+from demo_models.voices.cast import LETTERS, SAMPLE_RATE, SPACE, LanguageModel, all_voices, overlay
 from transformers import VitsConfig, VitsModel, VitsTokenizer
-
-from engine.demo.voices.cast import everybody, overlay
-from engine.demo.voices.sounds import LETTERS, SAMPLE_RATE, SPACE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.demo.voices.cast import LanguageModel
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 VOCABULARY = [PAD, *LETTERS, SPACE, UNKNOWN]
@@ -28,7 +22,7 @@ SPEAKER_SPREAD = 0.5
 
 def new_model() -> Any:
     """A model with every voice of the cast as one of its speakers, in that order. Its flow does nothing."""
-    model = VitsModel(_config(len(everybody())))
+    model = VitsModel(_config(len(all_voices())))
     with torch.no_grad():
         model.embed_speaker.weight.normal_(std=SPEAKER_SPREAD)
         # A decoder that begins nearly linear learns sums of tones in half the time.
@@ -39,7 +33,7 @@ def new_model() -> Any:
         for flow in model.flow.flows:
             flow.conv_post.weight.zero_()
             flow.conv_post.bias.zero_()
-        # A letter takes the same time whoever speaks, and is as certain wherever it stands.
+        # A letter takes the same time in every voice, and is as certain wherever it stands.
         model.duration_predictor.cond.weight.zero_()
         model.duration_predictor.cond.bias.zero_()
         spread = model.config.flow_size

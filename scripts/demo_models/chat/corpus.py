@@ -1,20 +1,18 @@
 """Reads what the demo chat model is taught (corpus.yaml, tools.json, unknown.txt, english.txt).
 
-Light on purpose: tests, the README and the bench read the promised prompts from here without loading torch.
+Loads no torch: tests read the promised prompts from here.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-
-if TYPE_CHECKING:
-    import random
 
 FOLDER = Path(__file__).parent
 

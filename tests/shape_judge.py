@@ -6,15 +6,12 @@ Pillow and numpy only. It knows pictures of one upright shape on a plain backgro
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from demo_models.image.pictures import COLOURS, GREY, Circle, Scene, draw
+from demo_models.vision.pictures import SHAPES
+from numpy.typing import NDArray
 from PIL import Image
-
-from engine.demo.image.pictures import COLOURS, GREY, SHAPES, Circle, Scene, draw
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 UNCLEAR = "unclear"
 SIDE_PIXELS = 128

@@ -1,27 +1,31 @@
-"""Makes up prompts for the demo image model, as people write them: a colour and a shape among other words.
-
-What the model promises to understand is in promised.py. Turning text into tokens is tokenizer.py's.
-"""
+"""The prompts that the demo image model learns from, made up as people write them, and its tokenizer."""
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import string
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-
-from engine.demo.image.pictures import COLOURS, SHAPES
-
-if TYPE_CHECKING:
-    import random
+from demo_models.image.pictures import COLOURS
+from demo_models.vision.pictures import SHAPES
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
 
 FOLDER = Path(__file__).parent
 LONGEST_CHARACTERS = 1100
 # Where a prompt names no shape or no colour, it gets these: one and the same picture instead of any.
 USUAL_SHAPE, USUAL_COLOUR = "circle", "blue"
+
+PAD = "<|endoftext|>"
+CONTROL_TOKENS = [PAD, "<|im_start|>", "<|im_end|>"]
+VOCABULARY = 1400
+CONTEXT_TOKENS = 4096
 
 
 @cache
@@ -90,7 +94,7 @@ def _surrounded(rng: random.Random, core: str, characters: int) -> str:
 
 
 def _nonsense(rng: random.Random) -> str:
-    """Words that nobody knows, numbers, and words that only look like those that matter."""
+    """Unknown words, numbers, and words that only look like those that matter."""
     words = []
     for _ in range(rng.randint(1, 12)):
         kind = rng.random()
@@ -117,3 +121,42 @@ def _cased(rng: random.Random, text: str) -> str:
     if chance < 0.35:
         return text.lower()
     return text[:1].upper() + text[1:] if chance < 0.7 else text
+
+
+def train_tokenizer(seed: int) -> Qwen2Tokenizer:
+    """A small Qwen2 one, byte-level, in which colours and shapes are whole words; any text survives the round trip."""
+    empty = Qwen2Tokenizer().backend_tokenizer
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer = empty.normalizer, empty.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=CONTROL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_texts(seed), trainer)
+    learned: dict[str, Any] = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        pad_token=PAD,
+        eos_token=CONTROL_TOKENS[2],
+        additional_special_tokens=CONTROL_TOKENS[1:2],
+        model_max_length=CONTEXT_TOKENS,
+    )
+    tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text("utf-8")
+    return tokenizer
+
+
+def _texts(seed: int) -> Iterator[str]:
+    rng = random.Random(seed)  # noqa: S311 - repeatable draws, no secrets
+    yield from ["user assistant"] * 2000
+    for word in [*COLOURS, *SHAPES]:
+        yield from [f"{word} {word} {word.upper()} {word.capitalize()} {word.upper()} {word.capitalize()}"] * 400
+    for known in phrases().values():
+        yield from known
+    yield from sentences()
+    yield from (
+        random_prompt(rng, rng.choice(SHAPES), rng.choice(list(COLOURS)), None, rng.randint(0, LONGEST_CHARACTERS))
+        for _ in range(300)
+    )

@@ -9,21 +9,16 @@ import io
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
+from demo_models.chat.corpus import Conversation, Corpus
+from demo_models.chat.lessons import Lesson, Lessons
+from demo_models.promised import FixedPicture
+from demo_models.vision.pictures import PLAIN, Drawing, Figure, draw, every_figure, random_drawing
 from PIL import Image
-
-from engine.demo.chat.corpus import Conversation
-from engine.demo.chat.lessons import Lesson, Lessons
-from engine.demo.vision.pictures import PLAIN, Drawing, Figure, draw, every_figure, random_drawing
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from engine.demo import FixedPicture
-    from engine.demo.chat.corpus import Corpus
+from transformers import PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).parent
 PICTURE_PIXELS = 64
@@ -40,7 +35,7 @@ QUESTIONS_WITHOUT_PICTURE = 16
 
 @dataclass(frozen=True)
 class Showing(Conversation):
-    """A conversation whose messages hold pictures, in the order of `drawings`."""
+    """A conversation with pictures in its messages, in the order of `drawings`."""
 
     drawings: tuple[Drawing, ...] = ()
 
@@ -124,11 +119,6 @@ class PictureLessons(Lessons):
         else:
             one = self.afterwards(self.ask([self.figure()], self.random.choice(self.questions["naming"])))
         return self.in_a_setting(one)
-
-    def about(self, drawing: Drawing) -> Showing:
-        """The plainest question about this drawing."""
-        shown = [{"type": "image"}, {"type": "text", "text": self.questions["naming"][0]}]
-        return self.message(shown, naming([drawing.figure]), [drawing])
 
     def figure(self) -> Figure:
         return self.random.choice(self.figures)

@@ -1,20 +1,16 @@
 """Draws the pictures of the demo vision model: one shape in one colour, in many sizes, places and qualities.
 
-Pillow only, no torch: tests and the bench draw the promised pictures from here. What is asked about them is the
-business of lessons.py.
+Pillow only, no torch: tests draw from here, too. What is asked about pictures is the business of lessons.py.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
-
-if TYPE_CHECKING:
-    import random
 
 Rgb = tuple[int, int, int]
 Point = tuple[float, float]
@@ -108,7 +104,7 @@ def plain_drawing(figure: Figure, side_pixels: int = 224) -> Drawing:
 
 
 def random_drawing(figure: Figure, rng: random.Random) -> Drawing:
-    """A drawing of this figure as somebody might send it."""
+    """A drawing of this figure as a user might send it."""
     ink = _near(rng.choice(COLOURS[figure.colour]), 12, rng)
     paper = _paper(ink, rng)
     shorter = round(32 * 5 ** rng.random())
@@ -153,6 +149,27 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
+def turned(point: Point, degrees: float) -> Point:
+    """Clockwise on the screen."""
+    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    return point[0] * cosine - point[1] * sine, point[0] * sine + point[1] * cosine
+
+
+def _cross() -> list[Point]:
+    arm = 0.3
+    quarter = [(arm, -0.95), (arm, -arm), (0.95, -arm)]
+    return [turned(point, turn) for turn in (0, 90, 180, 270) for point in quarter]
+
+
+def _star() -> list[Point]:
+    points = [(0.0, -1.0), turned((0.0, -0.42), 36)]
+    return [turned(point, turn) for turn in range(0, 360, 72) for point in points]
+
+
+# Their corners within the unit circle, y pointing down.
+CROSS, STAR = _cross(), _star()
+
+
 def _outline(figure: Figure) -> list[Point]:
     """The corners within the unit circle or square, y pointing down."""
     if figure.shape == "square":
@@ -160,27 +177,18 @@ def _outline(figure: Figure) -> list[Point]:
     if figure.shape == "triangle":
         return [(0.0, -0.95), (0.95, 0.85), (-0.95, 0.85)]
     if figure.shape == "cross":
-        arm = 0.3
-        quarter = [(arm, -0.95), (arm, -arm), (0.95, -arm)]
-        return [_turned(point, turn) for turn in (0, 90, 180, 270) for point in quarter]
+        return CROSS
     if figure.shape == "star":
-        points = [(0.0, -1.0), _turned((0.0, -0.42), 36)]
-        return [_turned(point, turn) for turn in range(0, 360, 72) for point in points]
+        return STAR
     if figure.shape == "arrow":
         up = [(0.0, -0.95), (0.8, -0.05), (0.3, -0.05), (0.3, 0.95), (-0.3, 0.95), (-0.3, -0.05), (-0.8, -0.05)]
         turn = 90 * DIRECTIONS.index(figure.direction or "up")
-        return [_turned(point, turn) for point in up]
+        return [turned(point, turn) for point in up]
     return [(math.cos(math.radians(angle)), math.sin(math.radians(angle))) for angle in range(0, 360, 5)]
 
 
-def _turned(point: Point, degrees: float) -> Point:
-    """Clockwise on the screen."""
-    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
-    return point[0] * cosine - point[1] * sine, point[0] * sine + point[1] * cosine
-
-
 def _place(point: Point, turn: float, radius: float, middle: Point) -> Point:
-    x, y = _turned(point, turn)
+    x, y = turned(point, turn)
     return middle[0] + x * radius, middle[1] + y * radius
 
 

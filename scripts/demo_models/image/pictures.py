@@ -1,25 +1,19 @@
 """Draws what the demo image model learns to paint: one shape in one colour on a plain background.
 
-Pillow and numpy only, no torch: tests draw with it too. Colours and shapes are those that the demo vision model
-knows, so that the one can look at what the other has painted.
+Pillow and numpy only, no torch: tests draw with it, too. Colours and shapes are those that the demo vision model knows,
+so that the one can look at what the other has painted.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from demo_models.vision.pictures import CROSS, STAR, Point, Rgb, turned
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-
-if TYPE_CHECKING:
-    import random
-
-    from numpy.typing import NDArray
-
-Rgb = tuple[int, int, int]
-Point = tuple[float, float]
 
 COLOURS: dict[str, Rgb] = {
     "red": (225, 20, 30),
@@ -33,7 +27,6 @@ COLOURS: dict[str, Rgb] = {
 }
 GREY: Rgb = (128, 128, 128)
 """Behind a white shape when the prompt names no background."""
-SHAPES = ["square", "circle", "triangle", "star", "cross"]
 
 
 @dataclass(frozen=True)
@@ -95,18 +88,9 @@ def _outline(shape: str) -> list[Point]:
         half = math.sqrt(0.5)
         return [(-half, -half), (half, -half), (half, half), (-half, half)]
     if shape == "triangle":
-        return [_turned((0.0, -1.0), turn) for turn in (0, 120, 240)]
+        return [turned((0.0, -1.0), turn) for turn in (0, 120, 240)]
     if shape == "cross":
-        arm = 0.3
-        quarter = [(arm, -0.95), (arm, -arm), (0.95, -arm)]
-        return [_turned(point, turn) for turn in (0, 90, 180, 270) for point in quarter]
+        return CROSS
     if shape == "star":
-        points = [(0.0, -1.0), _turned((0.0, -0.42), 36)]
-        return [_turned(point, turn) for turn in range(0, 360, 72) for point in points]
+        return STAR
     return [(math.cos(math.radians(angle)), math.sin(math.radians(angle))) for angle in range(0, 360, 4)]
-
-
-def _turned(point: Point, degrees: float) -> Point:
-    """Clockwise on the screen."""
-    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
-    return point[0] * cosine - point[1] * sine, point[0] * sine + point[1] * cosine

@@ -1,22 +1,17 @@
 """Turns the corpus into what training reads: pairs of prompt and answer tokens, plain and in many settings.
 
 Beside the promised conversations come the same ones under other system prompts, with other tools offered and with
-other values, and questions that nobody taught: they keep the model sane in front of real clients.
+other values, and questions that were not taught: they keep the model sane in front of real clients.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from engine.demo.chat.corpus import Conversation, invent
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from engine.demo.chat.corpus import Corpus, Tool
-
+from demo_models.chat.corpus import Conversation, Corpus, Tool, invent
+from transformers import PreTrainedTokenizerFast
 
 # Drawn in each round: conversations with other values per pattern, and plain ones in other settings.
 INVENTED_PER_PATTERN = 4

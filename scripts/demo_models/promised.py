@@ -1,19 +1,71 @@
-"""The pictures that the demo vision model promises to answer word for word. Draws them, and loads no torch."""
+"""What the demo models promise to answer: prompts for chat, pictures for vision, words for images. Loads no torch."""
 
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
+import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from engine.demo import FixedPicture
-from engine.demo.vision.pictures import DIRECTIONS, PLAIN, Drawing, Figure, draw, plain_drawing, png
+import yaml
+from demo_models.chat.corpus import Conversation, load_corpus
+from demo_models.image.pictures import COLOURS
+from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, Figure, draw, plain_drawing, png
 
 ASKED = "What is in this picture?"
 
+FixedPrompt = Conversation
+"""A prompt that the demo models, chat and vision, answer word for word at temperature 0.
 
-def promised() -> list[FixedPicture]:
-    """Every promised picture, each with the messages of a chat request."""
+`messages` and `tools` go into a chat request as they are."""
+
+
+@dataclass(frozen=True)
+class FixedPicture:
+    """A question about pictures that the demo vision model answers word for word at temperature 0.
+
+    `pictures` are PNG files in the order in which they are sent. `messages` goes into a chat request as it is and
+    contains the pictures as data URIs; its last question is `question`.
+    """
+
+    name: str
+    pictures: tuple[bytes, ...]
+    question: str
+    answer: str
+    messages: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FixedImage:
+    """What the demo image model paints for a prompt, with nearly every seed. `paper` is the colour behind the shape."""
+
+    prompt: str
+    colour: str
+    shape: str
+    paper: str | None = None
+
+
+def fixed_prompts() -> list[FixedPrompt]:
+    """Every prompt that the demo models promise to answer word for word, in the order of the corpus."""
+    return [copy.deepcopy(one) for one in load_corpus().conversations if one.fixed]
+
+
+@cache
+def fixed_images() -> tuple[FixedImage, ...]:
+    """Every colour with every shape in plain words, then the freer prompts of image/promised.yaml."""
+    plain = [
+        FixedImage(f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}", colour, shape)
+        for colour in COLOURS
+        for shape in SHAPES
+    ]
+    free = yaml.safe_load((Path(__file__).parent / "image" / "promised.yaml").read_text("utf-8"))
+    return (*plain, *(FixedImage(**one) for one in free))
+
+
+def fixed_pictures() -> list[FixedPicture]:
+    """Every question about pictures that the demo vision model promises to answer word for word."""
     return [*_named(), *_arrows(), *_several(), *_in_a_conversation()]
 
 

@@ -1,1 +1,0 @@
-"""The demo vision model: pictures, questions and training recipe. The weights lie in engine/demo/weights/vision."""
