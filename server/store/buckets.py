@@ -34,7 +34,7 @@ class Buckets:
     Commits are not synced: a power cut may refill what was taken in the last seconds.
 
     A take of two buckets costs 0.03 ms of CPU on SQLite while one follows the other, and ten times that when each
-    wakes a resting core: `scripts/bench keys` measures the latter.
+    wakes a resting core.
     """
 
     def __init__(
