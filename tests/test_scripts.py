@@ -17,7 +17,11 @@ LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 
 
 def scripts() -> list[Path]:
-    return [path for path in [*(ROOT / "scripts").iterdir(), ROOT / "scripts" / "bench" / "run", ROOT / ".ci" / "run"] if path.is_file()]
+    return [
+        path
+        for path in [*(ROOT / "scripts").iterdir(), ROOT / "scripts" / "bench" / "run", ROOT / ".ci" / "run"]
+        if path.is_file()
+    ]
 
 
 def shell_scripts() -> list[Path]:

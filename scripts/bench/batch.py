@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from bench.chat import TEXT, chat_body, tokens_of
-from bench.figures import Aim, Figures, in_turns, percentiles_ms, say
+from bench.figures import Figures, in_turns, percentiles_ms, say
 from bench.hearth import HearthServer, Workspace, load_generator, open_workspace, running
 from bench.load import NUMBER, LoadJob, LoadResult
 from bench.processes import BenchError, Child, Meter
@@ -97,11 +97,6 @@ async def _benchmark(settings: Settings, place: Workspace) -> Report:
     report.tables = [
         ("A batch and single requests", [whole], _ITEMS),
         ("Interactive requests beside batches", [beside], _INTERACTIVE),
-    ]
-    report.aims = [
-        Aim("a batch's seconds, of the single requests',", whole.ratio("wall_seconds", BATCH, SINGLE), "at most", 1.1),
-        Aim("its API CPU, of theirs,", whole.ratio("api_cpu_ms_per_item", BATCH, SINGLE), "at most", 1.0),
-        Aim("first token p99 beside batches, of that idle,", beside.ratio(headline, BUSY, IDLE), "at most", 2.0),
     ]
     return report
 

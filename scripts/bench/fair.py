@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 import typer
 from bench.chat import chat_job, tokens_of
-from bench.figures import Aim, Figures, Row, divided, in_turns, medians, percentiles_ms, row_of, say
+from bench.figures import Figures, Row, in_turns, percentiles_ms, row_of, say
 from bench.hearth import HearthServer, Workspace, create_key, load_generator, open_workspace, running
 from bench.load import Answer, LoadResult
 from bench.processes import Child
@@ -46,7 +46,6 @@ _LEAD_SECONDS = 2.0  # the flood fills the queue before B asks
 _REST_SECONDS = 2.0  # for what is left of the flood, which has disconnected
 # A clock that beats as evenly as the flood's rounds would meet each of them at the same place.
 _JITTER = 0.2
-_TIMES_ALONE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,6 @@ async def _benchmark(settings: Settings, one: Workspace, other: Workspace) -> Re
         ("What B feels", [_pair(row, FAIR, B_ALONE), _pair(row, FIRST_COME, B_ALONE)], _B),
         ("What A gets", [_pair(row, FAIR, A_ALONE), _pair(row, A_ALONE, A_ALONE_FIRST_COME)], _A),
     ]
-    report.aims = aims(row)
     return report
 
 
@@ -176,27 +174,3 @@ def fair_figures(result: LoadResult) -> Figures:
 
 def _first(answer: Answer) -> float:
     return (answer.text_times[0] if answer.text_times else answer.finished) - answer.asked
-
-
-def aims(row: Row) -> list[Aim]:
-    """Judge the runs of all targets: each ratio is taken within a repeat, and their median counts."""
-    p95, speed, step = "b_latency_p95_ms", "a_tokens_per_second", "a_inter_token_latency_p50_ms"
-    beside = [
-        {"x": divided(fair[p95], _TIMES_ALONE * (alone[p95] or 0.0) + (fair[step] or 0.0))}
-        for fair, alone in zip(row.runs[FAIR], row.runs[B_ALONE], strict=True)
-    ]
-    return [
-        Aim(f"B's p95 beside A, of {_TIMES_ALONE} x that alone + one step,", medians(beside)["x"], "at most", 1.0),
-        Aim(
-            "A's tokens/s beside B, of those alone on the same server,",
-            row.ratio(speed, FAIR, A_ALONE),
-            "at least",
-            0.9,
-        ),
-        Aim("B's p95 first come, first served, of that alone,", row.ratio(p95, FIRST_COME, B_ALONE), "at least", 3.0),
-        Aim(
-            "A's tokens/s with a place kept free, of those without,",
-            row.ratio(speed, A_ALONE, A_ALONE_FIRST_COME),
-            "at least",
-        ),
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,34 +20,6 @@ class Row(msgspec.Struct):
     runs: dict[str, list[Figures]]
     medians: dict[str, Figures]
     ratios: dict[str, Figures]
-
-    def ratio(self, figure: str, ours: str, theirs: str) -> float | None:
-        """Return the median of the ratios of `figure` taken within each repeat."""
-        return paired_ratios(self.runs[ours], self.runs[theirs])[figure]
-
-
-class Aim(msgspec.Struct, frozen=True):
-    """`what` was measured and should be at most or at least `bound`; without a bound it is only worth knowing."""
-
-    what: str
-    value: float | None
-    should_be: Literal["at most", "at least"]
-    bound: float | None = None
-
-    @property
-    def met(self) -> bool | None:
-        """None where it was not measured or has no bound."""
-        if self.value is None or self.bound is None:
-            return None
-        return self.value <= self.bound if self.should_be == "at most" else self.value >= self.bound
-
-    def sentence(self) -> str:
-        """Return it for people."""
-        if self.bound is None and self.value is not None:
-            return f"to know: {self.what} is {self.value:.4g}"
-        word = {True: "met", False: "MISSED", None: "not measured"}[self.met]
-        value = "-" if self.value is None else f"{self.value:.4g}"
-        return f"{word}: {self.what} is {value}, aim {self.should_be} {self.bound:g}"
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:

@@ -165,7 +165,7 @@ class Server:
             async with asyncio.timeout(START_SECONDS):
                 while not await self.is_ready():
                     if self.ended:
-                        raise BenchError(f"The server ended by itself.{self.why()}{tail(self.log)}")  # noqa: TRY301
+                        raise BenchError(f"The server ended by itself.{tail(self.log)}")  # noqa: TRY301
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             await self.stop()
@@ -173,10 +173,6 @@ class Server:
         except BaseException:
             await self.stop()
             raise
-
-    def why(self) -> str:
-        """Return a sentence about why it ended, if that is known."""
-        return ""
 
     async def stop(self) -> None:
         """Terminate it."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import psutil
 import typer
-from bench.figures import Aim, Figures, Row, say, shown
+from bench.figures import Figures, Row, say, shown
 from bench.hearth import Workspace
 from bench.processes import BenchError
 from rich import box
@@ -44,24 +44,21 @@ _WIDTH_OUTSIDE_A_TERMINAL = 250
 
 @dataclass(slots=True)
 class Report:
-    """What a benchmark found: tables with a title, their rows and which figures they show, and aims."""
+    """What a benchmark found: tables with a title, their rows and which figures they show."""
 
     benchmark: str
     settings: dict[str, Any]
     conditions: dict[str, Any]
     tables: list[tuple[str, list[Row], dict[str, str]]] = field(default_factory=list)
-    aims: list[Aim] = field(default_factory=list)
 
     def document(self) -> bytes:
         """Return all of it as JSON: conditions, settings, and per case medians, ratios and every single run."""
         rows = {row.case: row for _, rows, _ in self.tables for row in rows}
-        aims = [msgspec.to_builtins(aim) | {"met": aim.met} for aim in self.aims]
         whole = {
             "benchmark": self.benchmark,
             "conditions": self.conditions,
             "settings": self.settings,
             "rows": [*rows.values()],
-            "aims": aims,
         }
         return msgspec.json.format(msgspec.json.encode(whole, enc_hook=str)) + b"\n"
 
@@ -75,8 +72,6 @@ class Report:
             file.write_bytes(self.document())
         for title, rows, columns in self.tables:
             print_table(title, rows, columns)
-        if self.aims:
-            sys.stdout.write("\n".join(["\nAims\n", *(f"- {aim.sentence()}" for aim in self.aims), ""]))
 
 
 @contextmanager

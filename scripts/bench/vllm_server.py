@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +25,6 @@ from engine.planned import Planned, hardware_for
 _VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 # It ends over these (0.32). Ours has nothing to set them for: without pictures there is nothing to cache.
 _REFUSED_BY_RUST = frozenset({"mm_processor_cache_gb"})
-_WITHOUT_EFFECT = re.compile(r"argument '(\w+)' currently has no effect")
-_REFUSED = re.compile(r"^- (\w+)$", re.MULTILINE)
 _UNEQUAL = (
     "Hearth checks a key, counts its usage and queues by key; vllm serve is asked without a key",
     "vllm serve's engine is vLLM's as it is installed, without Hearth's plugin",
@@ -52,18 +49,9 @@ class VllmServer(Server):
         server.rust = rust is not None
         return server
 
-    def why(self) -> str:
-        """Return what the Rust front end refused."""
-        refused = ", ".join(_REFUSED.findall(self.log.read_text(errors="replace")))
-        return f" The Rust front end does not take {refused}." if self.rust and refused else ""
-
     def unequal(self) -> list[str]:
         """Return what of it differs from Hearth, in sentences."""
-        if not self.rust:
-            return [*_UNEQUAL]
-        ignored = _WITHOUT_EFFECT.findall(self.log.read_text(errors="replace"))
-        left_out = [f"the Rust front end does not take {name}" for name in sorted(_REFUSED_BY_RUST)]
-        return [*_UNEQUAL, *left_out, *(f"the Rust front end ignores {name}" for name in dict.fromkeys(ignored))]
+        return [*_UNEQUAL, *(f"the Rust front end does not take {name}" for name in _REFUSED_BY_RUST if self.rust)]
 
 
 def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
