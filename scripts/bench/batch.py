@@ -18,21 +18,6 @@ from bench.load import NUMBER, LoadJob, LoadResult
 from bench.processes import BenchError, Child, Meter
 from bench.report import JsonFile, MaxTokens, Model, Models, Repeats, Report, WeightsDir, conditions, ending_cleanly
 
-_ITEMS = {
-    "wall_seconds": "wall s",
-    "items_per_second": "items/s",
-    "tokens_per_second": "tokens/s",
-    "api_cpu_ms_per_item": "API CPU ms/item",
-    "engine_cpu_ms_per_item": "engine CPU ms/item",
-}
-_INTERACTIVE = {
-    "requests": "requests",
-    "time_to_first_token_p50_ms": "first token p50 ms",
-    "time_to_first_token_p99_ms": "first token p99 ms",
-    "latency_p99_ms": "answer p99 ms",
-    "sent_late_p99_ms": "sent late p99 ms",
-    "batch_items_per_second": "batch items/s",
-}
 BATCH, SINGLE, BUSY, IDLE = "batch", "single", "busy", "idle"
 _PATH = "/v1/chat/completions/batch"
 _EVERY_SECONDS = 0.1
@@ -95,8 +80,8 @@ async def _benchmark(settings: Settings, place: Workspace) -> Report:
         headline = "time_to_first_token_p99_ms"
         beside = await in_turns("interactive", targets, repeats=settings.repeats, headline=headline)
     report.tables = [
-        ("A batch and single requests", [whole], _ITEMS),
-        ("Interactive requests beside batches", [beside], _INTERACTIVE),
+        ("A batch and single requests", [whole]),
+        ("Interactive requests beside batches", [beside]),
     ]
     return report
 

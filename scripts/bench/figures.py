@@ -55,10 +55,10 @@ def paired_ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures
     return medians([{name: divided(value, other.get(name)) for name, value in mine.items()} for mine, other in pairs])
 
 
-def row_of(case: str, runs: dict[str, list[Figures]], *, ratios: bool = True) -> Row:
+def row_of(case: str, runs: dict[str, list[Figures]]) -> Row:
     """Put the runs of a case into a row, with ratios of the first target to each other."""
     first, *others = runs
-    compared = {name: paired_ratios(runs[first], runs[name]) for name in others} if ratios else {}
+    compared = {name: paired_ratios(runs[first], runs[name]) for name in others}
     return Row(case, runs, {name: medians(found) for name, found in runs.items()}, compared)
 
 

@@ -40,20 +40,6 @@ _ENGINE: dict[str, dict[str, Any]] = {
     REQUESTS: {"batching": "requests"},
     ONE_BY_ONE: {"batching": "requests", "max_batch": {f"{size}x{size}": 1 for size in SIZES}},
 }
-_JOINED = {
-    "images_per_second": "images/s",
-    "latency_p50_ms": "image p50 ms",
-    "latency_p95_ms": "image p95 ms",
-    "worker_cpu_seconds_per_image": "CPU s/image",
-    "images": "images",
-}
-_SHORT = {
-    "latency_p50_ms": "short p50 ms",
-    "latency_p95_ms": "short p95 ms",
-    "long_beside_per_second": "long images/s",
-    "sent_late_p95_ms": "sent late p95 ms",
-    "images": "short images",
-}
 _PATH = "/v1/images/generations"
 _FEWEST_IMAGES = 9
 _BODIES = 60
@@ -137,7 +123,7 @@ async def _benchmark(settings: Settings, places: dict[str, Workspace]) -> Report
             speed = await _speed(targets, size)
             loaded += [await _loaded(settings, targets, size, part, speed) for part in settings.loads]
             short.append(await _short(settings, targets, size, speed))
-    report.tables = [("Images", loaded, _JOINED), ("Short images beside long ones", short, _SHORT)]
+    report.tables = [("Images", loaded), ("Short images beside long ones", short)]
     return report
 
 

