@@ -69,7 +69,7 @@ def start(  # noqa: PLR0913  # one argument per option
         asyncio.run(_start(settings, everything, alone)).deliver(json)
 
 
-def killed(  # one argument per option
+def killed(
     *,
     model: Model = "service-plus",
     models: Models = Path("models.yaml"),

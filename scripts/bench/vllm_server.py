@@ -18,7 +18,6 @@ from bench.processes import BenchError
 
 from engine import load_config
 from engine.backends import vllm_fork_server, vllm_launch, vllm_start
-from engine.backends.vllm_parsers import parsers_for
 from engine.config import ChatModelSpec
 from engine.planned import Planned, hardware_for
 
@@ -63,7 +62,7 @@ def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     arguments.pop("ir_op_priority", None)  # kernels that Hearth's plugin brings
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}
-    return [arguments.pop("model"), *flags(arguments), *_parsers(spec, folder)]
+    return [arguments.pop("model"), *flags(arguments)]
 
 
 def planned(place: Workspace) -> tuple[ChatModelSpec, Path, bool]:
@@ -90,17 +89,6 @@ def flags(arguments: dict[str, Any]) -> list[str]:
         elif value is not None:
             found += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
     return found
-
-
-def _parsers(spec: ChatModelSpec, folder: Path) -> list[str]:
-    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    template = folder / "chat_template.jinja"
-    if not template.is_file():
-        template = folder / "tokenizer_config.json"
-    text = template.read_text(encoding="utf-8") if template.is_file() else ""
-    tools, reasoning = parsers_for(model_type, text, spec)
-    found = [] if tools is None else ["--enable-auto-tool-choice", "--tool-call-parser", tools]
-    return found + ([] if reasoning is None else ["--reasoning-parser", reasoning])
 
 
 def _is_compiled(spec: Any) -> bool:
