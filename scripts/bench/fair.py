@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -118,6 +118,8 @@ async def _benchmark(settings: Settings, one: Workspace, other: Workspace) -> Re
             A_ALONE_FIRST_COME: partial(first_come.measure, settings, flooded=True, asked=False),
             FIRST_COME: partial(first_come.measure, settings, flooded=True, asked=True),
         }
+        for keys in (fairly, first_come):  # warms up
+            await keys.measure(replace(settings, seconds=_LEAD_SECONDS), -1, flooded=True, asked=True)
         say("Measuring:")
         row = await in_turns("flood", targets, repeats=settings.repeats, headline="b_latency_p95_ms")
     report.tables = [
