@@ -17,7 +17,11 @@ LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 
 
 def scripts() -> list[Path]:
-    return [path for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"] if path.is_file()]
+    return [
+        path
+        for path in [*(ROOT / "scripts").iterdir(), ROOT / "scripts" / "bench" / "run", ROOT / ".ci" / "run"]
+        if path.is_file()
+    ]
 
 
 def shell_scripts() -> list[Path]:
@@ -52,7 +56,6 @@ def test_ci_runs_the_checks_and_the_tests_and_fails_when_either_fails(tmp_path: 
     for name, text in (
         ("check", 'echo check; exit "$CHECK"'),
         ("test", '[ $# = 0 ] || { echo "again: $*"; exit "$AGAIN"; }; echo test; exit "$TEST"'),
-        ("bench", 'echo "bench $*"; exit "$BENCH"'),
     ):
         script = tmp_path / "scripts" / name
         script.write_text(f"#!/bin/sh\n{text}\n")
@@ -69,9 +72,8 @@ def test_ci_runs_the_checks_and_the_tests_and_fails_when_either_fails(tmp_path: 
         ("1", "1", "0", 1, again),
         ("0", "1", "1", 1, again),
     ):
-        for bench, remark in (("0", ""), ("3", "What a request costs is left out (status 3): see above.\n")):
-            result = run("bash", ci, CHECK=check, TEST=test, AGAIN=tried, BENCH=bench)
-            assert (result.stdout, result.returncode) == (f"check\ntest\n{rest}bench cost\n{remark}", expected)
+        result = run("bash", ci, CHECK=check, TEST=test, AGAIN=tried)
+        assert (result.stdout, result.returncode) == (f"check\ntest\n{rest}", expected)
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)

@@ -1,0 +1,377 @@
+"""The load generator, a process of its own: it sends requests over HTTP and notes when each piece of an answer arrived.
+
+Cheap on purpose, because it may share the cores with what it measures: a stream is kept as it was read, and parsed
+after the clock has stopped. `python -m bench.load vllm` drives `vllm bench serve` instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any, TypeAlias, cast
+
+import httptools
+import msgspec
+import uvloop
+from bench.processes import BenchError, serve_jobs
+
+NUMBER = "#N#"  # in a body: replaced by the job's label and the request's number, so that no prompt is sent twice
+CHAT = "/v1/chat/completions"
+_SPARE_FILES = 100
+_FIRST_CONNECTIONS = 32  # of an open loop
+_CONNECTING = 64  # connections that are being opened: the server's backlog is no part of what is measured
+_LONGEST_SECONDS = 900.0
+_PAUSE_SECONDS = 0.05  # after a refusal
+_SHOWN_BYTES = 300
+_EVENT_END = re.compile(rb"\n\r?\n")
+_TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers send first has an empty one
+_USAGE = re.compile(rb'"usage":\s*\{')
+Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, each with the moment at which it came
+
+
+class LoadJob(msgspec.Struct, frozen=True):
+    """What is sent: request number n has the body number n of `bodies`, over and over.
+
+    Closed loop: `streams` connections, each of which sends its next request when its last is answered, until
+    `requests` are sent or `seconds` are over; what is left then is aborted. Open loop: one request at each of
+    `moments` (seconds from the start), whether earlier ones are answered or not. `leave_after_seconds` says, like
+    `bodies`, when the client of a request disconnects. A `strict` job ends with the first answer that is no success.
+    With neither streams nor moments nothing is sent for `seconds`. `beside` is a closed loop that begins
+    `lead_seconds` earlier and is aborted at the end; of its answers those count that ended meanwhile.
+    """
+
+    host: str
+    port: int
+    key: str
+    label: str
+    bodies: list[Any]
+    path: str = CHAT
+    streams: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    moments: list[float] = []
+    leave_after_seconds: list[float | None] = []
+    strict: bool = True
+    keep_bodies: bool = False
+    beside: LoadJob | None = None
+    lead_seconds: float = 0.0
+
+
+class Answer(msgspec.Struct):
+    """One answer. Times are seconds from the start of the job; `asked` is when it should have been sent."""
+
+    number: int
+    asked: float
+    started: float
+    finished: float = 0.0
+    status: int = 0
+    retry_after: str = ""
+    streamed: bool = False
+    text_times: list[float] = []  # of a stream
+    tokens: int = 0  # by the server's own count
+    left: bool = False
+    problem: str = ""  # why it is no complete success
+    body: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, counted from when it should have been sent."""
+        return self.finished - self.asked
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was turned away as it should be, with a time to retry."""
+        return self.status in {429, 503} and self.retry_after.isdigit()
+
+
+class LoadResult(msgspec.Struct):
+    """The answers that ended within the job; `cpu_seconds` is what the load generator itself used."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    answers: list[Answer]
+    beside: LoadResult | None = None
+
+
+class Connection(asyncio.Protocol):
+    """A keep-alive connection for one request at a time; of a stream it keeps what came, and when, for later."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._parser: Any = None
+        self._answer = Answer(0, 0.0, 0.0)
+        self._pieces: Pieces = []
+        self._moment = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def send(self, request: bytes, answer: Answer, start: float) -> Pieces:
+        """Send a request and return the pieces of its answer; times count from `start`."""
+        self._answer, self._parser, self._pieces = answer, httptools.HttpResponseParser(self), []
+        self._waiter = asyncio.get_running_loop().create_future()
+        answer.started = time.perf_counter() - start
+        if self._transport is None:
+            self.connection_lost(None)
+        else:
+            self._transport.write(request)
+        try:
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                await self._waiter
+        except TimeoutError:
+            answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
+        finally:
+            answer.finished = time.perf_counter() - start
+            if not self._waiter.done() or answer.problem:
+                self.close()
+        return [(moment - start, data) for moment, data in self._pieces]
+
+    def close(self) -> None:
+        """Close it at once."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._waiter is not None and not self._waiter.done():
+            self._answer.problem = f"the connection was closed before the end ({exc or 'no error'})"
+            self._waiter.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None or self._waiter.done():
+            self.close()  # not asked for
+            return
+        self._moment = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.close()
+            self.connection_lost(ValueError(f"not HTTP/1.1: {error}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._answer.streamed = value.startswith(b"text/event-stream")
+        elif name.lower() == b"retry-after":
+            self._answer.retry_after = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append((self._moment, body))
+
+    def on_message_complete(self) -> None:
+        self._answer.status = self._parser.get_status_code()
+        if not self._parser.should_keep_alive():
+            self.close()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def parse(answer: Answer, pieces: Pieces, *, keep_body: bool = False) -> None:
+    """Fill in an answer from the pieces of its body."""
+    body = last = b"".join(data for _, data in pieces)
+    complete = answer.status == 200
+    if answer.streamed:
+        begun, complete = b"", False
+        for moment, data in pieces:
+            *events, begun = _EVENT_END.split(begun + data)
+            for event in events:
+                if _TEXT.search(event):
+                    answer.text_times.append(moment)
+                elif event.startswith(b"data: [DONE]"):
+                    complete = answer.status == 200
+                elif _USAGE.search(event) or b'"error"' in event:
+                    last = event
+    answer.body = body.decode(errors="replace") if keep_body else ""
+    if not complete:
+        shown = last[:_SHOWN_BYTES].decode(errors="replace").strip()
+        answer.problem = answer.problem or f"status {answer.status}: {shown or 'not complete'}"
+    elif _USAGE.search(last):
+        with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+            content: Any = msgspec.json.decode(last.removeprefix(b"data:"))
+            answer.tokens = int(content["usage"]["completion_tokens"])
+
+
+class Load:
+    """One job under way."""
+
+    def __init__(self, job: LoadJob) -> None:
+        self._job = job
+        self._bodies = [msgspec.json.encode(body) for body in job.bodies]
+        self._idle: list[Connection] = []
+        self._done: list[tuple[Answer, Pieces]] = []
+        self._sent: list[bytes] = []
+        self.start = 0.0
+
+    async def open(self) -> None:
+        """Open connections and encode requests, before the clock starts. Raises `BenchError`."""
+        job = self._job
+        connections = job.streams or min(len(job.moments), _FIRST_CONNECTIONS)
+        _allow_files(connections + len(job.moments) + _SPARE_FILES)
+        while len(self._idle) < connections:
+            opening = min(_CONNECTING, connections - len(self._idle))
+            self._idle += await asyncio.gather(*(self._open() for _ in range(opening)))
+        self._sent = [self.encode(number) for number in range(job.requests or len(job.moments))]
+
+    async def run(self) -> None:
+        """Send everything. Raises `BenchError` for the first answer of a strict job that is no success."""
+        self.start = time.perf_counter()
+        try:
+            if self._job.moments:
+                await self._open_loop(self._sent)
+            elif self._job.streams:
+                await self._closed_loop(iter(self._sent))
+            else:
+                await asyncio.sleep(self._job.seconds)
+        finally:
+            for connection in self._idle:
+                connection.close()
+
+    async def _open_loop(self, sent: list[bytes]) -> None:
+        async def one(number: int, moment: float) -> None:
+            await asyncio.sleep(self.start + moment - time.perf_counter())
+            await self._ask(number, moment, sent[number])
+
+        await asyncio.gather(*(one(number, moment) for number, moment in enumerate(self._job.moments)))
+
+    async def _closed_loop(self, sent: Iterator[bytes]) -> None:
+        numbers = count()
+
+        async def stream() -> None:
+            for number in numbers:
+                request = next(sent, b"") if self._job.requests else self.encode(number)
+                if not request or (self._job.seconds and self._now() >= self._job.seconds):
+                    return
+                answer = await self._ask(number, None, request)
+                if answer.refused:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._job.seconds or None):
+                await asyncio.gather(*(stream() for _ in range(self._job.streams)))
+
+    async def _ask(self, number: int, asked: float | None, request: bytes) -> Answer:
+        connection = next((self._idle.pop() for _ in range(len(self._idle)) if self._idle[-1].usable), None)
+        connection = connection or await self._open()
+        answer, pieces = Answer(number, self._now() if asked is None else asked, 0.0), Pieces()
+        leaving = self._job.leave_after_seconds or [None]
+        try:
+            async with asyncio.timeout(leaving[number % len(leaving)]):
+                pieces = await connection.send(request, answer, self.start)
+        except TimeoutError:
+            answer.left = True
+        finally:
+            if connection.usable:
+                self._idle.append(connection)
+        if self._job.strict and answer.status != 200 and not answer.left:
+            parse(answer, pieces)
+            raise BenchError(f"an answer is no success. {answer.problem}")
+        self._done.append((answer, pieces))
+        return answer
+
+    async def _open(self) -> Connection:
+        try:
+            loop = asyncio.get_running_loop()
+            return (await loop.create_connection(Connection, self._job.host, self._job.port))[1]
+        except OSError as error:
+            raise BenchError(f"cannot connect to {self._job.host} port {self._job.port}: {error}") from error
+
+    def answers(self, since: float = 0.0) -> list[Answer]:
+        """Return the answers that ended at `since` or later. Raises `BenchError`, as `run` does."""
+        for answer, pieces in self._done:
+            parse(answer, pieces, keep_body=self._job.keep_bodies)
+        answers = [answer for answer, _ in self._done if answer.finished >= since]
+        problem = next((one.problem for one in answers if one.problem and not one.left), "")
+        if self._job.strict and problem:
+            raise BenchError(f"an answer is no success. {problem}")
+        return answers
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.start
+
+    def encode(self, number: int) -> bytes:
+        """Return request number `number`, ready to be written."""
+        body = self._bodies[number % len(self._bodies)].replace(NUMBER.encode(), f"{self._job.label}-{number}".encode())
+        head = (
+            f"POST {self._job.path} HTTP/1.1\r\nHost: {self._job.host}\r\nAuthorization: Bearer {self._job.key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+async def run_load(job: LoadJob) -> LoadResult:
+    """Do one job. Raises `BenchError`."""
+    load, beside = Load(job), None if job.beside is None else Load(job.beside)
+    await load.open()
+    background = None
+    if beside is not None:
+        await beside.open()
+        background = asyncio.create_task(beside.run())
+        await asyncio.sleep(job.lead_seconds)
+    cpu = time.process_time()
+    try:
+        await load.run()
+        wall, cpu = time.perf_counter() - load.start, time.process_time() - cpu
+        if background is not None and background.done():
+            background.result()
+    finally:
+        if background is not None:
+            background.cancel()
+            await asyncio.wait([background])
+    result = LoadResult(wall, cpu, load.answers())
+    if beside is not None:
+        result.beside = LoadResult(wall, 0.0, beside.answers(since=load.start - beside.start))
+    return result
+
+
+def _allow_files(files: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, hard), hard))
+
+
+class VllmJob(msgspec.Struct, frozen=True):
+    """Command line arguments of one `vllm bench serve`."""
+
+    arguments: list[str]
+    key: str
+
+
+async def run_vllm(job: VllmJob) -> dict[str, Any]:
+    """Do one run of `vllm bench serve` and return its result document. Raises `BenchError`."""
+    from vllm.benchmarks import serve
+
+    parser = argparse.ArgumentParser()
+    serve.add_cli_args(parser)
+    os.environ["OPENAI_API_KEY"] = job.key  # not on a command line, where `ps` shows it
+    result: dict[str, Any] = await serve.main_async(parser.parse_args(job.arguments))
+    if result["failed"] or not result["completed"]:
+        raise BenchError(f"{result['failed']} of {result['num_prompts']} requests of vllm bench serve failed.")
+    return json.loads(json.dumps(result, default=float))  # type: ignore[no-any-return]  # numpy's numbers
+
+
+def main() -> None:
+    """Take jobs from stdin."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if sys.argv[1:] == ["vllm"]:
+            runner.run(serve_jobs(VllmJob, run_vllm))
+        else:
+            runner.run(serve_jobs(LoadJob, run_load))
+
+
+if __name__ == "__main__":
+    main()
