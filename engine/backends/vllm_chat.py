@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.admission import Admission
-from engine.backends.vllm_end import end_engine
+from engine.backends import vllm_compat
+from engine.backends.vllm_end import end_engine, processes_of
 from engine.backends.vllm_launch import runs_on_cpu
 from engine.backends.vllm_sleep import fall_asleep, wake_up
 from engine.backends.vllm_start import build_serving, room_of, start_engine
@@ -61,8 +62,6 @@ class VllmChat:
 
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
-        from engine.backends.vllm_sockets import receive_eagerly, send_at_once
-
         await asyncio.to_thread(check_folder, launch.weights)
         patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())
         watch = EngineWatch(launch.spec.id, patience)
@@ -71,8 +70,11 @@ class VllmChat:
             engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
             undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
             undo.callback(watch.kill)
-            receive_eagerly(engine)
-            send_at_once(engine)
+            if not watch.pids():  # they were started past us (vllm_launch.start_engines_our_way)
+                for process in processes_of(engine):
+                    watch.started(process)
+            if await asyncio.to_thread(vllm_compat.fits, "sockets"):
+                vllm_compat.apply("sockets", lambda: _take_sockets(engine))
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.kill_without(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
@@ -213,15 +215,19 @@ class VllmChat:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
-        self._engine.output_processor.propagate_error(EngineDeadError())
+        with vllm_compat.guarded("death"):
+            self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
+            self._engine.output_processor.propagate_error(EngineDeadError())
         self.admission.close(lambda: engine_died(NotStartedError))
         self.died.set()
 
     async def _look_for_short_way(self) -> None:
-        from engine.backends.vllm_plain import PlainChat
+        if not await asyncio.to_thread(vllm_compat.fits, "plain answers"):
+            return
+        with vllm_compat.guarded("plain answers"):
+            from engine.backends.vllm_plain import PlainChat
 
-        self._plain = await PlainChat.of(self._engine, self._serving)
+            self._plain = await PlainChat.of(self._engine, self._serving)
 
     async def _check_capabilities(self) -> None:
         if "vision" in self._spec.capabilities and not self._engine.model_config.is_multimodal_model:
@@ -260,6 +266,13 @@ class VllmChat:
                 logprobs=True,  # compiled on first use on a GPU
             )
         )
+
+
+def _take_sockets(engine: Any) -> None:
+    from engine.backends.vllm_sockets import receive_eagerly, send_at_once
+
+    receive_eagerly(engine)
+    send_at_once(engine)
 
 
 def _white_picture() -> str:

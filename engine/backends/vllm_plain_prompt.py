@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TokenizersBackend
 from transformers.utils.chat_template_utils import _compile_jinja_template
-from vllm.renderers.chat_utils import _CLAUDE_CODE_BILLING_HEADER
 from vllm.renderers.hf import (
     HfRenderer,
     resolve_chat_template,
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _log = logging.getLogger("hearth.engine")
+# vLLM takes a first line out of `system` that begins so: Claude Code's, which differs in every request.
+_BILLING_LINE = "x-anthropic-billing-header"
 _ROLES = frozenset({"system", "user", "assistant"})
 _KEYS = {"role", "content"}
 # What `apply_chat_template` takes for itself. The rest are the template's own variables.
@@ -109,5 +110,5 @@ def _is_plain(message: dict[str, Any]) -> bool:
         message.keys() == _KEYS
         and message["role"] in _ROLES
         and isinstance(content, str)
-        and not content.startswith(_CLAUDE_CODE_BILLING_HEADER)  # vLLM takes it out
+        and not content.startswith(_BILLING_LINE)
     )

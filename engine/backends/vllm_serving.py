@@ -14,10 +14,10 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from engine.backends import vllm_compat
 from engine.backends.vllm_calls import CallStream, mend
 from engine.backends.vllm_errors import check_context, translated_template_errors
 from engine.backends.vllm_finish import finish_reason
-from engine.backends.vllm_rendering import render_short_ones_here
 from engine.errors import RequestError
 from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, Usage
 
@@ -46,7 +46,7 @@ def build_chat(
         model_config=engine.model_config, renderer=engine.renderer, **_known(OnlineRenderer, parsing)
     )
     renderer.warmup()
-    render_short_ones_here(engine.renderer)
+    vllm_compat.apply("rendering", lambda: _render_here(engine))
     models = OpenAIServingModels(
         engine_client=engine,
         base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
@@ -59,11 +59,18 @@ def build_chat(
         online_renderer=renderer,
         **_known(OpenAIServingChat, parsing),
     )
-    mend(chat.parser_cls)
+    vllm_compat.apply("tool parsers", lambda: mend(chat.parser_cls))
     chat.grammars = grammars
     # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
-    engine.input_processor.structured_outputs_config = None
+    if vllm_compat.fits("grammar check"):
+        engine.input_processor.structured_outputs_config = None
     return chat
+
+
+def _render_here(engine: Any) -> None:
+    from engine.backends.vllm_rendering import render_short_ones_here
+
+    render_short_ones_here(engine.renderer)
 
 
 def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
