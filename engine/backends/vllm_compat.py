@@ -182,6 +182,10 @@ NAMES: tuple[ForeignName, ...] = (
     _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.num_cached_block", "kept ones of these"),
     _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.enable_caching", "whether any are kept"),
     _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.block_size", "tokens of a block"),
+    _slots(
+        "vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.cache_blocks",
+        "its rule of which blocks are kept is repeated by ours",
+    ),
     _slots("vllm.v1.core.block_pool.BlockPool.hash_block_size", "the same as block_size, or it is not for us"),
     _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.sample_tokens", "wrapped", "grammar_output"),
     _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.input_batch", "the requests of a step"),
@@ -268,7 +272,7 @@ NAMES: tuple[ForeignName, ...] = (
     _plain("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),
     _plain(
         "transformers.tokenization_utils_tokenizers.TokenizersBackend._tokenizer",
-        "the tokenizer without the layers around it",
+        "the tokenizer alone",
     ),
     _plain("vllm.renderers.hf.resolve_chat_template", "which template", "tokenizer chat_template tools model_config"),
     _plain(
