@@ -183,7 +183,7 @@ NAMES: tuple[ForeignName, ...] = (
     _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.enable_caching", "whether any are kept"),
     _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.block_size", "tokens of a block"),
     _slots(
-        "vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.cache_blocks",
+        "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager.cache_blocks",
         "its rule of which blocks are kept is repeated by ours",
     ),
     _slots("vllm.v1.core.block_pool.BlockPool.hash_block_size", "the same as block_size, or it is not for us"),
