@@ -42,7 +42,7 @@ OTHERS = {"amx", "fork server", "load compiled code"}
 SILENT = {"death"}
 
 
-def ask(folder: Path, names: list[str]) -> tuple[dict[str, str], list[str]]:
+def ask(folder: Path, names: list[str]) -> tuple[dict[str, object], list[str]]:
     """Run chat_once.py on a vLLM without these names; return what it answered, and the patches that were left out."""
     renamed_vllm.make(folder, names)
     path = os.pathsep.join([str(folder), str(ROOT)])
@@ -61,7 +61,7 @@ def ask(folder: Path, names: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What is answered with all names in place."""
     said, left_out = ask(tmp_path_factory.mktemp("usual"), ["no_such_name"])
     assert left_out == []
@@ -73,7 +73,7 @@ def test_every_optional_patch_is_tried() -> None:
 
 
 def test_a_vllm_without_any_name_of_our_optional_patches_answers_the_same(
-    tmp_path: Path, usual: dict[str, str]
+    tmp_path: Path, usual: dict[str, object]
 ) -> None:
     said, left_out = ask(tmp_path, list(RENAMED.values()))
     assert said == usual
@@ -82,7 +82,9 @@ def test_a_vllm_without_any_name_of_our_optional_patches_answers_the_same(
 
 @pytest.mark.skipif(not os.environ.get("HEARTH_TEST_SOAK"), reason="minutes of engine starts; set HEARTH_TEST_SOAK=1")
 @pytest.mark.parametrize("patch", sorted(RENAMED))
-def test_a_vllm_without_one_of_these_names_answers_the_same(tmp_path: Path, usual: dict[str, str], patch: str) -> None:
+def test_a_vllm_without_one_of_these_names_answers_the_same(
+    tmp_path: Path, usual: dict[str, object], patch: str
+) -> None:
     said, left_out = ask(tmp_path, [RENAMED[patch]])
     assert said == usual
     assert set(left_out) <= {patch}
