@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from engine.admission import Admission
-from engine.backends.vllm_end import end_engine
+from engine.backends import vllm_compat
+from engine.backends.vllm_end import end_engine, processes_of
 from engine.backends.vllm_launch import runs_on_cpu
 from engine.backends.vllm_sleep import fall_asleep, wake_up
 from engine.backends.vllm_start import build_serving, room_of, start_engine
@@ -67,6 +68,9 @@ class VllmChat:
             engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
             undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
             undo.callback(watch.kill)
+            if not watch.pids():  # they were started past us (vllm_launch.start_engines_our_way)
+                for process in processes_of(engine):
+                    watch.started(process)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.kill_without(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
@@ -185,8 +189,9 @@ class VllmChat:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
-        self._engine.output_processor.propagate_error(EngineDeadError())
+        with vllm_compat.guarded("death"):
+            self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
+            self._engine.output_processor.propagate_error(EngineDeadError())
         self.admission.close(lambda: engine_died(NotStartedError))
         self.died.set()
 

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from engine.backends import vllm_compat
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from multiprocessing.process import BaseProcess
@@ -26,22 +28,21 @@ def end_engine(engine: Any, timeout_seconds: float) -> None:
     longer looked through (server/heap.py).
     """
     engine.shutdown(timeout=timeout_seconds)
-    resources = engine.engine_core.resources
-    sockets = (
-        resources.output_socket,
-        resources.input_socket,
-        resources.first_req_send_socket,
-        resources.first_req_rcv_socket,
-        resources.stats_update_socket,
-    )
-    processes = [] if resources.engine_manager is None else list(resources.engine_manager.processes)
-    # A daemon that nobody waits for: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
-    threading.Thread(
-        target=_close,
-        args=(resources.ctx, [socket for socket in sockets if socket is not None], processes),
-        name="vllm-end",
-        daemon=True,
-    ).start()
+    processes = processes_of(engine)
+    with vllm_compat.guarded("end"):
+        resources = engine.engine_core.resources
+        # By their ending: releases of vLLM have called them differently.
+        sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
+        # A daemon that nobody waits for: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
+        threading.Thread(target=_close, args=(resources.ctx, sockets, processes), name="vllm-end", daemon=True).start()
+
+
+def processes_of(engine: Any) -> list[BaseProcess]:
+    """Return those that vLLM's client knows."""
+    with vllm_compat.guarded("end"):
+        manager = engine.engine_core.resources.engine_manager
+        return [] if manager is None else list(manager.processes)
+    return []
 
 
 def _close(context: Any, sockets: Iterable[Any], processes: Iterable[BaseProcess]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from engine.backends.vllm_compat import guarded
 from engine.process.spawning import with_variables
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
@@ -39,8 +40,8 @@ def ensure_running() -> None:
     Python would start another one by itself, but without the libraries above. The engines of the one before have ended
     with it: the kernel ends children that were tied to their parent (engine/backends/vllm_plugin.py).
     """
-    server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
-    with _lock:
+    with _lock, guarded("fork server"):
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
         pid: int | None = server._forkserver_pid  # noqa: SLF001
         state = _state_of(pid)
         if pid is not None and state == psutil.STATUS_STOPPED:

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.backends import vllm_compat
 from engine.backends.vllm_grammar_compiler import Compilers, Verdict
 from engine.backends.vllm_grammar_text import format_tag, is_light, without_padding
 from engine.errors import GrammarTooComplexError, RequestError
@@ -87,7 +88,7 @@ class Grammars:
 
         kind, grammar = get_structured_output_key(made)
         await self.check(kind.name, grammar, owner=owner, field=field)
-        made._backend = "xgrammar"  # noqa: SLF001
+        _choose_backend(made)
 
     async def check(self, kind: str, grammar: str, *, owner: str, field: str) -> None:
         """Return when the engine may compile `grammar`; `kind` is the name of vLLM's option. At once for known ones.
@@ -126,8 +127,7 @@ class Grammars:
 
         await self.check("STRUCTURAL_TAG", tag, owner=owner, field=field)
         request.structured_outputs = StructuredOutputsParams(structural_tag=tag)
-        # vLLM would choose one by its own check, which runs on the event loop; ours has run.
-        request.structured_outputs._backend = "xgrammar"  # noqa: SLF001
+        _choose_backend(request.structured_outputs)
         request.response_format = None
 
     async def _judged(self, kind: str, grammar: str, owner: str, digest: bytes) -> Verdict:
@@ -177,6 +177,12 @@ class Grammars:
         self._verdicts[digest] = (verdict, until)
         if len(self._verdicts) > _REMEMBERED:
             self._verdicts.popitem(last=False)
+
+
+def _choose_backend(made: Any) -> None:
+    """Spare vLLM its own choice, a check that runs on the event loop: ours has run. See build_chat."""
+    if vllm_compat.fits("grammar check"):
+        made._backend = "xgrammar"  # noqa: SLF001
 
 
 def _asks_too_much(form: Any) -> bool:

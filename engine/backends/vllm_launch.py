@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from engine.backends import vllm_fork_server
+from engine.backends import vllm_compat, vllm_fork_server
 from engine.backends.vllm_plugin import tie_to_parent
 
 if TYPE_CHECKING:
@@ -140,6 +140,9 @@ def _make_socket_folder() -> Path:
 
 def start_engines_our_way() -> None:
     """Have vLLM start its engine processes tied to ours, on a CPU from the fork server. It has no setting (0.32)."""
+    if not vllm_compat.fits("processes"):
+        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"  # vLLM's own way would fork a server with threads
+        return
     import vllm.v1.engine.utils as launcher
 
     context = process_context()
@@ -153,6 +156,9 @@ def changing_environment() -> Iterator[None]:
     At all other times it finds each of its settings computed already. Left alone it looks them up in `os.environ` many
     times per request and token, for about a fifteenth of all that the process does.
     """
+    if not vllm_compat.fits("settings"):
+        yield
+        return
     import vllm.envs
 
     with _starts.lock:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason as VllmFinishReason
-from vllm.v1.engine.output_processor import RequestState
 
 from engine.backends.vllm_calls import CallStream
 from engine.errors import EngineError, GenerationError, RequestError
@@ -35,8 +34,8 @@ def _given_up() -> GenerationError:
 class Collector:
     """Stands where vLLM has its `RequestOutputCollector`: of one request to its core, or of all `n` of one prompt.
 
-    `convert` makes a step of vLLM's `RequestOutput`; None for one answer of plain text (`TextState` makes steps).
-    `translate` makes our error of vLLM's. `on_finish` is called after the last output; None: the stream is finished.
+    `convert` makes a step of vLLM's `RequestOutput`, and `translate` our error of vLLM's. `on_finish` is called after
+    the last output; None: the stream is finished.
     """
 
     __slots__ = ("_convert", "_on_finish", "_stream", "_translate")
@@ -44,7 +43,7 @@ class Collector:
     def __init__(
         self,
         stream: TokenStream,
-        convert: Callable[[Any], ChatStep] | None,
+        convert: Callable[[Any], ChatStep],
         translate: Callable[[Exception], Exception],
         on_finish: Callable[[], None] | None = None,
     ) -> None:
@@ -52,11 +51,6 @@ class Collector:
         self._convert = convert
         self._translate = translate
         self._on_finish = on_finish or stream.finish
-
-    @property
-    def takes_text(self) -> bool:
-        """Whether all that comes is one answer of plain text."""
-        return self._convert is None
 
     def put(self, output: Any) -> None:
         """Take an output, a step, or what ended the request. Raises nothing: vLLM's loop serves others, too."""
@@ -71,7 +65,6 @@ class Collector:
             self._take(output)
 
     def _take(self, output: Any) -> None:
-        assert self._convert is not None  # noqa: S101  # else only steps and errors come
         try:
             step = self._convert(output)
         except Exception as error:  # noqa: BLE001  # a parser's: ends this request only
@@ -83,7 +76,10 @@ class Collector:
 
 
 class ChatOutputs:
-    """Makes steps of what vLLM puts out for one chat request. `parser_of` makes a parser, None where none is needed."""
+    """Makes steps of what vLLM puts out for one chat request. `request` is vLLM's, of plain text it may be ours.
+
+    `parsers`: one for each choice, None where an answer is text and nothing else.
+    """
 
     def __init__(self, serving: Any, request: Any, parsers: list[CallStream] | None, *, count_reasoning: bool) -> None:
         self._serving = serving
@@ -137,7 +133,8 @@ class ChatOutputs:
             choice.reasoning_tokens = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
 
     def _reason(self, reason: str | None) -> FinishReason:
-        if reason == "error" and self._request.structured_outputs is not None and not self._request.tools:
+        structured = getattr(self._request, "structured_outputs", None) is not None
+        if reason == "error" and structured and not self._request.tools:
             sentence = "`response_format` holds a JSON schema that cannot be followed."
             raise RequestError(sentence, param="response_format")
         return finish_reason(reason)
@@ -183,30 +180,36 @@ def stop_text(piece: Any) -> str | None:
     return piece.stop_reason if isinstance(piece.stop_reason, str) else None
 
 
-class TextState(RequestState):  # type: ignore[misc]
-    """vLLM's state of a request for one answer of plain text: it makes our step and no `RequestOutput`."""
+def text_state() -> Any:
+    """Return vLLM's state of a request for one answer of plain text, which makes our step and no `RequestOutput`."""
+    from vllm.v1.engine.output_processor import RequestState
 
-    def make_request_output(
-        self,
-        new_token_ids: list[int],  # noqa: ARG002  # vLLM's signature
-        pooling_output: Any,  # noqa: ARG002
-        finish_reason: VllmFinishReason | None,
-        stop_reason: int | str | None,
-        *_: Any,
-        **__: Any,
-    ) -> ChatStep | Exception | None:
-        """Return what vLLM puts into our `Collector` next."""
-        streamed = self.output_kind == RequestOutputKind.DELTA
-        if finish_reason is None and not streamed:
-            return None
-        text = self.detokenizer.get_next_output_text(finish_reason is not None, streamed)
-        usage = Usage(self.prompt_len, self.detokenizer.num_output_tokens(), self.num_cached_tokens)
-        if finish_reason is None:
-            return ChatStep((ChatDelta(0, text),), usage)
-        return _last_step(str(finish_reason), stop_reason, text, usage)
+    class TextState(RequestState):  # type: ignore[misc]
+        """vLLM's state of a request for one answer of plain text: it makes our step and no `RequestOutput`."""
 
-    def track_weight_version(self, weight_version: str) -> None:
-        """Weights do not change while a model is loaded."""
+        def make_request_output(
+            self,
+            new_token_ids: list[int],  # noqa: ARG002  # vLLM's signature
+            pooling_output: Any,  # noqa: ARG002
+            finish_reason: VllmFinishReason | None,
+            stop_reason: int | str | None,
+            *_: Any,
+            **__: Any,
+        ) -> ChatStep | Exception | None:
+            """Return what vLLM puts into our `Collector` next."""
+            streamed = self.output_kind == RequestOutputKind.DELTA
+            if finish_reason is None and not streamed:
+                return None
+            text = self.detokenizer.get_next_output_text(finish_reason is not None, streamed)
+            usage = Usage(self.prompt_len, self.detokenizer.num_output_tokens(), self.num_cached_tokens)
+            if finish_reason is None:
+                return ChatStep((ChatDelta(0, text),), usage)
+            return _last_step(str(finish_reason), stop_reason, text, usage)
+
+        def track_weight_version(self, weight_version: str) -> None:
+            """Weights do not change while a model is loaded."""
+
+    return TextState
 
 
 def _last_step(reason: str, stop_reason: int | str | None, text: str, usage: Usage) -> ChatStep | Exception:

@@ -12,6 +12,7 @@ import os
 from multiprocessing import forkserver
 from typing import Any
 
+from engine.backends.vllm_compat import apply, guarded
 from engine.process.spawning import end_with_starter
 
 # Python's own are 700, 10, 10, which a step of 128 requests passes several times: a twentieth of an engine's time.
@@ -23,9 +24,7 @@ def register() -> None:
     from engine.backends.vllm_launch import runs_on_cpu
 
     if runs_on_cpu():
-        from engine.backends.vllm_cpu_kernels import register_kernels
-
-        register_kernels()
+        apply("cpu kernels", _kernels)
     if multiprocessing.parent_process() is None:
         return
     from engine.backends.vllm_compiled import compile_only_models, load_what_was_compiled
@@ -36,14 +35,20 @@ def register() -> None:
 
     tie_to_parent()
     gc.set_threshold(*_GC_THRESHOLDS)
-    _init_amx()
-    widen_engine()
-    spare_searches()
+    apply("amx", _init_amx)
+    apply("grammar threads", widen_engine)
+    apply("slots", spare_searches)
     if runs_on_cpu():
-        spare_seeds()
-        take_cache_at_start()
-        compile_only_models()
-        load_what_was_compiled()
+        apply("seeds", spare_seeds)
+        apply("cache at start", take_cache_at_start)
+        apply("compile models only", compile_only_models)
+        apply("load compiled code", load_what_was_compiled)
+
+
+def _kernels() -> None:
+    from engine.backends.vllm_cpu_kernels import register_kernels
+
+    register_kernels()
 
 
 def tie_to_parent() -> None:
@@ -67,10 +72,11 @@ def _let_fork_server_end() -> None:
     Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
     keep each other alive after the server's death.
     """
-    server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
-    if server._forkserver_alive_fd is not None:  # noqa: SLF001
-        os.close(server._forkserver_alive_fd)  # noqa: SLF001
-        server._forkserver_alive_fd = None  # noqa: SLF001
+    with guarded("fork server"):
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+        if server._forkserver_alive_fd is not None:  # noqa: SLF001
+            os.close(server._forkserver_alive_fd)  # noqa: SLF001
+            server._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def _init_amx() -> None:

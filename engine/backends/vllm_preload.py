@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 
+from engine.backends import vllm_compat
 from engine.process.spawning import end_with_starter
 
 # By itself it sees that the server is gone, but takes seconds then to put away what it has imported.
@@ -32,6 +33,18 @@ for _name in (
 ):
     with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
         importlib.import_module(_name)
+# What engines ask of each patch of theirs, so that none reads vLLM's sources for it.
+for _patch in (
+    "amx",
+    "grammar threads",
+    "slots",
+    "seeds",
+    "cache at start",
+    "compile models only",
+    "load compiled code",
+    "cpu kernels",
+):
+    vllm_compat.fits(_patch)
 # Nor are they an engine's to look through: it would copy every page that it shares with this process. The garbage among
 # them, in cycles, is left on purpose: it is little, and to look for it would take longer than it is worth.
 gc.freeze()

@@ -22,6 +22,8 @@ from vllm.renderers.hf import (
 )
 
 _log = logging.getLogger("hearth.engine")
+# vLLM takes a first line out of `system` that begins so: Claude Code's, which differs in every request.
+_BILLING_LINE = "x-anthropic-billing-header"
 _ROLES = frozenset({"system", "user", "assistant"})
 _KEYS = {"role", "content"}
 # Of text; some 2,000 tokens, half a millisecond's work. Longer ones are vLLM's, on a thread.
@@ -29,8 +31,6 @@ _SHORT_CHARACTERS = 8192
 _FEW_MESSAGES = 32
 # A template that takes longer than this is never again run on the event loop.
 _SLOW_SECONDS = 0.05
-# vLLM takes this line out of system prompts.
-_BILLING_HEADER = "x-anthropic-billing-header"
 # What `apply_chat_template` takes for itself. The rest are the template's own variables.
 _NOT_VARIABLES = {"chat_template", "tokenize", "return_dict", "continue_final_message", "tools"}
 
@@ -114,7 +114,7 @@ def _is_short_text(messages: Sequence[dict[str, Any]]) -> bool:
         content = message.get("content")
         if not isinstance(content, str) or message.keys() != _KEYS or message["role"] not in _ROLES:
             return False
-        if content.startswith(_BILLING_HEADER):
+        if content.startswith(_BILLING_LINE):
             return False
         size += len(content)
     return size <= _SHORT_CHARACTERS

@@ -20,12 +20,12 @@ def spare_seeds() -> None:
 
 
 def _sampling(sample_tokens: Any) -> Any:
-    def sample(runner: Any, grammar_output: Any) -> Any:
+    def sample(runner: Any, *arguments: Any, **named: Any) -> Any:
         batch = runner.input_batch
         unfinished = np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs])
         put_aside = {place: batch.generators.pop(place) for place in map(int, unfinished) if place in batch.generators}
         try:
-            return sample_tokens(runner, grammar_output)
+            return sample_tokens(runner, *arguments, **named)
         finally:
             batch.generators.update(put_aside)
 

@@ -23,11 +23,11 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
+from engine.backends import vllm_compat
 from engine.backends.vllm_calls import CallStream, mend
 from engine.backends.vllm_errors import check_context, translated_template_errors
 from engine.backends.vllm_grammars import Grammars
-from engine.backends.vllm_outputs import ChatOutputs, Collector, TextState
-from engine.backends.vllm_prompt import TextPrompts
+from engine.backends.vllm_outputs import ChatOutputs, Collector, text_state
 from engine.backends.vllm_request import translate
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
@@ -74,9 +74,10 @@ def build_serving(
         online_renderer=renderer,
         **_known(OpenAIServingChat, parsing),
     )
-    mend(chat.parser_cls)
+    vllm_compat.apply("tool parsers", lambda: mend(chat.parser_cls))
     # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
-    engine.input_processor.structured_outputs_config = None
+    if vllm_compat.fits("grammar check"):
+        engine.input_processor.structured_outputs_config = None
     return Serving(engine, chat, grammars)
 
 
@@ -105,23 +106,28 @@ class Serving:
         self.chat = chat
         self.grammars = grammars
         self._context_length: int = engine.model_config.max_model_len
-        self._text: TextPrompts | None = None
+        self._text: Any = None
         self._known: dict[tuple[Any, ...], Any] = {}  # vLLM's requests to its core, by what was asked for
         self._aborts: set[asyncio.Task[None]] = set()
+        self._text_state = text_state() if vllm_compat.fits("text steps") else None
 
     async def prepare(self) -> None:
         """Find out which conversations can be rendered here."""
         parser = self.chat.parser_cls
         if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
             return  # it has a say in requests without tools, too
+        self._text = await self._text_prompts() if vllm_compat.fits("text prompts") else None
+
+    async def _text_prompts(self) -> Any:
+        from engine.backends.vllm_prompt import TextPrompts
+
         trials = [_trial(*_TRIALS[:1]), _trial(*_TRIALS[1:3]), _trial(*_TRIALS[2:]), _trial(*_TRIALS)]
         requests = [
             translate(trial, stream=False, context_length=self._context_length, max_output_tokens=None)
             for trial in trials
         ]
         text = TextPrompts.of(self.chat, requests[0])
-        if text is not None and await text.agrees_with(self.chat, requests):
-            self._text = text
+        return text if text is not None and await text.agrees_with(self.chat, requests) else None
 
     def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
@@ -185,10 +191,10 @@ class Serving:
             core.cache_salt = prompt.request.cache_salt
             core.priority = int(prompt.request.urgency)  # the lower number goes first
             core.sampling_params.max_tokens = self._longest(prompt)
-            convert: Any = None
+            convert = ChatOutputs(self.chat, prompt.request, None, count_reasoning=False).step
         else:
             core, convert = self._core_request(prompt)
-        await self.start(core, Collector(stream, convert, translated), stream)
+        await self.start(core, Collector(stream, convert, translated), stream, text=prompt.theirs is None)
 
     def core_of_text(self, request: TextRequest, theirs: Any, inputs: Any, max_tokens: int, position: int) -> Any:
         """Return vLLM's request to its core for one prompt of several. `theirs` is its completion request."""
@@ -199,8 +205,11 @@ class Serving:
         core.external_req_id = core.request_id
         return core
 
-    async def start(self, core: Any, collector: Collector, stream: TokenStream) -> None:
-        """Give vLLM's core what `AsyncLLM.add_request` would; outputs go into `collector`."""
+    async def start(self, core: Any, collector: Collector, stream: TokenStream, *, text: bool = False) -> None:
+        """Give vLLM's core what `AsyncLLM.add_request` would; outputs go into `collector`.
+
+        `text`: one answer of plain text.
+        """
         engine, parameters = self._engine, core.sampling_params
         if engine.errored:
             raise EngineDeadError
@@ -216,8 +225,8 @@ class Serving:
         try:
             for index, child in enumerate(children):
                 engine.output_processor.add_request(child, None, parent, index, collector)
-                if collector.takes_text:
-                    engine.output_processor.request_states[child.request_id].__class__ = TextState
+            if text and self._text_state is not None:
+                engine.output_processor.request_states[core.request_id].__class__ = self._text_state
             for child in children:
                 await engine.engine_core.add_request_async(child)
         except BaseException:

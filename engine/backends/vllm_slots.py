@@ -22,7 +22,10 @@ def _short(allocate_slots: Any) -> Any:
     from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
     def fits(manager: Any, request: Any) -> bool:
-        """Whether one more token goes into the last block, and those that are full then are kept for others already."""
+        """Whether one more token goes into the last block, and those that are full then are kept for others already.
+
+        The rule of the latter is that of vLLM's `cache_blocks`.
+        """
         groups = manager.coordinator.single_type_managers
         if len(groups) != 1 or type(groups[0]) is not FullAttentionManager:
             return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.admission import Room
-from engine.backends import vllm_launch
+from engine.backends import vllm_compat, vllm_launch
 from engine.errors import LoadError
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ class Launch:
 def start_engine(launch: Launch) -> Any:
     """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready."""
     launch.report("importing vLLM", 0.1)
+    vllm_compat.check(launch.spec.id)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from engine.backends.vllm_metrics import stat_logger_into
-
+    stat_logger = None if launch.metrics is None else vllm_compat.apply("metrics", lambda: _stat_logger(launch.metrics))
     with vllm_launch.changing_environment():
         with vllm_launch.CONFIG_LOCK:
             launch.report("reading the model's configuration", 0.4)
@@ -68,9 +68,22 @@ def start_engine(launch: Launch) -> Any:
                 vllm_config=config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 enable_log_requests=False,
-                disable_log_stats=launch.metrics is None,
-                stat_loggers=None if launch.metrics is None else [stat_logger_into(launch.metrics)],
+                disable_log_stats=stat_logger is None,
+                stat_loggers=None if stat_logger is None else [stat_logger],
             )
+
+
+def _stat_logger(registry: Any) -> type[Any]:
+    from engine.backends.vllm_metrics import stat_logger_into
+
+    return stat_logger_into(registry)
+
+
+def _kernels() -> dict[str, list[str]]:
+    from engine.backends.vllm_cpu_kernels import priority, register_kernels
+
+    register_kernels()
+    return priority()
 
 
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
@@ -104,10 +117,9 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
-        if not launch.compiled:
-            from engine.backends.vllm_cpu_kernels import priority
-
-            arguments["ir_op_priority"] = priority()
+        kernels = None if launch.compiled else vllm_compat.apply("cpu kernels", _kernels)
+        if kernels is not None:
+            arguments["ir_op_priority"] = kernels
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments

@@ -30,9 +30,9 @@ from bench.report import (
     ending_cleanly,
     numbers,
 )
-from engine.images.profile import SIZES
 
 from engine import demo
+from engine.config.profiles import SIZES
 
 ONE_BY_ONE, REQUESTS, STEPS = "one by one", "requests joined", "steps joined"
 _ENGINE: dict[str, dict[str, Any]] = {

@@ -1,0 +1,124 @@
+"""What a release of vLLM would break: its wheel is fetched and read, neither installed nor run.
+
+Three things are looked at: the names of engine/backends/vllm_compat.py, what our files import of vLLM, and which of
+the functions that ours replace or call have other code than in the installed release, to be read by a person.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from engine.backends.vllm_compat import NAMES, missing
+from engine.compat import Sources, imported
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/check-vllm", description=__doc__)
+    parser.add_argument("version", help="a release, like 0.33.0, or the path of a wheel")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hearth-check-vllm-") as folder:
+        rows = findings(sources_of(asked.version, Path(folder)))
+    if asked.json:
+        print(json.dumps({"version": asked.version, "findings": rows}, indent=2))
+    else:
+        print(table(asked.version, rows))
+    return int(any(row["kind"] == "needed" and row["problem"] != CHANGED for row in rows))
+
+
+CHANGED = "has other code"
+
+
+def sources_of(version: str, folder: Path) -> Sources:
+    """Unpack the Python files of a release into the folder."""
+    wheel = Path(version)
+    if wheel.suffix != ".whl":
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*command, "--dest", str(folder), f"vllm=={version}"], check=True, stdout=sys.stderr)
+        (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.endswith((".py", ".pyi"))])
+    return Sources({"vllm": folder / "vllm"})
+
+
+def findings(sources: Sources) -> list[dict[str, Any]]:
+    """List what is gone or changed: what is needed first."""
+    rows = [
+        {
+            "name": found.name.name,
+            "kind": found.name.kind,
+            "problem": found.problem,
+            "used by": found.name.patch,
+            "without": found.name.without,
+        }
+        for found in missing(sources)
+    ]
+    files = sorted((ROOT / "engine").rglob("*.py"))
+    optional = {each.name for each in NAMES if each.kind == "optional"}
+    rows += [
+        {
+            "name": name,
+            "kind": "needed",
+            "problem": "is gone",
+            "used by": file,
+            "without": f"{file} cannot be imported.",
+        }
+        for name, file in imported("vllm", files).items()
+        if name not in optional and sources.find(name) is None
+    ]
+    installed = Sources()
+    rows += [
+        {"name": each.name, "kind": each.kind, "problem": CHANGED, "used by": each.patch, "without": "To be read."}
+        for each in {each.name: each for each in NAMES if each.name.startswith("vllm.")}.values()
+        if _differ(installed.find(each.name), sources.find(each.name))
+    ]
+    return sorted(rows, key=lambda row: (row["problem"] == CHANGED, row["kind"] != "needed", row["name"]))
+
+
+def _differ(before: ast.AST | None, after: ast.AST | None) -> bool:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    if not isinstance(before, functions) or not isinstance(after, functions):
+        return False
+    return _code(before) != _code(after)
+
+
+def _code(function: ast.AST) -> str:
+    """Without docstrings, comments, and the layout."""
+    for node in ast.walk(function):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and len(body) > 1
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            del body[0]
+    return ast.dump(function)
+
+
+def table(version: str, rows: list[dict[str, Any]]) -> str:
+    broken = [row for row in rows if row["problem"] != CHANGED]
+    changed = [row for row in rows if row["problem"] == CHANGED]
+    lines = [f"vLLM {version}: {len(NAMES)} names looked for, {len(broken)} gone or of another signature."]
+    lines += [
+        f"  {row['kind']:<8}  {row['name']} {row['problem']}\n            used by {row['used by']}: {row['without']}"
+        for row in broken
+    ]
+    if changed:
+        lines.append(f"{len(changed)} functions have other code than in the installed release. To be read:")
+        lines += [f"  {row['kind']:<8}  {row['name']}  ({row['used by']})" for row in changed]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

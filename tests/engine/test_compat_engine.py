@@ -1,0 +1,89 @@
+"""A model is loaded and answers where vLLM no longer has the names that our optional patches take."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import renamed_vllm
+
+from engine.backends.vllm_compat import NAMES
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+# One of each optional patch's, called so nowhere else: a patch is left out whole when any of its names is gone.
+RENAMED = {
+    "end": "engine_manager",
+    "death": "engine_dead",
+    "grammar check": "structured_outputs_config",
+    "tool parsers": "engine_based_streaming",
+    "processes": "get_mp_context",
+    "settings": "enable_envs_cache",
+    "grammar threads": "StructuredOutputManager",
+    "slots": "allocate_slots",
+    "seeds": "discard_request_mask",
+    "cache at start": "initialize_kv_cache_tensors",
+    "compile models only": "TorchCompileWithNoGuardsWrapper",
+    "cpu kernels": "ir_op_priority",
+    "metrics": "_histogram_cls",
+    "text prompts": "resolve_chat_template_kwargs",
+    "text steps": "track_weight_version",
+}
+# Of torch and Python, which are not renamed here.
+OTHERS = {"amx", "fork server", "load compiled code"}
+# Said when a process ends, or dies: not by an answer.
+SILENT = {"death"}
+
+
+def ask(folder: Path, names: list[str]) -> tuple[dict[str, object], list[str]]:
+    """Run chat_once.py on a vLLM without these names; return what it answered, and the patches that were left out."""
+    renamed_vllm.make(folder, names)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("chat_once.py"))],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))  # vLLM's log is there, too
+    return json.loads(line), re.findall(r"Left out with this version of vLLM: ([a-z ]+?) \(", done.stderr)
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What is answered with all names in place."""
+    said, left_out = ask(tmp_path_factory.mktemp("usual"), ["no_such_name"])
+    assert left_out == []
+    return said
+
+
+def test_every_optional_patch_is_tried() -> None:
+    assert RENAMED.keys() | OTHERS == {each.patch for each in NAMES if each.kind == "optional"}
+
+
+def test_a_vllm_without_any_name_of_our_optional_patches_answers_the_same(
+    tmp_path: Path, usual: dict[str, object]
+) -> None:
+    said, left_out = ask(tmp_path, list(RENAMED.values()))
+    assert said == usual
+    assert set(left_out) == RENAMED.keys() - SILENT
+
+
+@pytest.mark.skipif(not os.environ.get("HEARTH_TEST_SOAK"), reason="minutes of engine starts; set HEARTH_TEST_SOAK=1")
+@pytest.mark.parametrize("patch", sorted(RENAMED))
+def test_a_vllm_without_one_of_these_names_answers_the_same(
+    tmp_path: Path, usual: dict[str, object], patch: str
+) -> None:
+    said, left_out = ask(tmp_path, [RENAMED[patch]])
+    assert said == usual
+    assert set(left_out) <= {patch}
