@@ -61,9 +61,11 @@ class Answering:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces
         self.requests: list[bytes] = []
+        self.connections = 0
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -136,6 +138,13 @@ async def test_clients_may_disconnect_and_a_closed_loop_ends_after_its_seconds()
     assert figures["left"]
     assert (figures["answered"], figures["wrong"]) == (0, 0)
     assert result.wall_seconds == pytest.approx(0.3, abs=0.25)
+
+
+async def test_a_connection_whose_client_left_is_not_used_again():
+    async with answering(STREAM[:-5]) as server:
+        leaving = job(server, streams=1, requests=4, leave_after_seconds=[0.05, 0.06], strict=False)
+        assert [answer.left for answer in (await run_load(leaving)).answers] == [True] * 4
+    assert server.connections == 4
 
 
 def test_percentiles_medians_and_ratios():

@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
             answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
         finally:
             answer.finished = time.perf_counter() - start
-            if not self._waiter.done() or answer.problem:
+            if self._waiter.cancelled() or not self._waiter.done() or answer.problem:
                 self.close()
         return [(moment - start, data) for moment, data in self._pieces]
 
