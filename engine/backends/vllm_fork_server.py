@@ -25,7 +25,7 @@ _log = logging.getLogger("hearth.vllm")
 _lock = threading.Lock()
 
 
-def start() -> None:
+def start_fork_server() -> None:
     """Start it. It imports vLLM in its own process, so this returns at once."""
     multiprocessing.set_forkserver_preload(["engine.backends.vllm_preload"])
     own = {"LD_PRELOAD": ":".join(_preloaded_libraries())}
@@ -34,7 +34,7 @@ def start() -> None:
         forkserver.ensure_running()
 
 
-def ensure_running() -> None:
+def ensure_fork_server_runs() -> None:
     """Before each process is forked: start it anew if it is gone, have it go on if it was stopped.
 
     Python would start another one by itself, but without the libraries above. The engines of the one before have ended

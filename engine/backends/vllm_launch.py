@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import importlib.metadata
 import logging
+import multiprocessing
 import os
 import queue
 import re
@@ -17,12 +18,13 @@ import shutil
 import tempfile
 import threading
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from engine.backends import vllm_compat, vllm_fork_server
-from engine.backends.vllm_plugin import tie_to_parent
+from engine.process.spawning import end_with_starter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +102,7 @@ def prepare(cpu_threads: int) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_torch_cache())
     # Before vLLM has set up its own loggers it speaks through ours.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    vllm_fork_server.start()
+    vllm_fork_server.start_fork_server()
 
 
 def _torch_cache() -> Path:
@@ -208,7 +210,7 @@ class _ForkedEngine(ForkServerProcess):
 
     def start(self) -> None:
         self.may_compile = getattr(_here, "may_compile", True)
-        vllm_fork_server.ensure_running()
+        vllm_fork_server.ensure_fork_server_runs()
         super().start()
         _tell_of(self)
 
@@ -285,3 +287,31 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+def tie_to_parent() -> None:
+    """Make this process end with the server, however the server ends. Safe to call twice.
+
+    The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
+    the server does (vllm_launch.py), and the fork server has only one.
+    """
+    _let_fork_server_end()
+    end_with_starter()
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        os._exit(1)  # it died between our fork and the line above
+    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
+    os.setpgid(0, 0)
+
+
+def _let_fork_server_end() -> None:
+    """Close our end of the pipe by which the fork server sees that nobody needs it any more.
+
+    Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
+    keep each other alive after the server's death.
+    """
+    with vllm_compat.guarded("fork server"):
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+        if server._forkserver_alive_fd is not None:  # noqa: SLF001
+            os.close(server._forkserver_alive_fd)  # noqa: SLF001
+            server._forkserver_alive_fd = None  # noqa: SLF001

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-from multiprocessing import forkserver
-from typing import Any
 
-from engine.backends.vllm_compat import apply, guarded
-from engine.process.spawning import end_with_starter
+from engine.backends.vllm_compat import apply
+from engine.backends.vllm_launch import runs_on_cpu, tie_to_parent
 
 # Python's own are 700, 10, 10, which a step of 128 requests passes several times: a twentieth of an engine's time.
 _GC_THRESHOLDS = (20_000, 20, 20)
@@ -21,8 +18,6 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 def register() -> None:
     """Called by vLLM itself in each of its processes; the one that serves HTTP only learns what kernels there are."""
-    from engine.backends.vllm_launch import runs_on_cpu
-
     if runs_on_cpu():
         apply("cpu kernels", _kernels)
     if multiprocessing.parent_process() is None:
@@ -49,34 +44,6 @@ def _kernels() -> None:
     from engine.backends.vllm_cpu_kernels import register_kernels
 
     register_kernels()
-
-
-def tie_to_parent() -> None:
-    """Make this process end with the server, however the server ends. Safe to call twice.
-
-    The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
-    the server does (vllm_launch.py), and the fork server has only one.
-    """
-    _let_fork_server_end()
-    end_with_starter()
-    parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():
-        os._exit(1)  # it died between our fork and the line above
-    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
-    os.setpgid(0, 0)
-
-
-def _let_fork_server_end() -> None:
-    """Close our end of the pipe by which the fork server sees that nobody needs it any more.
-
-    Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
-    keep each other alive after the server's death.
-    """
-    with guarded("fork server"):
-        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
-        if server._forkserver_alive_fd is not None:  # noqa: SLF001
-            os.close(server._forkserver_alive_fd)  # noqa: SLF001
-            server._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def _init_amx() -> None:
