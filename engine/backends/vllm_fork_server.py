@@ -50,7 +50,7 @@ def ensure_fork_server_runs() -> None:
         elif state in {None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
             if pid is not None:
                 _log.warning("Process %d, which engines are forked from, is gone; a new one takes its place.", pid)
-            start()
+            start_fork_server()
 
 
 def _state_of(pid: int | None) -> str | None:
