@@ -1,6 +1,6 @@
 """Names in other people's packages that our code relies on: how they are listed, and found without an import.
 
-The lists themselves stand beside the code that uses them: engine/backends/vllm_compat.py, server/http_compat.py.
+The lists themselves stand beside the code that uses them: engine/backends/vllm/compat.py, server/http/compat.py.
 Sources are read, never run, so that a release which is not installed is checked in the same way as one that is.
 """
 

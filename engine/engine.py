@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from engine.backends import vllm_launch
+from engine.backends.vllm import processes
 from engine.capabilities import check_request, check_text, of_kind
 from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
@@ -63,7 +63,7 @@ class Engine:
         Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
         loads_dir = data_dir if keep_loads else None
-        self._compiled = CompiledModels(data_dir, vllm_launch.versions)
+        self._compiled = CompiledModels(data_dir, processes.versions)
         self._config = config
         self._created = int(time.time())
         self._pictures = Pictures(images or ImageLimits())

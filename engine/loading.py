@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from engine.backends import Backend
     from engine.backends.diffusers.model import ImageModel
     from engine.backends.tts.model import SpeechModel
-    from engine.backends.vllm_chat import VllmChat
-    from engine.backends.vllm_launch import StarterThread
+    from engine.backends.vllm.engine import VllmChat
+    from engine.backends.vllm.processes import StarterThread
     from engine.compiled import CompiledModels
     from engine.config import Config, ModelSpec
     from engine.pictures import Pictures
@@ -121,16 +121,16 @@ class Loader:
 
     def prepare(self) -> None:
         """Set up what all engines share."""
-        from engine.backends import vllm_launch
+        from engine.backends.vllm import processes
 
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
-        vllm_launch.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
+        processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
 
     def clean_up(self) -> None:
         """Remove what `prepare` made."""
-        from engine.backends import vllm_launch
+        from engine.backends.vllm import processes
 
-        vllm_launch.clean_up()
+        processes.clean_up()
 
     async def load(self, spec: ModelSpec, report: Report) -> Backend:
         """Load a model. Raises `LoadError` when it can never be loaded as it is configured."""
@@ -187,9 +187,8 @@ class Loader:
     ) -> VllmChat:
         from prometheus_client import CollectorRegistry
 
-        from engine.backends.vllm_chat import VllmChat
-        from engine.backends.vllm_sleep import Sleep
-        from engine.backends.vllm_start import Launch
+        from engine.backends.vllm.engine import VllmChat
+        from engine.backends.vllm.start import Launch, Sleep
 
         starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
         metrics = CollectorRegistry() if self._vllm_metrics else None
@@ -243,7 +242,7 @@ class Loader:
         return self._starter_named(f"cpu-{spec.id}" if self._on_cpu() else "gpu")
 
     def _starter_named(self, name: str) -> StarterThread:
-        from engine.backends.vllm_launch import StarterThread
+        from engine.backends.vllm.processes import StarterThread
 
         if name not in self._starters:
             self._starters[name] = StarterThread(name)
@@ -256,7 +255,7 @@ class Loader:
 
     @staticmethod
     def _on_cpu() -> bool:
-        from engine.backends.vllm_launch import runs_on_cpu
+        from engine.backends.vllm.processes import runs_on_cpu
 
         return runs_on_cpu()
 

@@ -1,6 +1,6 @@
 """What a release of vLLM would break: its wheel is fetched and read, neither installed nor run.
 
-Three things are looked at: the names of engine/backends/vllm_compat.py, what our files import of vLLM, and which of
+Three things are looked at: the names of engine/backends/vllm/compat.py, what our files import of vLLM, and which of
 the functions that ours replace or call have other code than in the installed release, to be read by a person.
 """
 
@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from engine.backends.vllm_compat import NAMES, missing
+from engine.backends.vllm.compat import NAMES, missing
 from engine.compat import Sources, imported
 
 ROOT = Path(__file__).parents[1]

@@ -10,38 +10,29 @@ from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.access_log import AccessLog
-from server.cors import Cors
-from server.crowd import Crowd
-from server.dependencies import Access
-from server.drain import Drain
-from server.hangup import ClientGoneError, client_gone
-from server.image_files import ImageFiles
-from server.image_folder import ImageFolder
-from server.image_links import ImageLinks
-from server.image_quota import ImageQuota
-from server.key_admin import KeyAdmin
-from server.limits import Limiter
-from server.meter import Meter
-from server.metrics import Metrics
-from server.metrics_page import KeptPage
-from server.middleware import Authentication, Gate, RequestContext
-from server.openapi import describe
-from server.routes import (
-    admin,
-    admin_keys,
-    audio,
-    batch,
-    chat,
-    completions,
-    health,
-    images,
-    messages,
-    metrics,
-    models,
-    responses,
-    usage,
-)
+from server.api.admin import health, metrics, usage
+from server.api.admin import keys as admin_keys
+from server.api.admin import routes as admin
+from server.api.admin.keys import KeyAdmin
+from server.api.audio import routes as audio
+from server.api.chat import batch
+from server.api.chat import routes as chat
+from server.api.completions import routes as completions
+from server.api.dependencies import Access
+from server.api.images import routes as images
+from server.api.images.files import ImageFiles, ImageFolder
+from server.api.images.links import ImageLinks
+from server.api.messages import routes as messages
+from server.api.models import routes as models
+from server.api.openapi import describe
+from server.api.responses import routes as responses
+from server.auth.limits import Limiter
+from server.auth.metering import ImageQuota, Meter
+from server.http.cors import Cors
+from server.http.disconnect import ClientGoneError, Drain, client_gone
+from server.http.middleware import Authentication, Crowd, Gate, RequestContext
+from server.observability.access_log import AccessLog
+from server.observability.metrics import KeptPage, Metrics
 from server.settings import database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
@@ -166,7 +157,7 @@ def _image_folder(settings: Settings) -> ImageFolder:
 def _image_limits(settings: Settings) -> ImageLimits:
     fetch = None
     if settings.fetch_images:
-        from server.image_fetch import ImageFetcher  # a web client that few need
+        from server.api.images.fetch import ImageFetcher  # a web client that few need
 
         fetch = ImageFetcher(settings.max_image_bytes)
     return ImageLimits(settings.max_image_bytes, settings.max_image_megapixels, fetch)

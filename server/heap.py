@@ -17,7 +17,7 @@ from engine import SETTLED
 
 if TYPE_CHECKING:
     from engine import Engine
-    from server.drain import Drain
+    from server.http.disconnect import Drain
 
 _LOOK_SECONDS = 0.5
 # Python's own are 700, 10, 10: with hundreds of streams the first is reached within one engine step.

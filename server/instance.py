@@ -8,7 +8,7 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from server import reload_outcome
+from server import reload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
                 f"Another Hearth (process {file.read().strip() or 'unknown'}) uses the data directory {data_dir}. Pick "
                 "one: 1. stop it; 2. give this one its own directory with --data-dir."
             ) from error
-        (data_dir / reload_outcome.FILE).unlink(missing_ok=True)  # of a server before, perhaps with this process id
+        (data_dir / reload.FILE).unlink(missing_ok=True)  # of a server before, perhaps with this process id
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

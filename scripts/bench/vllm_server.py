@@ -17,7 +17,7 @@ from bench.hearth import Server, Workspace, free_port, spawn
 from bench.processes import BenchError
 
 from engine import load_config
-from engine.backends import vllm_fork_server, vllm_launch, vllm_start
+from engine.backends.vllm import processes, start
 from engine.config import ChatModelSpec
 from engine.planned import Planned, hardware_for
 
@@ -57,8 +57,8 @@ def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     """Return the command line that gives `vllm serve` the model and the settings of Hearth's engine."""
     spec, folder, is_demo = planned(place)
     unused = cast("Any", None)  # its processes are not ours to start
-    launch = vllm_start.Launch(spec, folder, is_demo, unused, unused, unused, unused, compiled=_is_compiled(spec))
-    arguments = vllm_start._engine_arguments(launch)  # noqa: SLF001  # so that they cannot drift apart
+    launch = start.Launch(spec, folder, is_demo, unused, unused, unused, unused, compiled=_is_compiled(spec))
+    arguments = start._engine_arguments(launch)  # noqa: SLF001  # so that they cannot drift apart
     arguments.pop("ir_op_priority", None)  # kernels that Hearth's plugin brings
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}
@@ -71,7 +71,7 @@ def planned(place: Workspace) -> tuple[ChatModelSpec, Path, bool]:
     spec = config.models[place.model]
     if not isinstance(spec, ChatModelSpec):
         raise BenchError(f"{spec.id} is no chat model. Choose one with --model.")
-    hardware = hardware_for(on_cpu=vllm_launch.runs_on_cpu(), ram_gib=None)
+    hardware = hardware_for(on_cpu=processes.runs_on_cpu(), ram_gib=None)
     plan = Planned(config, place.weights_dir, None, hardware)
     folder, is_demo = plan.folder(spec)
     return plan.chat_spec(spec, is_demo=is_demo), folder, is_demo
@@ -94,15 +94,15 @@ def flags(arguments: dict[str, Any]) -> list[str]:
 def _is_compiled(spec: Any) -> bool:
     """As Hearth starts it where it has compiled nothing before."""
     asked = spec.engine.enforce_eager
-    return not asked if asked is not None else not vllm_launch.runs_on_cpu()
+    return not asked if asked is not None else not processes.runs_on_cpu()
 
 
 def _environment(place: Workspace, rust: Path | None) -> dict[str, str]:
-    environment = vllm_launch._ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
+    environment = processes._ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
     plugins = {one.name for one in importlib.metadata.entry_points(group=_PLUGINS)} - {"hearth"}
     environment["VLLM_PLUGINS"] = ",".join(sorted(plugins))
-    if vllm_launch.runs_on_cpu():
-        environment = vllm_fork_server.ENVIRONMENT | environment | vllm_launch._CPU_ENVIRONMENT  # noqa: SLF001
+    if processes.runs_on_cpu():
+        environment = processes.ENVIRONMENT | environment | processes._CPU_ENVIRONMENT  # noqa: SLF001
         if _is_compiled(load_config(place.models).models[place.model]):
             del environment["TORCHDYNAMO_DISABLE"]  # Hearth's plugin lifts it for models only
         environment["PYTHONPATH"] = str(_named_vllm(place))

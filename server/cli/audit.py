@@ -13,7 +13,7 @@ from rich.text import Text
 
 from server.cli.options import AsJson, DataDir, in_store, print_json, read_time, refuse, settings_for
 from server.instance import InstanceError, only_one, running_pid
-from server.moments import iso, past
+from server.observability.moments import iso, past
 from server.settings import database_url
 from server.store import AuditLog, Database, StoreError
 from server.store.api_key import utc_now

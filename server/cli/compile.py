@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import SETTLED, Config, Engine, EngineError, LoadError
-from engine.backends.vllm_launch import runs_on_cpu
+from engine.backends.vllm.processes import runs_on_cpu
 from engine.compiled import compiler
 from engine.config import ChatModelSpec
 from engine.planned import Planned
@@ -30,7 +30,7 @@ from server.cli.options import (
     refuse,
     settings_for,
 )
-from server.log_lines import set_up_log
+from server.serve import set_up_log
 from server.settings import Settings
 
 

@@ -12,6 +12,9 @@ from rich.text import Text
 from engine import TierSpec
 from engine.config import load_config
 from engine.errors import EngineError
+from server.api.admin.schema import Key
+from server.auth.keys import check_rights, check_scopes
+from server.auth.limits import limits_of
 from server.cli.options import (
     AsJson,
     DataDir,
@@ -24,10 +27,7 @@ from server.cli.options import (
     refuse,
     settings_for,
 )
-from server.key_rules import check_rights, check_scopes
-from server.limits import limits_of
-from server.moments import MomentError, future, span
-from server.schemas.admin import Key
+from server.observability.moments import MomentError, future, span
 from server.settings import Settings
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyFieldError, KeyLimits, KeyStore
 from server.store.api_key import LIMITS, utc_now

@@ -15,11 +15,11 @@ from engine.errors import EngineError
 from server.cli import audit, keys, plan, status, usage, voices, weights
 from server.cli.compile import compile_models
 from server.cli.doctor.command import doctor
+from server.http.tls import TlsError
 from server.instance import InstanceError
-from server.log_lines import set_up_log
+from server.serve import set_up_log
 from server.settings import SettingsError, load_settings, removed_names
 from server.store import StoreError
-from server.tls import TlsError
 
 _log = logging.getLogger("hearth.serve")
 

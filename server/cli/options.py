@@ -20,7 +20,7 @@ from engine.config import load_config
 from engine.errors import EngineError
 from engine.hardware import Hardware, read_hardware, with_ram
 from server.instance import running_pid
-from server.moments import MomentError
+from server.observability.moments import MomentError
 from server.settings import Settings, SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
 from server.store.api_key import public_id_in

@@ -16,10 +16,10 @@ from engine.config import load_config
 from engine.errors import EngineError
 from server.cli.options import AsJson, DataDir, Models, refuse, settings_for
 from server.instance import InstanceError, ask_to_reload, running_pid
-from server.reload_outcome import Outcome, wait_for
-from server.schemas.status import GpuState, Memory, ModelState, Status
+from server.observability.status import GpuState, Memory, ModelState, Status
+from server.observability.status_socket import StatusError, ask
+from server.reload import Outcome, wait_for
 from server.settings import SettingsError, load_settings
-from server.status_socket import StatusError, ask
 from server.terminal import HEARTH, print_rich, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0

@@ -12,9 +12,9 @@ import typer
 from rich.bar import Bar
 from rich.text import Text
 
+from server.api.admin.usage import UsageSum, groups
 from server.cli.options import AsJson, DataDir, in_store, key_named, print_json, read_time, refuse, settings_for
-from server.moments import past
-from server.schemas.usage import UsageSum, groups
+from server.observability.moments import past
 from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
 from server.store.api_key import utc_now
 from server.store.usage import FIELDS

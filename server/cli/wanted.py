@@ -19,9 +19,9 @@ from engine.weights.manifest import read_manifest
 from engine.weights.safety import is_there
 from engine.weights.transfer import shelved
 from server.cli.options import hardware_for
-from server.schemas.status import ServedWith
+from server.observability.status import ServedWith
+from server.observability.status_socket import StatusError, ask
 from server.settings import Settings
-from server.status_socket import StatusError, ask
 
 _ANSWER_SECONDS = 5.0
 

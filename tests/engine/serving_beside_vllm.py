@@ -122,7 +122,7 @@ async def ours(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict[st
 
 async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str, Any]:
     """Ask vLLM's serving classes for the same."""
-    from engine.backends.vllm_request import translate
+    from engine.backends.vllm.request import translate
 
     sent.clear()
     serving, said = backend._serving, []

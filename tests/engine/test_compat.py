@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from engine import compat
-from engine.backends import vllm_compat
+from engine.backends.vllm import compat as vllm_compat
 from engine.compat import ForeignName, Sources
 from engine.errors import LoadError
-from server import http_compat
+from server.http import compat as http_compat
 
 ROOT = Path(__file__).parents[2]
 ALL = [*vllm_compat.NAMES, *http_compat.NAMES]
-LISTS = {ROOT / "engine" / "backends" / "vllm_compat.py", ROOT / "server" / "http_compat.py"}
+LISTS = {ROOT / "engine" / "backends" / "vllm" / "compat.py", ROOT / "server" / "http" / "compat.py"}
 # Private names on lines that ruff was told to leave alone, which are not of the packages that the two lists are about.
 ELSEWHERE = {
     "_build_hf_headers",  # huggingface_hub, engine/hub/remote.py
@@ -144,7 +144,7 @@ def test_a_vllm_without_a_needed_name_is_refused_by_that_name(tmp_path: Path) ->
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("")
     code = (
-        "from engine.backends import vllm_compat\nfrom engine.errors import LoadError\n"
+        "from engine.backends.vllm import compat as vllm_compat\nfrom engine.errors import LoadError\n"
         "try:\n    vllm_compat.check('plus')\nexcept LoadError as error:\n    print(error)"
     )
     path = f"{tmp_path}:{ROOT}"

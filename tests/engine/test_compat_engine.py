@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import renamed_vllm
 
-from engine.backends.vllm_compat import NAMES
+from engine.backends.vllm.compat import NAMES
 
 pytestmark = pytest.mark.engine
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
-from engine.backends import vllm_cpu_kernels, vllm_launch, vllm_start
+from engine.backends.vllm import patches, processes, start
 from engine.config import ChatModelSpec, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(not vllm_launch.runs_on_cpu(), reason="the installed vLLM is not the one for CPUs")
+pytestmark = pytest.mark.skipif(not processes.runs_on_cpu(), reason="the installed vLLM is not the one for CPUs")
 
 EPSILON = 1e-6
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -29,9 +29,9 @@ def ops() -> Iterator[Any]:
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.ir.op import enable_torch_wrap
 
-    vllm_cpu_kernels.register_kernels()
-    vllm_cpu_kernels.register_kernels()
-    asked = {name: [*names, "native"] for name, names in vllm_cpu_kernels.priority().items()}
+    patches.register_kernels()
+    patches.register_kernels()
+    asked = {name: [*names, "native"] for name, names in patches.priority().items()}
     with enable_torch_wrap(False), IrOpPriorityConfig.with_default(["native"], **asked).set_priority():  # noqa: FBT003
         yield ir.ops
 
@@ -123,5 +123,5 @@ def test_a_compiled_model_keeps_the_norms_that_its_code_was_made_with(
     spec = next(iter(load_config(request.config.rootpath / "models.yaml").models.values()))
     assert isinstance(spec, ChatModelSpec)
     nobody = cast("Any", SimpleNamespace())
-    launch = vllm_start.Launch(spec, tmp_path, True, nobody, nobody, nobody, nobody, compiled=compiled)  # noqa: FBT003
-    assert ("ir_op_priority" in vllm_start._engine_arguments(launch)) is not compiled
+    launch = start.Launch(spec, tmp_path, True, nobody, nobody, nobody, nobody, compiled=compiled)  # noqa: FBT003
+    assert ("ir_op_priority" in start._engine_arguments(launch)) is not compiled

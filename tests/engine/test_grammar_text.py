@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.backends.vllm_grammar_text import format_tag, is_light, without_padding
+from engine.backends.vllm.grammars import format_tag, is_light, without_padding
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.backends import vllm_slots
+from engine.backends.vllm import patches
 
 BLOCK, BLOCKS, LONGEST = 4, 24, 60
 
@@ -22,8 +22,8 @@ def _short_way() -> None:
         from vllm.v1.core.kv_cache_utils import init_none_hash
 
         init_none_hash(sha256)
-        vllm_slots.spare_searches()
-        vllm_slots.spare_searches()
+        patches.spare_searches()
+        patches.spare_searches()
 
 
 @dataclass
@@ -128,7 +128,7 @@ def test_the_short_way_is_taken_where_a_token_has_room_and_only_there(monkeypatc
         return inherited(manager, request, *given, **named)
 
     inherited = KVCacheManager.hearth_inherited
-    monkeypatch.setattr(KVCacheManager, "allocate_slots", vllm_slots._short(count))
+    monkeypatch.setattr(KVCacheManager, "allocate_slots", patches._short(count))
     side = Side(own_way=False)
     side.let_in("one", [7] * 5)
     assert long_ways == [5]

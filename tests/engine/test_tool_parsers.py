@@ -160,7 +160,7 @@ class Family:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.parser.parser_manager import ParserManager
 
-        from engine.backends.vllm_calls import mend
+        from engine.backends.vllm.tool_calls import mend
 
         self.format = FORMATS[name]
         self.tokenizer = AutoTokenizer.from_pretrained(weights_dir("chat"))
@@ -185,7 +185,7 @@ class Family:
 
     def answer(self, steps: Iterable[tuple[str, list[int]]], finish_reason: str) -> Answer:
         """Feed a parser with `steps` and put together what a client would."""
-        from engine.backends.vllm_calls import CallStream
+        from engine.backends.vllm.tool_calls import CallStream
 
         stream = CallStream(self.parser_class(self.tokenizer, self.request.tools), self.request, self.tokenizer)
         steps = list(steps)
@@ -268,7 +268,7 @@ def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    from engine.backends.vllm_parsers import FAMILIES
+    from engine.backends.vllm.tool_calls import FAMILIES
 
     tools = {tool for tool, _ in FAMILIES.values() if tool}
     assert tools <= set(ToolParserManager.list_registered())
@@ -289,7 +289,7 @@ def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
     ],
 )
 def test_parsers_are_those_of_the_family_and_its_template(model_type: str, template: str, parsers: Any) -> None:
-    from engine.backends.vllm_parsers import parsers_for
+    from engine.backends.vllm.tool_calls import parsers_for
 
     spec = ChatModelSpec(id="x", task="chat", tier="standard", weights="x", capabilities=("chat", "function_calling"))
     assert parsers_for(model_type, template, spec) == parsers

@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
+from engine.backends.vllm.grammars import FairTurns
 from engine.errors import OverloadedError
-from engine.turns import FairTurns
 
 
 def fair_turns(**changed: float) -> FairTurns:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from engine.backends.vllm_metrics import PatientCounter, PatientGauge, PatientHistogram, stat_logger_into
+from engine.backends.vllm.metrics import PatientCounter, PatientGauge, PatientHistogram, stat_logger_into
 from engine.demo import weights_dir
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 
 from engine import load_config
 from server.app import create_app
-from server.middleware import OPEN_PATHS
-from server.scopes import KeyIfSent, KeyWith
+from server.auth.access import KeyIfSent, KeyWith
+from server.http.middleware import OPEN_PATHS
 from server.settings import load_settings
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from access_parts import (
 from chat_parts import CHAT, HELLO, MODEL, assert_error
 from serving import Key, contents, poll_until
 
-from server.middleware import OPEN_PATHS, needs_key
+from server.http.middleware import OPEN_PATHS, needs_key
 from server.store import SCOPES
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from serving import async_poll_until
 
 from engine import Usage
-from server.access_log import AccessLog, RequestRecord
+from server.observability.access_log import AccessLog, RequestRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

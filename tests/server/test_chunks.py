@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import ChatDelta, ChatStep, TokenLogprob, ToolCallDelta, Usage
-from server.schemas.chat_answer import ChunkEncoder
+from server.api.chat_answer import ChunkEncoder
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 USAGE = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=2)

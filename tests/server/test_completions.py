@@ -12,7 +12,7 @@ from leaving_parts import ask_and_leave, line_of
 from serving import CANARY
 from test_hangup import until_engines_rest
 
-from server.schemas.completions import CompletionBody
+from server.api.completions.schema import CompletionBody
 
 if TYPE_CHECKING:
     import httpx2

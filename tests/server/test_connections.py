@@ -10,7 +10,7 @@ import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
 from serving import async_poll_until, open_socket, raw_request
 
-from server.http_config import http_config
+from server.http.protocol import http_config
 from server.settings import load_settings
 
 if TYPE_CHECKING:

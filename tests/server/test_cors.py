@@ -11,7 +11,7 @@ from chat_parts import CHAT, assert_error
 
 from engine import load_config
 from server.app import create_app
-from server.drain import Drain
+from server.http.disconnect import Drain
 from server.settings import SettingsError, load_settings
 
 if TYPE_CHECKING:

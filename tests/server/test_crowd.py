@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.access_log import RequestRecord
-from server.crowd import Crowd
+from server.http.middleware import Crowd
+from server.observability.access_log import RequestRecord
 
 MOST = 6
 

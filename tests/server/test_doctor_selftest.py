@@ -18,7 +18,7 @@ from engine.config import load_config
 from server.cli.doctor import tls as of_tls
 from server.cli.doctor.command import case_of
 from server.cli.doctor.selftest import selftest
-from server.schemas.status import LastMinuteWork, Memory, ModelState, Paths, Status
+from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings
 from server.store import AuditLog, Database, KeyStore
 

@@ -10,10 +10,10 @@ from exchange_parts import END, LARGE, Connection, ask, chunk
 from serving import async_poll_until
 from starlette.applications import Starlette
 
-from server.drain import Drain
-from server.metrics import Metrics
-from server.middleware import RequestContext
-from server.streaming import StreamedResponse
+from server.http.disconnect import Drain
+from server.http.middleware import RequestContext
+from server.http.streaming import StreamedResponse
+from server.observability.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

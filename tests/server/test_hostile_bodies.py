@@ -9,7 +9,7 @@ import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error, assert_well
 from serving import CANARY
 
-from server.schemas.chat import ChatCompletionBody
+from server.api.chat_schema import ChatCompletionBody
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,7 +12,7 @@ import pytest
 from tls_pair import make_pair
 
 from engine import RequestError
-from server.image_fetch import ImageFetcher, is_public
+from server.api.images.fetch import ImageFetcher, is_public
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,9 +15,8 @@ import pytest
 from image_parts import fill_up
 from serving import async_poll_until, total_bytes
 
+from server.api.images.files import ImageFiles, ImageFolder, StoredImage
 from server.errors import ApiError
-from server.image_files import ImageFiles, StoredImage
-from server.image_folder import ImageFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

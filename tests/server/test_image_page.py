@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from chat_parts import assert_error
 
-from server.image_page import wants_page
+from server.api.images.routes import wants_page
 
 if TYPE_CHECKING:
     import httpx2

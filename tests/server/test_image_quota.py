@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from store_parts import moved_away
 
+from server.auth.metering import ImageQuota
 from server.errors import ApiError
-from server.image_quota import ImageQuota
 from server.store import Database, Quotas
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.schemas.json_schema import SchemaTooComplexError, check_schema
+from server.api.json_schema import SchemaTooComplexError, check_schema
 
 
 def properties(count: int) -> dict[str, Any]:

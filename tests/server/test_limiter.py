@@ -11,8 +11,8 @@ import pytest
 from serving import async_poll_until
 
 from engine import load_config
+from server.auth.limits import Limiter
 from server.errors import ApiError
-from server.limits import Limiter
 from server.store import ApiKey, Buckets, KeyLimits
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from chat_parts import HELLO, MODEL, assert_error, assert_well
 from serving import CANARY, async_poll_until, open_socket, raw_request
 
+from server.api.messages import answer
 from server.errors import ApiError
-from server.schemas import messages_answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -236,7 +236,7 @@ async def test_the_access_line_says_what_happened(server: Server, http: httpx2.A
 
 
 def test_a_failure_after_the_start_is_an_event_of_the_convention():
-    event = messages_answer.error_event(ApiError(503, "engine_unavailable", "Gone.", type="server_error"))
+    event = answer.error_event(ApiError(503, "engine_unavailable", "Gone.", type="server_error"))
     first, second = event.decode().removesuffix("\n\n").split("\n")
     assert first == "event: error"
     assert json.loads(second.removeprefix("data: ")) == {

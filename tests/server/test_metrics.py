@@ -13,9 +13,8 @@ from chat_parts import CHAT, HELLO, MODEL, PROMPTS, assert_error, body, raw_stre
 from metrics_parts import Page
 from serving import CANARY, ROOT, async_poll_until
 
-from server.access_log import RequestRecord
-from server.metrics import Metrics
-from server.metrics_page import KEPT_SECONDS, KeptPage
+from server.observability.access_log import RequestRecord
+from server.observability.metrics import KEPT_SECONDS, KeptPage, Metrics
 from server.store import Usage
 
 if TYPE_CHECKING:

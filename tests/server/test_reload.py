@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from server.instance import only_one
-from server.reload_outcome import FILE, Difference, Outcome, wait_for, write
+from server.reload import FILE, Difference, Outcome, wait_for, write
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,9 @@ import pytest
 from responses_parts import events_of, put_together, said_in
 
 from engine import ChatDelta, ChatStep, GenerationError, ToolCallDelta, Usage
+from server.api.responses.answer import ResponseEvents, ResponseObject
+from server.api.responses.schema import ResponseBody
 from server.errors import ApiError
-from server.schemas.responses import ResponseBody
-from server.schemas.responses_answer import ResponseObject
-from server.schemas.responses_events import ResponseEvents
 
 
 def encoder(**fields: Any) -> ResponseEvents:

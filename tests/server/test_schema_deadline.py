@@ -13,7 +13,7 @@ import pytest
 from chat_parts import CHAT, HELLO, MODEL
 from serving import async_poll_until
 
-from server.schemas.json_schema import check_schema
+from server.api.json_schema import check_schema
 
 if TYPE_CHECKING:
     from serving import Key, Server

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from server.cli import app
 from server.cli.status import duration, memory_text, served_with, shown, work_text
 from server.instance import only_one
-from server.schemas.status import Status
-from server.status_recent import LastMinute, Work
-from server.status_socket import FILE, StatusError, StatusSocket, ask
+from server.observability.status import LastMinute, Status, Work
+from server.observability.status_socket import FILE, StatusError, StatusSocket, ask
 
 if TYPE_CHECKING:
     from pathlib import Path

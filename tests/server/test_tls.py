@@ -22,9 +22,9 @@ from engine.hardware import Cuda, imagined
 from server.cli import app
 from server.cli.doctor.findings import Case
 from server.cli.doctor.tls import tls
+from server.http.tls import TlsError, certificate_of
+from server.observability.status_socket import ask
 from server.settings import load_settings
-from server.status_socket import ask
-from server.tls import TlsError, certificate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,12 +24,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from tls_pair import Pair, make_pair
 
-from server.drain import Drain
-from server.metrics import Metrics
-from server.middleware import RequestContext
-from server.protocol import HearthProtocol
+from server.http.disconnect import Drain
+from server.http.middleware import RequestContext
+from server.http.protocol import HearthProtocol
+from server.http.streaming import StreamedResponse
+from server.observability.metrics import Metrics
 from server.settings import load_settings
-from server.streaming import StreamedResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

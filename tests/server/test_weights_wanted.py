@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import load_config
 from server.cli.wanted import is_served, serving
-from server.schemas.status import ServedWith
+from server.observability.status import ServedWith
 from server.settings import Settings
 
 if TYPE_CHECKING:

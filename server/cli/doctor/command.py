@@ -29,9 +29,9 @@ from server.cli.doctor.tls import tls
 from server.cli.doctor.weights import voices, weights
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, print_json
 from server.cli.status import standing
-from server.schemas.status import Status
+from server.observability.status import Status
+from server.observability.status_socket import StatusError, ask
 from server.settings import Settings, SettingsError, load_settings
-from server.status_socket import StatusError, ask
 from server.terminal import HEARTH
 
 _ANSWER_SECONDS = 10.0

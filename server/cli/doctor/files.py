@@ -8,10 +8,9 @@ import pwd
 import stat
 from collections.abc import Iterator
 
-from server.addresses import is_loopback
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
 from server.cli.doctor.tls import with_running_tls
-from server.settings import Settings
+from server.settings import Settings, is_loopback
 from server.store import StoreError
 from server.store.migrations import HEAD
 from server.store.sqlite import FILE_NAME, prepare

@@ -10,7 +10,7 @@ from typing import Literal
 from engine import Config
 from engine.hardware import Cuda, Hardware
 from engine.placement_types import Plan, Refusal
-from server.schemas.status import Status
+from server.observability.status import Status
 from server.settings import Settings
 
 Verdict = Literal["ok", "warning", "problem", "skipped"]

@@ -18,7 +18,7 @@ import httpx2
 from engine import AWAITS_TURN, Config
 from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
 from server.cli.doctor.tls import first_certificate
-from server.schemas.status import Status
+from server.observability.status import Status
 from server.settings import Settings, database_url
 from server.store import Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now

@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from server.cli.doctor.findings import Case, Finding, ok, problem, warning
+from server.http.tls import TlsError, certificate_of
 from server.settings import Settings
 from server.terminal import HEARTH
-from server.tls import TlsError, certificate_of
 
 _SOON_SECONDS = 21 * 86400
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED

@@ -1,0 +1,381 @@
+"""How vLLM's processes are started: environment, starter threads, and on a CPU a fork server that is already warm.
+
+Knows nothing of requests. vLLM changes `os.environ` whenever it makes a configuration, so all of that
+happens under `CONFIG_LOCK`, one engine at a time.
+
+The process that engines on a CPU are forked from: started with what they need, and anew when it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import logging
+import multiprocessing
+import os
+import queue
+import re
+import shutil
+import signal
+import tempfile
+import threading
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import psutil
+
+from engine.backends.vllm import compat
+from engine.backends.vllm.compat import guarded
+from engine.process.spawning import end_with_starter, with_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.process import BaseProcess
+
+
+_T = TypeVar("_T")
+Started: TypeAlias = "Callable[[BaseProcess], None]"
+
+_log = logging.getLogger("hearth.vllm")
+
+CONFIG_LOCK = threading.Lock()
+
+# On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
+# which nobody else is served, and without a compiler it kills the engine. Whole models: see patches.py.
+_CPU_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first
+    # vLLM sets it while the first engine starts. Code is found by it: it must not be news to a second fork server.
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+}
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # set it to INFO to see what vLLM does
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations
+    "VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT": "5",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def runs_on_cpu() -> bool:
+    """Whether the installed vLLM is the CPU build."""
+    return _distribution() == "vllm-cpu"
+
+
+def _distribution() -> str:
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "vllm"
+    return "vllm-cpu"
+
+
+def _cache_folder() -> Path:
+    """Where vLLM keeps what it compiled, as it finds it itself: `VLLM_CACHE_ROOT`, or below the user's cache."""
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # works without a home
+    return Path(os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or Path(users, "vllm")))  # noqa: PTH111
+
+
+def versions() -> str:
+    """Name what compiled code depends on: vLLM, torch, and what the processor can do."""
+    names = [f"{name} {importlib.metadata.version(name)}" for name in (_distribution(), "torch")]
+    processors = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    abilities = re.search(r"^(?:flags|Features)\s*:(.*)$", processors, re.MULTILINE)
+    known = hashlib.sha256(abilities[1].encode() if abilities else b"").hexdigest()
+    return ", ".join([*names, f"processor {known[:12]}"])
+
+
+def prepare(cpu_threads: int) -> None:
+    """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load.
+
+    The fork server imports vLLM in its own process, so this returns at once.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
+    if not runs_on_cpu():
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", str(cpu_threads))
+    os.environ.update(_CPU_ENVIRONMENT)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_torch_cache())
+    # Before vLLM has set up its own loggers it speaks through ours.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    start_fork_server()
+
+
+def _torch_cache() -> Path:
+    """Where torch keeps code: where nobody else could have put any, unlike its own choice. It ends without a folder."""
+    folder = _cache_folder() / "torchinductor"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+        problem = "it is not ours to write to"
+    except OSError as error:
+        problem = error.strerror or "it cannot be made"
+    _log.warning(
+        "vLLM's cache %s cannot be used (%s): models run uncompiled, and each start takes longer. Set VLLM_CACHE_ROOT "
+        "to a folder of the server's user.",
+        *(folder.parent, problem),
+    )
+    return Path(os.environ["VLLM_RPC_BASE_PATH"], "torchinductor")
+
+
+def clean_up() -> None:
+    """Remove what `prepare` made. Once, after the last engine has ended."""
+    shutil.rmtree(os.environ.pop("VLLM_RPC_BASE_PATH"), ignore_errors=True)
+
+
+def _make_socket_folder() -> Path:
+    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever.
+
+    Folders of servers that were killed are removed on the way.
+    """
+    for left in Path(tempfile.gettempdir()).glob("hearth-*-*"):
+        pid = left.name.split("-")[1]
+        if left.is_dir() and pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"hearth-{os.getpid()}-"))
+
+
+def start_engines_our_way() -> None:
+    """Have vLLM start its engine processes tied to ours, on a CPU from the fork server. It has no setting (0.32)."""
+    if not compat.fits("processes"):
+        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"  # vLLM's own way would fork a server with threads
+        return
+    import vllm.v1.engine.utils as launcher
+
+    context = process_context()
+    launcher.get_mp_context = lambda: context
+
+
+@contextmanager
+def changing_environment() -> Iterator[None]:
+    """Hold while an engine starts: vLLM changes `os.environ` then, and reads it.
+
+    At all other times it finds each of its settings computed already. Left alone it looks them up in `os.environ` many
+    times per request and token, for about a fifteenth of all that the process does.
+    """
+    if not compat.fits("settings"):
+        yield
+        return
+    import vllm.envs
+
+    with _starts.lock:
+        _starts.count += 1
+        vllm.envs.disable_envs_cache()
+    try:
+        yield
+    finally:
+        with _starts.lock:
+            _starts.count -= 1
+            if not _starts.count:
+                vllm.envs.enable_envs_cache()
+
+
+class _Starts:
+    """Engines that are starting at this moment, on any thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+
+
+_starts = _Starts()
+
+
+def process_context() -> ForkServerContext | SpawnContext:
+    """Return what makes processes that end with the server. Start them on a `StarterThread`."""
+    return _ForkServer() if runs_on_cpu() else _Spawn()
+
+
+# Of a starter thread's job. `told`: who wants to know which processes it starts; `may_compile`: whether these may.
+_here = threading.local()
+
+
+@contextmanager
+def compiling(*, allowed: bool) -> Iterator[None]:
+    """Hold while an engine starts. Not `allowed`: it fails where vLLM has no code for it, and compiles nothing."""
+    _here.may_compile = allowed
+    try:
+        yield
+    finally:
+        _here.may_compile = True
+
+
+class _ForkedEngine(ForkServerProcess):
+    may_compile = True
+
+    def start(self) -> None:
+        self.may_compile = getattr(_here, "may_compile", True)
+        ensure_fork_server_runs()
+        super().start()
+        _tell_of(self)
+
+    def run(self) -> None:
+        # Not left to the plugin: before vLLM loads that, it waits minutes for a server that may be gone.
+        tie_to_parent()
+        if not self.may_compile:
+            os.environ["VLLM_FORCE_AOT_LOAD"] = "1"
+        super().run()
+
+
+class _SpawnedEngine(SpawnProcess):
+    def start(self) -> None:
+        super().start()
+        _tell_of(self)
+
+    def run(self) -> None:
+        tie_to_parent()
+        super().run()
+
+
+def _tell_of(process: ForkServerProcess | SpawnProcess) -> None:
+    told = getattr(_here, "told", None)
+    if told is not None:
+        told(process)
+
+
+class _ForkServer(ForkServerContext):
+    Process = _ForkedEngine
+
+
+class _Spawn(SpawnContext):
+    Process = _SpawnedEngine
+
+
+class StarterThread:
+    """Runs blocking starts one after the other on a thread that lives as long as the server.
+
+    A thread of a pool will not do: the kernel kills a child when the thread that started it ends
+    (engine/backends/vllm/plugin.py). Engines that share a device share one of these.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any], Started | None]]
+        self._jobs = queue.SimpleQueue()
+        # A daemon: a start that hangs must not keep the server from ending.
+        threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
+
+    async def run(self, job: Callable[[], _T], started: Started | None = None) -> _T:
+        """Run `job` on the thread; its result or exception comes back. Cancelling stops the wait, not the job.
+
+        `started` is called, on the thread, with each process of ours (`process_context`) that the job starts.
+        """
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._jobs.put((future, job, started))
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            future, job, _here.told = self._jobs.get()
+            try:
+                result, error = job(), None
+            except BaseException as caught:  # noqa: BLE001  # handed to whoever waits
+                result, error = None, caught
+            loop = future.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def tie_to_parent() -> None:
+    """Make this process end with the server, however the server ends. Safe to call twice.
+
+    The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
+    the server does (processes.py), and the fork server has only one.
+    """
+    _let_fork_server_end()
+    end_with_starter()
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        os._exit(1)  # it died between our fork and the line above
+    # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
+    os.setpgid(0, 0)
+
+
+def _let_fork_server_end() -> None:
+    """Close our end of the pipe by which the fork server sees that nobody needs it any more.
+
+    Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
+    keep each other alive after the server's death.
+    """
+    with compat.guarded("fork server"):
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+        if server._forkserver_alive_fd is not None:  # noqa: SLF001
+            os.close(server._forkserver_alive_fd)  # noqa: SLF001
+            server._forkserver_alive_fd = None  # noqa: SLF001
+
+
+# oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
+ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
+
+
+_lock = threading.Lock()
+
+
+def start_fork_server() -> None:
+    """Start it. It imports vLLM in its own process, so this returns at once."""
+    multiprocessing.set_forkserver_preload(["engine.backends.vllm.preload"])
+    own = {"LD_PRELOAD": ":".join(_preloaded_libraries())}
+    own |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    with with_variables(own):
+        forkserver.ensure_running()
+
+
+def ensure_fork_server_runs() -> None:
+    """Before each process is forked: start it anew if it is gone, have it go on if it was stopped.
+
+    Python would start another one by itself, but without the libraries above. The engines of the one before have ended
+    with it: the kernel ends children that were tied to their parent (engine/backends/vllm/plugin.py).
+    """
+    with _lock, guarded("fork server"):
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+        pid: int | None = server._forkserver_pid  # noqa: SLF001
+        state = _state_of(pid)
+        if pid is not None and state == psutil.STATUS_STOPPED:
+            _log.warning("Process %d, which engines are forked from, was stopped; it is told to go on.", pid)
+            os.kill(pid, signal.SIGCONT)
+        elif state in {None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+            if pid is not None:
+                _log.warning("Process %d, which engines are forked from, is gone; a new one takes its place.", pid)
+            start_fork_server()
+
+
+def _state_of(pid: int | None) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        return None if pid is None else str(psutil.Process(pid).status())
+    return None
+
+
+def _preloaded_libraries() -> list[str]:
+    """What vLLM's CPU platform puts into LD_PRELOAD of its processes: PyTorch's libgomp and tcmalloc."""
+    found = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if path]
+    for package, pattern in (
+        ("vllm", "libs/libtcmalloc_minimal*.so*"),
+        ("torch", "lib/libgomp*.so*"),
+        ("torch", "../torch.libs/libgomp*.so*"),
+    ):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            found += [str(path.resolve()) for path in sorted(Path(spec.origin).parent.glob(pattern))[:1]]
+    return list(dict.fromkeys(found))  # vLLM may have put them there since

@@ -1,0 +1,211 @@
+"""Starts the vLLM engine of a chat model: what it is told, the serving classes on top, and its processes.
+
+What it does after that is engine.py's.
+
+vLLM's sleep mode, level 1: weights wait in RAM, the KV cache is let go, the process stays. GPUs only.
+
+Whether a model sleeps is the plan's (engine/placement.py), when it does the pool's. Level 2 is not used: models have
+woken from it without their weights (vLLM issue 29341).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.admission import Room
+from engine.backends.vllm import compat, processes
+from engine.errors import LoadError
+from engine.hardware import read_hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from prometheus_client import CollectorRegistry
+
+    from engine.config import ChatModelSpec
+    from engine.pictures import Pictures
+
+
+_DEMO_KV_CACHE_GIB = 0.0625
+_CPU_KV_CACHE_GIB = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `VllmChat` needs to start: the model's entry, its folder, where blocking starts run, who decodes."""
+
+    spec: ChatModelSpec
+    weights: Path
+    demo: bool
+    starter: processes.StarterThread
+    grammar_starter: processes.StarterThread
+    pictures: Pictures
+    report: Callable[[str, float], None]
+    metrics: CollectorRegistry | None = None
+    """What vLLM's own metrics go into; None: it makes none."""
+    sleep: Sleep | None = None
+    """How it leaves its GPUs to another model; None: by its end."""
+    compiled: bool = True
+    """False: it starts sooner and answers slower."""
+    only_kept_code: bool = False
+    """Compiled, but it fails where that would have to be done now."""
+
+
+def start_engine(launch: Launch) -> Any:
+    """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready."""
+    launch.report("importing vLLM", 0.1)
+    compat.check(launch.spec.id)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    stat_logger = None if launch.metrics is None else compat.apply("metrics", lambda: _stat_logger(launch.metrics))
+    with processes.changing_environment():
+        with processes.CONFIG_LOCK:
+            launch.report("reading the model's configuration", 0.4)
+            arguments = AsyncEngineArgs(**_engine_arguments(launch))
+            config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            processes.start_engines_our_way()
+        launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
+        with processes.compiling(allowed=not launch.only_kept_code):
+            return AsyncLLM.from_vllm_config(
+                vllm_config=config,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                enable_log_requests=False,
+                disable_log_stats=stat_logger is None,
+                stat_loggers=None if stat_logger is None else [stat_logger],
+            )
+
+
+def _stat_logger(registry: Any) -> type[Any]:
+    from engine.backends.vllm.metrics import stat_logger_into
+
+    return stat_logger_into(registry)
+
+
+def _kernels() -> dict[str, list[str]]:
+    from engine.backends.vllm.patches import priority, register_kernels
+
+    register_kernels()
+    return priority()
+
+
+def _engine_arguments(launch: Launch) -> dict[str, Any]:
+    spec, engine = launch.spec, launch.spec.engine
+    arguments: dict[str, Any] = {
+        "model": str(launch.weights.resolve()),  # what it compiles is found by this name again
+        "served_model_name": [spec.id],
+        "load_format": "safetensors",
+        "trust_remote_code": False,
+        "use_tqdm_on_load": False,
+        "dtype": engine.dtype,
+        "max_model_len": engine.context_length,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_logprobs": 20,
+        "scheduling_policy": "priority",
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "enforce_eager": not launch.compiled,
+        # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
+        "limit_mm_per_prompt": {
+            "image": engine.max_images if "vision" in spec.capabilities else 0,
+            "video": 0,
+            "audio": 0,
+        },
+        # Its two halves must see every picture in one order, and requests are let in by fairness here.
+        "mm_processor_cache_gb": 0,
+        "enable_sleep_mode": launch.sleep is not None,
+    }
+    cache_gib = engine.kv_cache_gib
+    if processes.runs_on_cpu():
+        # By class path: the short name "uni" is turned into a process of its own on a CPU.
+        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
+        kernels = None if launch.compiled else compat.apply("cpu kernels", _kernels)
+        if kernels is not None:
+            arguments["ir_op_priority"] = kernels
+    if cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
+    return arguments
+
+
+def build_serving(engine: Any, launch: Launch) -> Any:
+    """Blocking. Return the `Serving` of a started engine. Raises `LoadError` when a parser does not fit."""
+    from engine.backends.vllm.grammars import Grammars
+    from engine.backends.vllm.serving import build_serving as build
+    from engine.backends.vllm.tool_calls import parsers_for
+
+    spec, grammars = launch.spec, Grammars(engine.vllm_config, launch.grammar_starter)
+    template = getattr(engine.renderer.tokenizer, "chat_template", None)
+    tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
+    try:
+        return build(
+            engine, name=spec.id, tool_parser=tool_parser, reasoning_parser=reasoning_parser, grammars=grammars
+        )
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise LoadError(
+            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
+            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
+            "ones of its family."
+        ) from error
+
+
+def room_of(engine: Any, spec: ChatModelSpec) -> Room:
+    """Return what the started engine can hold."""
+    cache = engine.vllm_config.cache_config
+    return Room(
+        sequences=spec.engine.max_num_seqs,
+        waiting=spec.engine.max_queued_requests,
+        kept_for_interactive=spec.engine.places_for_people,
+        kept_for_newcomers=spec.engine.places_for_newcomers,
+        kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
+        fair=spec.engine.fair_queue,
+    )
+
+
+_log = logging.getLogger("hearth.sleep")
+
+_MOST_SECONDS = 120.0  # to carry weights over the bus; a sleeper that takes longer hangs
+_ENOUGH = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """How a model sleeps: which GPUs it leaves, by how many bytes each; `turn` is held while it takes them again."""
+
+    gpus: tuple[int, ...]
+    frees_bytes: int
+    turn: Callable[[], AbstractAsyncContextManager[Any]]
+
+
+async def fall_asleep(engine: Any, sleep: Sleep, name: str) -> bool:
+    """Free its GPUs. False when that did not free what it must: the engine is of no more use then."""
+    before = await _free_bytes(sleep.gpus)
+    try:
+        async with asyncio.timeout(_MOST_SECONDS):
+            await engine.sleep(level=1)
+    except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is ended instead
+        _log.exception("%s did not fall asleep; it is ended and will be loaded anew", name)
+        return False
+    after = await _free_bytes(sleep.gpus)
+    freed = min((after[gpu] - before[gpu] for gpu in sleep.gpus if gpu in after and gpu in before), default=0)
+    if freed < _ENOUGH * sleep.frees_bytes:
+        _log.warning("%s fell asleep and freed %d bytes of %d; it is ended instead", name, freed, sleep.frees_bytes)
+        return False
+    return True
+
+
+async def wake_up(engine: Any, sleep: Sleep) -> None:
+    """Take the GPUs again. Whatever is raised, the engine is of no more use."""
+    async with sleep.turn(), asyncio.timeout(_MOST_SECONDS):
+        await engine.wake_up()
+
+
+async def _free_bytes(gpus: tuple[int, ...]) -> dict[int, int]:
+    hardware = await asyncio.to_thread(read_hardware)
+    return {gpu.index: gpu.free_bytes for gpu in hardware.gpus if gpu.index in gpus}

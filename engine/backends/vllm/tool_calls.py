@@ -1,0 +1,289 @@
+"""Feeds one choice's text to vLLM's tool and reasoning parsers and mends what its older tool parsers lose.
+
+Most of those parsers count on a step being one token, start only at the very first character, and leave the end of a
+call to vLLM's plain answers. serving.py owns the answer that comes of it.
+
+Which of vLLM's tool and reasoning parsers fits a model: by its family, unless models.yaml says it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.tool_parsers.utils import partial_tag_overlap
+
+from engine.types import ToolCallDelta
+
+if TYPE_CHECKING:
+    from engine.config import ChatModelSpec
+
+
+# Where a call begins that may follow some words: these parsers look at the beginning of an answer only.
+_ANCHORS: dict[str, tuple[str, ...]] = {
+    "Llama3JsonToolParser": ("<|python_tag|>", '{"name": '),
+    "Llama4PythonicToolParser": ("<|python_start|>",),
+    "Olmo3PythonicToolParser": ("<function_calls>",),
+    "HunyuanA13BToolParser": ("<tool_calls>[",),
+}
+_OPENINGS = {"Llama3JsonToolParser": "{", "Llama4PythonicToolParser": "["}
+
+
+def mend(parser_class: Any) -> None:
+    """Put our layer on the tool parser that `parser_class` makes. vLLM's newer ones (engine based) need none."""
+    tool_parser = getattr(parser_class, "tool_parser_cls", None)
+    if tool_parser is not None and not tool_parser.engine_based_streaming:
+        parser_class.tool_parser_cls = type(tool_parser.__name__, (_Mended, tool_parser), {})
+
+
+class CallStream:
+    """The parsed answer of one choice as it grows."""
+
+    def __init__(self, parser: Any, request: Any, tokenizer: Any) -> None:
+        self.parser = parser
+        self._request = request
+        self._tokenizer = tokenizer
+        self._steps = _TokenSteps(tokenizer)
+        self._content = ""
+        self._calls: dict[int, tuple[str, str]] = {}
+
+    @property
+    def called_tools(self) -> bool:
+        return bool(self._calls)
+
+    def feed(
+        self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
+    ) -> tuple[str, str, list[ToolCallDelta]]:
+        """Return (content, reasoning, pieces of calls) that the new text brought; parsers may hold text back."""
+        # A parser told of the end completes what it holds. Of an answer cut off, that is half a call or half a mark.
+        ended = finish_reason not in {None, "length"}
+        pieces = self._steps.split(text, token_ids)
+        content, reasoning, calls = "", "", []
+        for place, (part, ids) in enumerate(pieces, 1):
+            message = self.parser.parse_delta(
+                delta_text=part,
+                delta_token_ids=ids,
+                request=self._request,
+                prompt_token_ids=prompt_token_ids,
+                finished=ended and place == len(pieces),
+            )
+            if message is None:
+                continue
+            content += message.content or ""
+            reasoning += message.reasoning or ""
+            calls += [self._seen(_delta(call)) for call in message.tool_calls]
+        self._content += content
+        if ended:
+            rest, missing = self._missing()
+            content += rest
+            calls += missing
+        return content, reasoning, calls
+
+    def _seen(self, call: ToolCallDelta) -> ToolCallDelta:
+        name, arguments = self._calls.get(call.index, ("", ""))
+        self._calls[call.index] = (name + (call.name or ""), arguments + call.arguments)
+        return call
+
+    def _missing(self) -> tuple[str, list[ToolCallDelta]]:
+        """Compare with what vLLM finds in the whole text; return what was never streamed of it."""
+        tool_parser: Any = getattr(self.parser, "tool_parser", None)
+        if not isinstance(tool_parser, _Mended) or tool_parser.seen in {"", self._content}:
+            return "", []
+        fresh: Any = type(tool_parser)(self._tokenizer, self._request.tools)
+        found = fresh.extract_tool_calls(tool_parser.seen, self._request)
+        if not found.tools_called:
+            whole = found.content or ""
+            marked = any(anchor in whole for anchor in tool_parser.anchors)
+            missing = bool(self._calls) or marked or not whole.startswith(self._content)
+            return ("" if missing else whole[len(self._content) :]), []
+        calls = []
+        for index, call in enumerate(found.tool_calls):
+            name, arguments = self._calls.get(index, (None, ""))
+            wanted = call.function.arguments
+            if name is None:
+                calls.append(self._seen(ToolCallDelta(index, call.id, call.function.name, wanted)))
+            elif name == call.function.name and not _is_json(arguments) and wanted.startswith(arguments):
+                calls.append(self._seen(ToolCallDelta(index, None, None, wanted[len(arguments) :])))
+        return "", calls
+
+
+class _TokenSteps:
+    """Splits what several steps brought (a slow client's are put together) into steps of one token again."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._held: list[int] = []  # tokens whose text has not come yet, like the first bytes of a character
+
+    def split(self, text: str, token_ids: list[int]) -> list[tuple[str, list[int]]]:
+        """Return pieces, together `text` and `token_ids`; where shares are unclear, tokens stay together."""
+        pieces: list[tuple[str, list[int]]] = []
+        if len(token_ids) <= 1:
+            pieces.append((text, token_ids))
+            self._held = [] if text else [*self._held, *token_ids]
+            return pieces
+        waiting: list[int] = []
+        for token_id in token_ids:
+            self._held.append(token_id)
+            waiting.append(token_id)
+            share = self._share(text)
+            if share:
+                pieces += [("", [silent]) for silent in waiting[:-1]]
+                pieces.append((share, [token_id]))
+                text = text[len(share) :]
+                self._held, waiting = [], []
+        if text:
+            self._held = []
+            return [*pieces, (text, waiting)]
+        return pieces + [("", [silent]) for silent in waiting]
+
+    def _share(self, text: str) -> str:
+        """Return how the rest of the text starts if it starts with what the tokens held stand for."""
+        for token_ids in (self._held, self._held[-1:]):
+            part = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+            # Some tokenizers drop a space in front of what they take for the first word.
+            for share in (part, f" {part}"):
+                if part and text.startswith(share):
+                    return share
+        return ""
+
+
+class _Mended:
+    """Mixed in before a tool parser of vLLM: remembers the text, and lets calls begin after some words."""
+
+    anchors: tuple[str, ...]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen = ""
+        self.anchors = _ANCHORS.get(type(self).__name__, ())
+        self._opening = _OPENINGS.get(type(self).__name__)
+        self._start = None if self.anchors else 0
+        self._sent = 0
+
+    def extract_tool_calls_streaming(  # noqa: PLR0913, PLR0917  # vLLM's signature
+        self,
+        previous_text: str,
+        current_text: str,
+        delta_text: str,
+        previous_token_ids: Any,
+        current_token_ids: Any,
+        delta_token_ids: Any,
+        request: Any,
+    ) -> Any:
+        """Pass on the text from the first call on; what stands before is content."""
+        self.seen = current_text
+        content = ""
+        if self._start is None:
+            content = self._words(current_text)
+            if self._start is None:
+                return DeltaMessage(content=content) if content else None
+            previous_text, delta_text = "", current_text[self._start :]
+        else:
+            previous_text = previous_text[self._start :]
+        message = super().extract_tool_calls_streaming(  # type: ignore[misc]
+            previous_text,
+            current_text[self._start :],
+            delta_text,
+            previous_token_ids,
+            current_token_ids,
+            delta_token_ids,
+            request,
+        )
+        if content:
+            message = message or DeltaMessage()
+            message.content = content + (message.content or "")
+        return message
+
+    def _words(self, text: str) -> str:
+        """Return the new text that is no call; set `_start` once one begins."""
+        places = [place for anchor in self.anchors if (place := text.find(anchor)) >= 0]
+        if self._opening and text.startswith(self._opening):
+            places.append(0)
+        if places:
+            self._start = end = min(places)
+        else:
+            end = len(text) - max(partial_tag_overlap(text, anchor) for anchor in self.anchors)
+        content = text[self._sent : end]
+        self._sent = max(end, self._sent)
+        return content
+
+
+def _delta(call: Any) -> ToolCallDelta:
+    function = call.function
+    return ToolCallDelta(
+        call.index, call.id, function.name if function else None, (function.arguments if function else None) or ""
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+# `model_type` of config.json -> (tool parser, reasoning parser)
+FAMILIES: dict[str, tuple[str | None, str | None]] = {
+    "apertus": ("apertus", None),
+    "deepseek_v3": ("deepseek_v3", "deepseek_r1"),
+    "deepseek_v32": ("deepseek_v32", "deepseek_v3"),
+    "ernie4_5_moe": ("ernie45", "ernie45"),
+    "gemma4": ("gemma4", "gemma4"),
+    "glm4_moe": ("glm45", "glm45"),
+    "glm4_moe_lite": ("glm47", "glm45"),
+    "glm4v_moe": ("glm45", "glm45"),
+    "glm_moe_dsa": ("glm47", "glm45"),
+    "gpt_oss": ("openai", "openai_gptoss"),
+    "granite": ("granite", None),
+    "granitemoehybrid": ("granite4", None),
+    "hunyuan_v1_moe": ("hunyuan_a13b", "hunyuan_a13b"),
+    "idefics3": ("hermes", None),  # has no calls of its own: this is how our demo model writes them
+    "kimi_k2": ("kimi_k2", "kimi_k2"),
+    "lfm2": ("lfm2", None),
+    "lfm2_moe": ("lfm2", None),
+    "llama": ("llama3_json", None),
+    "llama4": ("llama4_pythonic", None),
+    "longcat_flash": ("longcat", None),
+    "minimax_m2": ("minimax_m2", "minimax_m2"),
+    "mistral": ("mistral", None),
+    "mistral3": ("mistral", None),
+    "olmo3": ("olmo3", "olmo3"),
+    "qwen2": ("hermes", None),
+    "qwen2_5_vl": ("hermes", None),
+    "qwen2_moe": ("hermes", None),
+    "qwen2_vl": ("hermes", None),
+    "qwen3": ("hermes", "qwen3"),
+    "qwen3_5": ("qwen3_coder", "qwen3"),
+    "qwen3_5_moe": ("qwen3_coder", "qwen3"),
+    "qwen3_moe": ("hermes", "qwen3"),
+    "qwen3_next": ("hermes", "qwen3"),
+    "qwen3_vl": ("hermes", "qwen3"),
+    "qwen3_vl_moe": ("hermes", "qwen3"),
+    "seed_oss": ("seed_oss", "seed_oss"),
+    "step3_vl": ("step3", "step3"),
+    "step3p5": ("step3p5", "step3p5"),
+}
+# Members of a family that call tools in another way than it does say so in their chat template (Qwen3-Coder).
+_IN_TEMPLATE = {("hermes", "<function="): "qwen3_coder"}
+
+
+def parsers_for(model_type: str, chat_template: str | None, spec: ChatModelSpec) -> tuple[str | None, str | None]:
+    """Return (tool parser, reasoning parser); None means that none is used.
+
+    A tool parser is only chosen for a model that claims `function_calling`. A family's reasoning parser is
+    only chosen when the chat template knows of thinking: the same family has members that do not think, and
+    their whole answer would be taken for reasoning. `none` in models.yaml switches a parser off.
+    """
+    family_tool, family_reasoning = FAMILIES.get(model_type, (None, None))
+    if model_type != "gpt_oss" and "think" not in (chat_template or ""):
+        family_reasoning = None
+    for (parser, phrase), better in _IN_TEMPLATE.items():
+        if parser == family_tool and phrase in (chat_template or ""):
+            family_tool = better
+    tool = spec.engine.tool_parser or family_tool
+    reasoning = spec.engine.reasoning_parser or family_reasoning
+    if "function_calling" not in spec.capabilities:
+        tool = None
+    return (None if tool == "none" else tool), (None if reasoning == "none" else reasoning)

@@ -1,0 +1,46 @@
+"""`/v1/admin/audit`, `/reload` and `/status`: who changed what, models.yaml read again, how all of it stands."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from server.api.admin.schema import ChangedVoices, Entry, EntryList, Reloaded, RenewedCertificate
+from server.api.admin.usage import AuditQuery
+from server.api.dependencies import TheActor, TheAudit, key_with
+from server.observability.status import Status, read_status
+from server.reload import renew_certificate, take_over
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key_with("admin"))])
+
+
+@router.get("/audit")
+async def read_audit(query: Annotated[AuditQuery, Query()], audit: TheAudit) -> EntryList:
+    """List changes of keys and configuration, the newest first."""
+    return EntryList(data=[Entry.of(entry) for entry in await audit.read(query.limit, query.since)])
+
+
+@router.get("/status")
+async def status(request: Request) -> Status:
+    """Say how models, memory, queues and GPUs stand at this moment."""
+    return await read_status(request.app)
+
+
+@router.post("/reload")
+async def reload(request: Request, by: TheActor) -> Reloaded:
+    """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
+    taken = await take_over(request.app, by)
+    renewal = renew_certificate(request.app)
+    return Reloaded(
+        models=list(taken.config.models),
+        tiers=list(taken.config.tiers),
+        added=list(taken.models.added),
+        changed=list(taken.models.changed),
+        removed=list(taken.models.removed),
+        voices=ChangedVoices(**asdict(taken.voices)),
+        warnings=list(taken.warnings),
+        later=list(taken.later),
+        certificate=None if renewal is None else RenewedCertificate(**asdict(renewal)),
+    )

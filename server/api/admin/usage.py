@@ -1,0 +1,137 @@
+"""`GET /v1/usage`: what keys have used. Everybody may read their own, and with the scope `admin` all.
+
+What may be asked of usage and of the audit log, and how usage is answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from server.api.dependencies import TheMeter, any_key
+from server.api.schema import Asked
+from server.errors import ApiError
+from server.observability.moments import iso, past
+from server.store import ApiKey, GroupBy
+from server.store.api_key import utc_now
+from server.validation import FieldError
+
+if TYPE_CHECKING:
+    from server.store import UsageRow
+
+
+router = APIRouter(prefix="/v1", tags=["usage"])
+
+
+_GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
+_LONGEST = timedelta(days=366)
+_LONGEST_BY_HOUR = timedelta(days=31)
+
+
+def _since(text: Any) -> datetime:
+    return text if isinstance(text, datetime) else past(str(text), utc_now())  # FastAPI passes defaults through here
+
+
+def _groups(text: str) -> str:
+    groups(text)
+    return text
+
+
+def groups(text: str) -> tuple[GroupBy, ...]:
+    """Read `day` or `day,model`. Raises ValueError, its text following the name of the field."""
+    found = tuple(group for group in _GROUPS if group in text.split(","))
+    if len(found) != len(text.split(",")):
+        raise ValueError(f"must be one of {', '.join(_GROUPS)}, or several with commas between")
+    return found
+
+
+Past = Annotated[
+    datetime,
+    BeforeValidator(_since),
+    WithJsonSchema({"type": "string", "examples": ["7d", "2026-11-21", "2026-11-21T12:00:00Z"]}),
+]
+
+
+class AuditQuery(Asked):
+    """What to show of the audit log."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    since: Past | None = None
+
+
+class UsageQuery(Asked):
+    """What to sum up, and how. Times are whole hours in UTC."""
+
+    since: Past = Field(default_factory=lambda: _since("7d"))
+    """So long ago (`7d`), a day or a moment."""
+    until: Past = Field(default_factory=utc_now)
+    """Up to the hour of this moment."""
+    by: Annotated[str, AfterValidator(_groups)] = "day"
+    """`hour`, `day`, `model`, `kind` or `key`, or several with commas between."""
+    model: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,256}$")] | None = None
+    key: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{12}$")] | None = None
+    """Public id of one key. Of another's only with the scope `admin`."""
+
+    @model_validator(mode="after")
+    def _span_is_possible(self) -> UsageQuery:
+        if self.until <= self.since:
+            raise FieldError("until", "must be later than `since`")
+        if self.until - self.since > _LONGEST:
+            raise FieldError("since", f"must be at most {_LONGEST.days} days before `until`")
+        if "hour" in self.by and self.until - self.since > _LONGEST_BY_HOUR:
+            raise FieldError("since", f"must be at most {_LONGEST_BY_HOUR.days} days before `until` when by hour")
+        return self
+
+
+class UsageSum(BaseModel):
+    """A sum. What was not asked for in `by` is null."""
+
+    start: str | None
+    key: str | None
+    model: str | None
+    kind: str | None
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    images: int
+    audio_seconds: float
+    errors: int
+    aborted: int
+
+    @classmethod
+    def of(cls, row: UsageRow) -> UsageSum:
+        """Show what the store has summed up."""
+        return cls(start=iso(row.start), key=row.key, model=row.model, kind=row.kind, **asdict(row.usage))
+
+
+class UsageList(BaseModel):
+    """Sums, in the order of time, key, model and kind."""
+
+    object: Literal["list"] = "list"
+    data: list[UsageSum]
+
+
+@router.get("/usage")
+async def read_usage(
+    query: Annotated[UsageQuery, Query()], key: Annotated[ApiKey, Depends(any_key)], meter: TheMeter
+) -> UsageList:
+    """Sum up requests and tokens by hour, day, model, kind or key, up to this moment."""
+    whose = query.key
+    if "admin" not in key.scopes:
+        if whose not in {None, key.public_id}:
+            raise ApiError(
+                403,
+                "insufficient_permissions",
+                "Only keys with the scope `admin` may read what others use. Leave out `key` for your own usage.",
+                type="permission_error",
+                param="key",
+            )
+        whose = key.public_id
+    await meter.book.flush()  # what was used a moment ago belongs to it
+    rows = await meter.book.read(query.since, query.until, key=whose, model=query.model, group_by=groups(query.by))
+    return UsageList(data=[UsageSum.of(row) for row in rows])

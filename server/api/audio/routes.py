@@ -1,0 +1,66 @@
+"""`POST /v1/audio/speech`, and what can speak: `GET /v1/audio/voices` and `GET /v1/audio/models`.
+
+The two lists answer without a key if the setting `open_voice_list` says so (middleware.py), then all of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+
+from server.api.audio.answer import MEDIA_TYPES, as_events, as_file, failed
+from server.api.audio.schema import SpeechBody, SpeechModelList, VoiceList, VoiceQuery, to_speech_request
+from server.api.dependencies import SpeechEngine, TheAccess, TheDrain, TheEngine, TheSettings, key_if_sent, key_with
+from server.http.routing import StrictRoute
+from server.http.streaming import StreamedResponse
+from server.store import ApiKey
+
+if TYPE_CHECKING:
+    from server.observability.access_log import RequestRecord
+
+router = APIRouter(prefix="/v1/audio", tags=["audio"], route_class=StrictRoute)
+_KeyIfSent = Annotated[ApiKey | None, Depends(key_if_sent("audio"))]
+
+
+@router.get("/voices")
+async def list_voices(
+    query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, engine: TheEngine
+) -> VoiceList:
+    """List the voices of the speech models that this key may use."""
+    offered = [(model.id, voice) for model in access.speech_models(key) for voice in engine.voices(model.id)]
+    return VoiceList.of(query.chosen(offered))
+
+
+@router.get("/models")
+async def list_speech_models(key: _KeyIfSent, access: TheAccess) -> SpeechModelList:
+    """List the models that speak and that this key may use."""
+    return SpeechModelList.of(access.speech_models(key))
+
+
+@router.post("/speech", response_class=Response)
+async def speak(
+    body: SpeechBody,
+    request: Request,
+    key: Annotated[ApiKey, Depends(key_with("audio"))],
+    engine: SpeechEngine,
+    access: TheAccess,
+    settings: TheSettings,
+    drain: TheDrain,
+) -> Response:
+    """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
+    wanted = to_speech_request(body, key, access)
+    record: RequestRecord = request.state.record
+    record.model, record.stream = body.model, body.stream_format == "sse"
+    if body.stream_format != "sse":
+        media_type = MEDIA_TYPES[wanted.response_format]
+        return StreamedResponse(
+            as_file(lambda: engine.speech(wanted)), media_type=media_type, drain=drain, failure=None
+        )
+    return StreamedResponse(
+        as_events(lambda: engine.speech(wanted), wanted),
+        drain=drain,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        failure=failed,
+    )

@@ -1,0 +1,137 @@
+"""The body of a text completion, checked field by field, and what it means to the engine."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from engine import TextRequest
+from server.api.chat_schema import (  # pydantic reads the annotations
+    NoEngineFields,
+    Penalty,
+    PositiveInt,
+    StreamOptions,
+    stop_sequences,
+    token_biases,
+)
+from server.validation import FieldError
+
+if TYPE_CHECKING:
+    from server.api.dependencies import Access
+    from server.store import ApiKey
+
+MAX_PROMPTS = 16
+_MAX_ANSWERS = 16
+_MAX_TOKENS_SENT = 2**18  # each is looked at here; no context is longer
+_MAX_TOKEN_ID = 2**31 - 1
+_DEFAULT_MAX_TOKENS = 16
+
+Prompts = tuple[str | tuple[int, ...], ...]
+
+
+def _prompts(value: Any) -> Any:
+    """One text, one array of token ids, or an array of either; told apart by hand, like `content` in chat."""
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
+    prompts = [value] if one else value
+    if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {MAX_PROMPTS} of either")
+    return tuple(_prompt(prompt) for prompt in prompts)
+
+
+def _prompt(prompt: Any) -> str | tuple[int, ...]:
+    if not isinstance(prompt, (str, list)) or not prompt:
+        raise ValueError("must hold texts of at least 1 character, or arrays of at least 1 token id")
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) > _MAX_TOKENS_SENT:
+        raise ValueError(f"must hold at most {_MAX_TOKENS_SENT} token ids in one array")
+    if not all(_is_number(token) and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
+        raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
+    return tuple(prompt)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _no_echo(value: Any) -> Any:
+    if value:
+        raise ValueError("is not supported: put the prompt in front of the answer yourself")
+    return value
+
+
+def _no_suffix(value: Any) -> Any:
+    if value:
+        raise ValueError(
+            "is not supported: write the text before and after the gap into `prompt`, with the model's own marks"
+        )
+    return value
+
+
+class CompletionBody(NoEngineFields):
+    """The body of `POST /v1/completions`."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    """An id from `GET /v1/models`."""
+    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    """A text, an array of token ids, or an array of up to 16 of either. No chat template is applied."""
+    max_tokens: PositiveInt | None = None
+    """Upper bound on generated tokens, for each answer. Default 16."""
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    """Higher is more random; 0 always takes the likeliest token. Default 1."""
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    n: Annotated[int, Field(ge=1, le=8)] | None = None
+    """How many answers to each prompt. Default 1; at most 16 answers in all."""
+    best_of: Annotated[int, Field(ge=1, le=8)] | None = None
+    """Must be the same as `n`."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(stop_sequences)] = ()
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[Any, AfterValidator(token_biases)] = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """So many alternatives to each token, with their probabilities."""
+    echo: Annotated[bool | None, AfterValidator(_no_echo)] = None
+    suffix: Annotated[str | None, AfterValidator(_no_suffix)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    """Go on until `max_tokens`, for benchmarks."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "needs `stream: true`")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise FieldError("best_of", "must be the same as `n`: answers are not made to be thrown away")
+        if len(self.prompt) * (self.n or 1) > _MAX_ANSWERS:
+            raise FieldError("n", f"times the number of prompts must be at most {_MAX_ANSWERS}")
+        return self
+
+
+def to_text_request(body: CompletionBody, key: ApiKey, access: Access) -> TextRequest:
+    """Say in the engine's words what the body says, once it is known that the key may ask for it.
+
+    The request id is ours. Raises `ApiError`.
+    """
+    most = access.model(key, body.model).max_output_tokens
+    return TextRequest(
+        request_id=secrets.token_hex(12),
+        model=body.model,
+        prompts=body.prompt,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=body.top_p,
+        n=body.n or 1,
+        max_tokens=body.max_tokens or min(_DEFAULT_MAX_TOKENS, most or _DEFAULT_MAX_TOKENS),
+        stop=body.stop,
+        seed=body.seed,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=body.logit_bias,
+        top_logprobs=body.logprobs,
+        cache_salt=key.public_id,  # as in chat: cached prompts are never shared between keys
+        ignore_eos=bool(body.ignore_eos),
+        owner=key.public_id,
+    )

@@ -1,0 +1,233 @@
+"""Generated images as files, from the event loop: stored under random names, read, discarded, swept now and then.
+
+Blocks nothing: the work is files.py's, on threads. Who may open a file is links.py's.
+
+The folder of generated images: files appear whole or not at all, and go by age and by their bytes together.
+
+Everything here blocks and runs on a thread; files.py calls it from the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from server.errors import ApiError
+from server.tasks import SideTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from engine import ImageFormat
+
+
+_T = TypeVar("_T")
+_log = logging.getLogger("hearth.images")
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_THREADS = 4  # of their own: a slow disk holds up nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """A file and when it goes, in Unix seconds."""
+
+    name: str
+    expires_at: int
+
+
+class ImageFiles:
+    """The images in one folder. Use as `async with`, on one event loop.
+
+    The folder is swept at the start, every `sweep_every_seconds`, and after a write that makes it too large.
+    """
+
+    def __init__(self, folder: ImageFolder, *, sweep_every_seconds: float = 600) -> None:
+        self._folder = folder
+        self._sweep_every_seconds = sweep_every_seconds
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-files")
+        self._sweeping = asyncio.Lock()
+        self._bytes = 0
+        self._written_bytes = 0  # since the start
+        self._timer: asyncio.Task[None] | None = None
+        self._tasks = SideTasks()
+
+    async def __aenter__(self) -> Self:
+        await self._run(self._folder.open)
+        await self.sweep()
+        self._timer = asyncio.create_task(self._sweep_now_and_then())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish what has begun, and stop. The files stay."""
+        if self._timer is not None:
+            self._timer.cancel()
+            await asyncio.wait((self._timer,))
+        await self._tasks.finish()
+        self._executor.shutdown(wait=False)
+
+    async def save(self, data: bytes, output_format: ImageFormat) -> StoredImage:
+        """Store one image. Raises `ApiError` 507 when the disk is full; nothing is left of it then.
+
+        A caller that is cancelled leaves nothing behind either.
+        """
+        name = f"{secrets.token_hex(16)}.{output_format}"
+        expires_at = int(self._folder.clock() + self._folder.retention_seconds)
+        writing = self._tasks.start(self._run(partial(self._folder.write, name, data)))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda _: self.discard(name))
+            raise
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            _log.error("an image could not be stored: no space is left for %s", self._folder.path)
+            raise _no_space() from error
+        self._bytes += len(data)
+        self._written_bytes += len(data)
+        if self._bytes > self._folder.max_bytes and not self._sweeping.locked():
+            self._tasks.start(self.sweep())
+        return StoredImage(name, expires_at)
+
+    async def read(self, name: str) -> bytes | None:
+        """Return the file's bytes; None if there is no such file of ours."""
+        return await self._run(partial(self._folder.read, name))
+
+    def discard(self, *names: str) -> None:
+        """Delete files of an answer that nobody got. Does not wait or fail."""
+        for name in names:
+            self._tasks.start(self._run(partial(self._folder.delete, name)))
+
+    async def sweep(self) -> None:
+        """Delete what is too old or too much; where that fails it is tried again later."""
+        async with self._sweeping:
+            while True:
+                before = self._written_bytes
+                try:
+                    kept = await self._run(self._folder.sweep)
+                except OSError as error:
+                    _log.warning("old images in %s could not be deleted: %s", self._folder.path, error.strerror)
+                    return
+                self._bytes = kept + self._written_bytes - before  # what came meanwhile may count twice, but never not
+                if self._bytes <= self._folder.max_bytes:
+                    return  # else nobody has started a sweep for what came
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_every_seconds)
+            await self.sweep()
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _no_space() -> ApiError:
+    return ApiError(
+        507,
+        "insufficient_storage",
+        "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` `b64_json`,"
+        " which stores nothing, or tell whoever runs this server.",
+        type="server_error",
+        headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
+    )
+
+
+_PART = ".part"
+_NAME = re.compile(r"[0-9a-f]{32}\.(png|jpeg|webp)")
+_ROOM = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
+
+
+class ImageFolder:
+    """One folder, for one server. Files of other names are left alone. Everything raises OSError."""
+
+    def __init__(
+        self, path: Path, *, retention_seconds: float, max_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = path
+        self.retention_seconds = retention_seconds
+        self.max_bytes = max_bytes
+        self.clock = clock
+
+    def open(self) -> None:
+        """Make the folder, for us alone, and delete what a killed process had half written."""
+        self._make()
+        self.path.chmod(0o700)
+        for file in self.path.glob(f"*{_PART}"):
+            if _NAME.fullmatch(file.name.removesuffix(_PART)):
+                file.unlink(missing_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store a file. Where that fails nothing is left of it."""
+        part = self.path / f"{name}{_PART}"
+        try:
+            with os.fdopen(self._create(part), "wb", buffering=0) as file:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            part.replace(self.path / name)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def read(self, name: str) -> bytes | None:
+        """Return the file's bytes; None if there is no such file of ours."""
+        if not _NAME.fullmatch(name):
+            return None
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it is there."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Delete what is too old, then the oldest as long as there is too much. Returns the bytes that are left."""
+        files = sorted(self._stored())
+        kept = sum(size for _, size, _ in files)
+        wanted = self.max_bytes * _ROOM if kept > self.max_bytes else self.max_bytes
+        expired = self.clock() - self.retention_seconds
+        for modified, size, name in files:
+            if modified > expired and kept <= wanted:
+                break
+            self.delete(name)
+            kept -= size
+        return kept
+
+    def _stored(self) -> Iterator[tuple[float, int, str]]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if _NAME.fullmatch(entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        yield found.st_mtime, found.st_size, entry.name
+
+    def _create(self, part: Path) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            return os.open(part, flags, 0o600)
+        except FileNotFoundError:  # somebody has cleared the whole folder away
+            self._make()
+            return os.open(part, flags, 0o600)
+
+    def _make(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,33 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`.
+
+Models as the API shows them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends
+
+from server.api.dependencies import TheAccess, key_with
+from server.api.schema import Model, ModelList
+from server.store import ApiKey
+
+if TYPE_CHECKING:
+    pass
+
+
+router = APIRouter(prefix="/v1", tags=["models"])
+_Key = Annotated[ApiKey, Depends(key_with("models"))]
+
+
+@router.get("/models")
+async def list_models(key: _Key, access: TheAccess) -> ModelList:
+    """List the models that this key may use."""
+    return ModelList(data=[Model.of(info) for info in access.models(key)])
+
+
+@router.get("/models/{model:path}")
+async def retrieve_model(model: str, key: _Key, access: TheAccess) -> Model:
+    """Show one model."""
+    return Model.of(access.model(key, model))

@@ -1,0 +1,116 @@
+"""The machine-readable description of the API at `/openapi.json`: what FastAPI finds, and what it cannot know.
+
+Adds the key, the one shape of errors with the statuses of each route, and what a stream looks like.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.api.audio.answer import MEDIA_TYPES
+from server.http.middleware import OPEN_PATHS, needs_key
+
+_SUMMARY = (
+    "Chat, images and speech on models of your own. Paths start at the server's address; the base address of client "
+    "libraries ends in `/v1`. Every answer carries `x-request-id`, and every error has the same shape, `Error`."
+)
+_ERROR = {
+    "type": "object",
+    "description": "Why a request was refused or failed.",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string", "description": "What is wrong and what to do next; for people."},
+                "type": {
+                    "type": "string",
+                    "enum": ["invalid_request_error", "permission_error", "rate_limit_error", "server_error"],
+                },
+                "param": {
+                    "type": ["string", "null"],
+                    "description": "The field to blame, as a path like `messages[2].content`.",
+                },
+                "code": {
+                    "type": ["string", "null"],
+                    "description": "Stable; for programs.",
+                    "examples": ["invalid_value"],
+                },
+            },
+        }
+    },
+}
+_ALWAYS = {
+    400: "Not a valid HTTP request, or something wrong in the address.",
+    401: "No key, or one that is unknown, expired or revoked: `invalid_api_key`.",
+    403: "The key lacks the scope: `insufficient_permissions`.",
+    429: "Over a limit of the key: `rate_limit_exceeded` or `insufficient_quota`.",
+    431: "Address and headers are too large: `headers_too_large`.",
+    500: "A failure of ours: `internal_error`.",
+    503: "Busy, loading or ending: `Retry-After` says when to come back, if that is known.",
+}
+_WITH_KEY_ID = {404: "No key has this public id: `not_found`."}
+_WITH_MODEL = {404: "No such model, or the key may not use it: `model_not_found`."}
+_WITH_BODY = {
+    400: "A bad or missing field, no strict JSON, too long for the model, or beyond what it can do.",
+    408: "The body stopped coming: `request_timeout`.",
+    413: "The body is too large: `request_too_large`.",
+    415: "The body is compressed or not JSON: `unsupported_media_type`.",
+}
+_FILE = {"type": "string", "format": "binary"}
+_WITH_IMAGES = {507: "The disk is full: `insufficient_storage`."}
+_IMAGE_FILE = {404: "No such image, or its link has expired or was changed: `not_found`."}
+_AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDIA_TYPES.values()}
+_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/images/generations"}
+
+
+def describe(found: dict[str, Any]) -> dict[str, Any]:
+    """Complete, in place, what FastAPI found. The result is served and must be valid OpenAPI 3.1."""
+    found["info"]["description"] = _SUMMARY
+    components = found["components"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(unused, None)
+    components["schemas"]["Error"] = _ERROR
+    components["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer hk_...`"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+    }
+    found["security"] = [{"bearer": []}, {"x-api-key": []}]
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            _complete(method.upper(), path, operation)
+    return found
+
+
+def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)  # never sent: what FastAPI would refuse so is a 400 here
+    if path in OPEN_PATHS:
+        operation["security"] = []
+        if path.endswith("/ready"):
+            responses["503"] = {**responses["200"], "description": "A model is not ready, or the server is ending."}
+        return
+    statuses = dict(_ALWAYS)
+    if not needs_key(method, path):
+        operation["security"] = []
+        responses["200"]["content"] = {f"image/{kind}": {"schema": _FILE} for kind in ("png", "jpeg", "webp")}
+        statuses = {status: text for status, text in _ALWAYS.items() if status not in {401, 403, 429}} | _IMAGE_FILE
+    if "requestBody" in operation:
+        statuses |= _WITH_BODY
+        answer = responses["200"].setdefault("content", {"application/json": {"schema": {"type": "object"}}})
+        if path in _STREAMING:
+            answer["text/event-stream"] = {"schema": {"type": "string", "description": "With `stream: true`."}}
+    if path == "/v1/audio/speech":
+        events = {"type": "string", "description": "With `stream_format: sse`."}
+        responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
+    if path == "/v1/images/generations":
+        statuses |= _WITH_IMAGES
+    if path.startswith("/v1/admin"):
+        statuses |= _WITH_KEY_ID if "{public_id}" in path else {}
+    elif "requestBody" in operation or "{model}" in path:
+        statuses |= _WITH_MODEL
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses |= {str(status): {"description": text, "content": content} for status, text in sorted(statuses.items())}
+    operation["responses"] = dict(sorted(responses.items()))

@@ -1,0 +1,207 @@
+"""The body of `POST /v1/responses`: its own names and shapes. What they mean is left to chat.py.
+
+What chat checks too (arguments, schemas, image addresses) is checked there, once, when the body has become a chat body.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from server.api.chat_schema import NoEngineFields, PositiveInt, Strict
+
+MAX_ITEMS = 4096
+_NOTHING_STORED = "cannot be used: nothing is stored here. Send the whole conversation in `input`"
+_Id = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _not_stored(value: Any) -> Any:
+    if value is not None:
+        raise ValueError(_NOTHING_STORED)
+    return value
+
+
+def _not_in_background(value: Any) -> Any:
+    if value is True:
+        raise ValueError("cannot be true: nothing is stored here, so the answer could not be fetched later")
+    return value
+
+
+def _function_only(kind: str) -> str:
+    if kind != "function":
+        raise ValueError("must be `function`: this server runs no tools of its own, it only calls yours")
+    return kind
+
+
+def _metadata(value: Any) -> Any:
+    if value is None:
+        return value
+    pairs = value.items() if isinstance(value, dict) and len(value) <= 16 else [("", None)]
+    if not all(len(name) <= 64 and isinstance(text, str) and len(text) <= 512 for name, text in pairs):
+        raise ValueError("must hold at most 16 strings of up to 512 characters, under names of up to 64")
+    return value
+
+
+def _item(item: Any) -> Any:
+    """A message may come without its type; a reference to something stored leads nowhere."""
+    if isinstance(item, dict) and item.get("type") is None:
+        return {**item, "type": "message"} if "role" in item else item
+    if isinstance(item, dict) and item["type"] == "item_reference":
+        raise ValueError("refers to a stored item, but nothing is stored here: send the item itself")
+    return item
+
+
+def _string_or_array(value: Any) -> Any:
+    if isinstance(value, (str, list)):
+        return value
+    raise ValueError("must be a string or an array")
+
+
+class TextPart(Strict):
+    """Text, of whoever says it."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(Strict):
+    """What a model said instead of an answer; for us text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImagePart(Strict):
+    """An image within a user's message, for models with the capability `vision`."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, Field(min_length=1)]
+    """A `data:` URI. Uploaded files (`file_id`) do not exist here."""
+    detail: str | None = None
+
+
+Part = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
+Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], BeforeValidator(_string_or_array)]
+
+
+class MessageItem(Strict):
+    """What somebody said. `developer` means the same as `system`."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class FunctionCallItem(Strict):
+    """An earlier call that the model made; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: _Id
+    name: _Id
+    arguments: str
+
+
+class FunctionCallOutputItem(Strict):
+    """What came of the call `call_id`."""
+
+    type: Literal["function_call_output"]
+    call_id: _Id
+    output: Content
+
+
+class ReasoningItem(Strict):
+    """What the model thought earlier. Accepted, and not shown to the model again."""
+
+    type: Literal["reasoning"]
+
+
+Item = Annotated[
+    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
+    BeforeValidator(_item),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS)]
+
+
+class FunctionTool(Strict):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    type: Annotated[str, AfterValidator(_function_only)]
+    name: str
+    description: str | None = None
+    parameters: Any = None
+    strict: bool | None = None
+
+
+class NamedTool(Strict):
+    """Makes the model call this function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class PlainFormat(Strict):
+    """Free text, the default; or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Strict):
+    """JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    json_schema: Annotated[Any, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    """What the text of the answer looks like. `verbosity` is accepted and has no effect."""
+
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+
+
+class ReasoningOptions(Strict):
+    """How much the model thinks, if it does. `summary` is accepted: reasoning comes as it is."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+
+
+class ResponseBody(NoEngineFields):
+    """The body of `POST /v1/responses`. Nothing of it is stored, whatever `store` says."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    """An id from `GET /v1/models`."""
+    input: Annotated[str | Items, BeforeValidator(_string_or_array)]
+    """What the user says; or the whole conversation as items."""
+    instructions: str | None = None
+    """A system message in front of everything."""
+    max_output_tokens: PositiveInt | None = None
+    """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = None
+    """`message.output_text.logprobs` adds probabilities; the others have no effect."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    metadata: Annotated[Any, AfterValidator(_metadata)] = None
+    """Comes back with the answer."""
+    store: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """Accepted; a conversation that is too long is always refused, never cut."""
+
+    previous_response_id: Annotated[Any, BeforeValidator(_not_stored)] = None
+    conversation: Annotated[Any, BeforeValidator(_not_stored)] = None
+    prompt: Annotated[Any, BeforeValidator(_not_stored)] = None
+    background: Annotated[bool | None, BeforeValidator(_not_in_background)] = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer carries the probabilities of its tokens."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

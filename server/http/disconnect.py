@@ -1,0 +1,144 @@
+"""Races work against the client's leaving and the server's end, so that an answer nobody waits for is not made.
+
+The end of a server's life: stop taking work, let running work finish, then cut what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from starlette.responses import Response
+
+from server.errors import ApiError
+from server.http.protocol import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope
+
+
+_T = TypeVar("_T")
+
+
+class ClientGoneError(Exception):
+    """The client left. Nobody reads the answer; the access log says 499."""
+
+
+def shutting_down() -> ApiError:
+    """What a request gets that the end of the server cuts off, or that comes too late."""
+    return ApiError(
+        503,
+        "server_overloaded",
+        "This server is shutting down. Try again in a few seconds.",
+        type="server_error",
+        headers={"Retry-After": "5", "Connection": "close"},
+    )
+
+
+class Hangup:
+    """`async with`: cancels what runs in the block when the client leaves or the drain expires, and waits for its end.
+
+    It runs in the same task, without a step of the event loop between: under load each costs a token's time.
+    The body must have been read: then the only message left to `receive` is the disconnect. Raises
+    `ClientGoneError`, or the `ApiError` of a server that shuts down.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, drain: Drain) -> None:
+        self._connection = Connection.of(scope)
+        self._receive = receive
+        self._expired = drain.expired
+        self._reason: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to watch."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  # we are in a coroutine
+        self._task, self._cancelling = task, task.cancelling()
+        if self._connection is not None:
+            self._gone = self._connection.disconnected()
+        else:
+            self._gone = asyncio.ensure_future(_disconnect(self._receive))
+        self._gone.add_done_callback(self._interrupt)
+        self._expired.add_done_callback(self._interrupt)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop watching; tell why if that is what ended the block."""
+        self._expired.remove_done_callback(self._interrupt)
+        self._gone.remove_done_callback(self._interrupt)
+        self._gone.cancel()
+        reason, self._reason = self._reason, self._gone  # an interruption that is on its way comes too late
+        if reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
+            return
+        raise (shutting_down() if reason is self._expired else ClientGoneError) from None
+
+    def _interrupt(self, reason: asyncio.Future[None]) -> None:
+        if self._reason is None:
+            self._reason = reason
+            self._task.cancel()
+
+
+async def until_hangup(work: Coroutine[Any, Any, _T], request: Request, drain: Drain) -> _T:
+    """Await `work` in such a block, and return what it returns."""
+    async with Hangup(request.scope, request.receive, drain):
+        return await work
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def client_gone(_: Request, __: Exception) -> Response:
+    """Close the books on a request whose client left; nobody receives this."""
+    return Response(status_code=499)
+
+
+_LAST_WRITES_SECONDS = 2.0
+
+
+class Drain:
+    """Counts running requests and says when they must stop. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # A future rather than an event: hundreds of streams can wait on it without a task each.
+        self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def request(self) -> Self:
+        """Count one running request (`with`)."""
+        return self
+
+    def __enter__(self) -> None:
+        """It begins."""
+        self.running += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        """It has ended."""
+        self.running -= 1
+        if self.running == 0:
+            self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more work, wait up to `seconds` for what runs, then make the rest stop."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            self.cut()
+            with suppress(TimeoutError):  # a client that does not read must not hold us up
+                await asyncio.wait_for(self._idle.wait(), _LAST_WRITES_SECONDS)
+
+    def cut(self) -> None:
+        """Make everything that runs stop now, with an error to its client."""
+        self.draining = True
+        if not self.expired.done():
+            self.expired.set_result(None)

@@ -1,0 +1,213 @@
+"""What surrounds every request, as pure ASGI: its id and access line, the server's end, and who is asking.
+
+Bounds how many requests run at once in this process, before anything is read of them, fairly between keys.
+
+What a key may have running at most is limits.py's, who waits for a model the engine's: this is for the flood beyond all
+of that, which costs least where it is refused first.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from engine.headcount import Headcount
+from server.errors import ApiError, to_api_error
+from server.http.disconnect import ClientGoneError, shutting_down
+from server.http.headers import add_headers, header_of
+from server.observability.access_log import RequestRecord
+from server.store import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from server.http.disconnect import Drain
+    from server.observability.access_log import RequestRecord
+    from server.store import KeyCache
+
+
+# The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+# A setting may add these: Open WebUI asks for them without a key.
+VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
+_IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def needs_key(method: str, path: str) -> bool:
+    """Whether a request is refused without a valid key."""
+    return path not in OPEN_PATHS and not (method in {"GET", "HEAD"} and _IMAGE_FILE.fullmatch(path))
+
+
+class RequestContext:
+    """Outermost: gives every answer its `x-request-id`, writes the access line, and lets no exception out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes pass through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(scope), scope["method"], _client(scope))
+        scope.setdefault("state", {})["record"] = record
+
+        def send_with_id(message: Message) -> Awaitable[None]:
+            """No coroutine of its own: it would be one more for each token."""
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                own = {"x-request-id": record.request_id, **record.headers}
+                add_headers(message.setdefault("headers", []), own)
+            return send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGoneError:
+            pass  # there is nobody to answer
+        except Exception as error:  # noqa: BLE001  # last resort: the app's own handlers have answered or cannot
+            api_error = to_api_error(error)
+            if record.status is None:
+                record.error_code = api_error.code
+                await api_error.response()(scope, receive, send_with_id)
+        finally:
+            record.route = getattr(scope.get("route"), "path", None)
+            record.status = record.status or 499  # nothing was sent: there was nobody to send it to
+            state = scope["app"].state
+            state.access_log.append(record)
+            state.metrics.finished(record)
+
+
+class Gate:
+    """Counts running requests and refuses new ones once the server is ending. Health stays open."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes pass through."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        drain: Drain = scope["app"].state.drain
+        if drain.draining:
+            await _refuse(shutting_down(), scope, receive, send)
+            return
+        with drain.request():
+            await self._app(scope, receive, send)
+
+
+class Authentication:
+    """Deny by default: what is not on the list above needs a valid key, also paths that do not exist."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; other scopes pass through."""
+        if scope["type"] != "http" or not needs_key(scope["method"], scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        text = _key_text(scope)
+        if not text and _is_open_list(scope):
+            scope["state"]["key"] = None
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = await _authenticate(scope["app"].state.keys, text)
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+            return
+        scope["state"]["key"] = key
+        scope["state"]["record"].key = key.public_id
+        await self._app(scope, receive, send)
+
+
+def _is_open_list(scope: Scope) -> bool:
+    asked_for = scope["method"] == "GET" and scope["path"] in VOICE_LISTS
+    return asked_for and bool(scope["app"].state.settings.open_voice_list)
+
+
+def _key_text(scope: Scope) -> str:
+    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
+    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
+    bearer = text.strip() if scheme.lower() == "bearer" else ""
+    return bearer or (header_of(scope, b"x-api-key") or "").strip()
+
+
+async def _authenticate(keys: KeyCache, text: str) -> Any:
+    if not text:
+        raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+    try:
+        key = await keys.authenticate(text)
+    except StoreUnavailableError as error:
+        raise ApiError(
+            503,
+            "server_overloaded",
+            "Keys cannot be checked right now. Try again in a few seconds.",
+            type="server_error",
+            headers={"Retry-After": "5"},
+        ) from error
+    if key is None:
+        # litellm knows a bad key by these first words alone; without them it reports a bad request.
+        raise _unauthorized(
+            "Incorrect API key provided: it is unknown here, expired or revoked."
+            " Ask whoever runs this server for a new one."
+        )
+    return key
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["state"]["record"].error_code = error.code
+    await error.response()(scope, receive, send)
+
+
+def _request_id(scope: Scope) -> str:
+    given = header_of(scope, b"x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _client(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+class Crowd:
+    """Stands behind the authentication. Who came without a key counts as one."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._running = Headcount()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or refuse it; other scopes pass through."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        record: RequestRecord = scope["state"]["record"]
+        if self._running.has_share(record.key, self._most):
+            error = _overloaded()
+            record.error_code = error.code
+            await error.response()(scope, receive, send)
+            return
+        with self._running.one_more(record.key):
+            await self._app(scope, receive, send)
+
+
+def _overloaded() -> ApiError:
+    return ApiError(
+        503,
+        "server_overloaded",
+        "Too many requests run here at the same time. Try again in a few seconds, or send fewer at once.",
+        type="server_error",
+        headers={"Retry-After": "5"},
+    )

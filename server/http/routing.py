@@ -1,0 +1,167 @@
+"""Reads request bodies: capped while they arrive, and strict JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+
+from server.auth.access import KeyWith
+from server.errors import ApiError
+from server.http.disconnect import ClientGoneError
+from server.http.headers import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Scope
+
+_MOST_PARTS = 100_000  # checking so many takes half a second
+_MAX_DEPTH = 64
+_LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
+_BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client is taken for gone
+_INT64 = range(-(2**63), 2**63)
+# Only a text with one of these can hold a number out of range; most bodies need no second look.
+_BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
+# A client that is cut off while it still sends never reads the answer: take what is under way, within reason.
+_DRAIN_BYTES = 64 * 2**20
+
+
+class StrictRoute(APIRoute):
+    """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Read and check the body before FastAPI looks at it."""
+        handler = super().get_route_handler()
+
+        async def strict_handler(request: Request) -> Response:
+            await self._read_body(request)
+            return await handler(request)
+
+        return strict_handler
+
+    async def _read_body(self, request: Request) -> None:
+        """Parse the body, if there is one. The key's scope is checked before it is read."""
+        if self.body_field is None:
+            return
+        for below in self.dependant.dependencies:
+            if isinstance(below.call, KeyWith):
+                below.call.check(request)
+        await _read_into(request)
+
+
+async def _read_into(request: Request) -> None:
+    _check_content_type(request.scope)
+    body = await _read_capped(request, request.app.state.settings.max_body_bytes)
+    # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
+    request._body = body  # noqa: SLF001
+    large = len(body) > _LARGE_BODY_BYTES
+    value = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)
+    request._json = value  # noqa: SLF001
+
+
+def _check_content_type(scope: Scope) -> None:
+    if header_of(scope, b"content-encoding") not in {None, "identity"}:
+        raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the JSON as it is.")
+    content_type = header_of(scope, b"content-type")
+    if content_type == "application/json" or content_type is None:  # nearly all
+        return
+    content_type = content_type.partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            "The body must be JSON. Send the header `Content-Type: application/json`.",
+        )
+
+
+async def _read_capped(request: Request, limit: int) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
+            return await _collected(request, limit, pause)
+    except TimeoutError as error:
+        sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
+        raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
+
+
+async def _collected(request: Request, limit: int, pause: asyncio.Timeout) -> bytes:
+    """Return the body. Each piece of it puts the end of `pause` off."""
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size <= limit:
+            chunks.append(chunk)
+        elif size > limit + _DRAIN_BYTES:
+            break
+        if more:
+            pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
+    if size > limit:
+        raise ApiError(
+            413,
+            "request_too_large",
+            f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB). Send less at once, "
+            "or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES.",
+            headers={"Connection": "close"},
+        )
+    return b"".join(chunks)
+
+
+def parse_strict_json(body: bytes) -> Any:
+    """Parse UTF-8 JSON. Raises `ApiError` 400 for anything else.
+
+    Refused beyond the grammar: NaN and infinities (also 1e999), lone surrogates, a byte order mark, more than
+    64 levels, integers beyond int64.
+    """
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise _invalid(
+            "The body is not valid JSON in UTF-8. NaN, infinities, lone surrogates, byte order marks are not allowed."
+        ) from error
+    parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
+    if parts > _MOST_PARTS:
+        raise _too_many_parts()
+    if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
+        _check_values(value)
+    return value
+
+
+def _check_values(value: Any) -> None:
+    """Walk level by level, so that a deep document costs no stack."""
+    level, depth = [value], 0
+    while level:
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, (dict, list)):
+                if depth == _MAX_DEPTH:
+                    raise _invalid(f"The body is nested more than {_MAX_DEPTH} levels deep.")
+                below.extend(item.values() if isinstance(item, dict) else item)
+            elif isinstance(item, float) and math.isinf(item):
+                raise _invalid("The body holds a number that is too large.")
+            elif isinstance(item, int) and item not in _INT64:
+                raise _invalid("The body holds an integer beyond 64 bits.")
+        level, depth = below, depth + 1
+
+
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, "invalid_json", message)
+
+
+def _too_many_parts() -> ApiError:
+    """Make the error for what would keep everybody waiting while it is checked part by part."""
+    return ApiError(
+        413,
+        "request_too_large",
+        f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
+    )

@@ -1,0 +1,225 @@
+"""Answers that come piece by piece, as server-sent events or as a file: real HTTP errors until the first piece.
+
+A failure after it becomes an error event, or, in a file, a connection that ends before the body does. What the pieces
+are is the caller's: an `Encoder` for steps of a model, or any iterator of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from engine import ChatStep, Usage
+from engine.stream import TokenStream
+from server.errors import ApiError, to_api_error
+from server.http.disconnect import ClientGoneError, Drain, Hangup
+from server.http.protocol import Connection
+from server.observability.access_log import RequestRecord
+
+_log = logging.getLogger("hearth.server")
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Encoder(Protocol):
+    """Makes the events of one answer; each call returns all that is to be written at once, perhaps nothing."""
+
+    def step(self, step: ChatStep) -> bytes:
+        """Return what one engine step brought."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """Return what closes a complete answer."""
+        ...
+
+
+class TokenEvents:
+    """The events of one streamed answer, from the engine's steps to bytes; fills the request's record on the way.
+
+    `opening` gives the stream. `head` goes out with the first step. Errors pass through `naming`, which gives fields
+    the names that the client sent. Once `write` is set, steps go there at the moment they are made: to wake the
+    request's task for each token costs as much as all else that a token does. What it does not take is yielded.
+    """
+
+    def __init__(
+        self,
+        opening: Callable[[], Awaitable[TokenStream]],
+        encoder: Encoder,
+        record: RequestRecord,
+        *,
+        head: bytes = b"",
+        naming: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.write: Callable[[bytes], bool] | None = None
+        self._opening = opening
+        self._encoder = encoder
+        self._record = record
+        self._head = head
+        self._naming = naming or nullcontext()
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        """Yield what `write` did not take. Closing it aborts the answer."""
+        record, encoder, head = self._record, self._encoder, self._head
+        with self._naming:
+            async with await self._opening() as stream:
+                stream.sink = self._take
+                try:
+                    async for step in stream:
+                        record.first_token()
+                        data = head + encoder.step(step)
+                        head = b""
+                        if data:
+                            yield data
+                finally:
+                    record.streamed(stream.last)
+        if stream.usage is not None:
+            yield encoder.end(stream.usage)
+
+    def _take(self, step: ChatStep) -> bool:
+        if self.write is None:
+            return False
+        data = self._encoder.step(step)
+        return not data or self.write(data)
+
+
+def error_event(error: ApiError) -> bytes:
+    """Encode what a stream ends with when it fails after its start."""
+    return b"data: " + msgspec.json.encode({"error": error.body()}) + b"\n\n"
+
+
+class StreamedResponse(Response):
+    """Answers with `events`, each item one write. Nothing is sent before the first item.
+
+    So a failure before it keeps its HTTP status. If `keep_alive_seconds` pass without an item, the answer opens all the
+    same, and a comment goes out in every such interval. `failure` encodes a failure after the start; without it a body
+    that fails is not ended and the connection closed.
+    """
+
+    def __init__(
+        self,
+        events: TokenEvents | AsyncIterator[bytes],
+        *,
+        drain: Drain,
+        media_type: str = "text/event-stream",
+        keep_alive_seconds: float | None = None,
+        failure: Callable[[ApiError], bytes] | None = error_event,
+    ) -> None:
+        super().__init__(headers=_HEADERS, media_type=media_type)
+        del self.headers["content-length"]
+        self._events = events
+        self._drain = drain
+        self._keep_alive_seconds = keep_alive_seconds
+        self._failure = failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
+        record: RequestRecord = scope["state"]["record"]
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        body = _Body(send, start, Connection.of(scope))
+        last = b""
+        try:
+            async with Hangup(scope, receive, self._drain), _Comments(body, self._keep_alive_seconds):
+                await self._pump(body)
+        except ClientGoneError:
+            if not body.begun:
+                raise
+            record.status = 499
+            return
+        except Exception as error:
+            if not body.begun:
+                raise
+            api_error = to_api_error(error)  # the status is sent: what goes wrong now can only be an event
+            record.error_code = api_error.code
+            if self._failure is None:
+                _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)
+                return
+            last = self._failure(api_error)
+        await body.end(last)
+
+    async def _pump(self, body: _Body) -> None:
+        pieces: Any = aiter(self._events)
+        try:
+            await body.write(await anext(pieces, b""))
+            if isinstance(self._events, TokenEvents):
+                self._events.write = body.write_at_once
+            async for piece in pieces:
+                if not body.write_at_once(piece):
+                    await body.write(piece)
+        finally:
+            await pieces.aclose()
+
+
+class _Body:
+    """What has been sent of the answer."""
+
+    def __init__(self, send: Send, start: Message, connection: Connection | None) -> None:
+        self._send = send
+        self._start = start
+        self._connection = connection
+        self.begun = False
+        self.pieces = 0
+
+    def write_at_once(self, data: bytes) -> bool:
+        """Write without a wait; False: `write` has to, also below another server than ours."""
+        if self._connection is None or not self._connection.write(data):
+            return False
+        self.pieces += 1
+        return True
+
+    async def write(self, data: bytes) -> None:
+        self.pieces += 1
+        if not self.begun:
+            self.begun = True
+            await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, last: bytes) -> None:
+        if not self.begun:
+            await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": last})
+
+
+class _Comments:
+    """`async with`: a comment in every such interval without a piece, from a task of its own. None: none."""
+
+    def __init__(self, body: _Body, seconds: float | None) -> None:
+        self._body = body
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._seen = 0
+
+    async def __aenter__(self) -> None:
+        self._wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:  # never in the middle of a comment
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            if not self._task.cancelled():
+                self._task.result()
+
+    def _wait(self) -> None:
+        if self._seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+
+    def _look(self) -> None:
+        if self._body.pieces == self._seen:
+            self._task = asyncio.create_task(self._comment())
+        else:
+            self._seen = self._body.pieces
+            self._wait()
+
+    async def _comment(self) -> None:
+        await self._body.write(_KEEP_ALIVE)
+        self._seen = self._body.pieces
+        self._wait()

