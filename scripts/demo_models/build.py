@@ -2,7 +2,7 @@
 
 A recipe is a folder NAME beside this file with a module `recipe` that has `build(target)`. A model is trained into a
 temporary folder and then moved into place, with a manifest.json that ties the weights to the recipe that made them, by
-the SHA-256 of both. The tests in tests/engine/test_demo_*.py examine what was made.
+the SHA-256 of both. The tests in tests/engine/demo examine what was made.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _build(name: str) -> int:
         made.rename(WEIGHTS / name)
     size = sum(path.stat().st_size for path in _files(WEIGHTS / name))
     _log.info("Wrote %s: %.2f MiB in %.0f seconds.", name, size / 2**20, time.monotonic() - started)
-    _log.info("Now examine it: scripts/test tests/engine/test_demo_*.py")
+    _log.info("Now examine it: scripts/test tests/engine/demo")
     return 0
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
 FOR_ALL_KEYS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json"), ("GET", "/v1/usage")}
-# Asks for a signed link instead of a key: tests/server/test_images.py.
+# Asks for a signed link instead of a key: tests/server/api/images/test_images.py.
 IMAGE_FILE = f"/v1/images/files/{MODEL}"
 OPEN = {
     *[(method, path) for path in OPEN_PATHS for method in ("GET", "HEAD")],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from chat_parts import assert_well
-from serving import async_poll_until, open_socket, raw_request
+from serving import async_poll_until, open_socket, poll_until, raw_request
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,3 +46,21 @@ async def ask_and_leave(
         await assert_well(http)
     opened.close()
     return await line_of(server, request_id)
+
+
+def engines_cpu_percent(server: Server) -> float:
+    """How busy the server's child processes, the engines, are just now; 100 is one core."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    before, started = sum(map(_cpu_seconds, children)), time.monotonic()
+    psutil.Process(server.pid).cpu_percent(interval=0.2)
+    return 100 * (sum(map(_cpu_seconds, children)) - before) / (time.monotonic() - started)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def until_engines_rest(server: Server) -> None:
+    """Freed slots cost nothing: the engines have to become idle."""
+    await asyncio.to_thread(poll_until, lambda: engines_cpu_percent(server) < 20, 1.5)

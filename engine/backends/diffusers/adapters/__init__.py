@@ -1,6 +1,6 @@
 """One file per family of pipelines: its denoising loop taken apart, so that images join and leave between steps.
 
-Each must make the pipeline's own pictures: tests/engine/test_diffusers_golden.py compares them.
+Each must make the pipeline's own pictures: tests/engine/backends/diffusers/test_diffusers_golden.py compares them.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from server.settings import SettingsError, load_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MODELS = Path(__file__).parents[2] / "models.yaml"
+MODELS = Path(__file__).parents[3] / "models.yaml"
 ORIGIN = "https://chat.example.org"
 PREFLIGHT = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
 

@@ -1,6 +1,6 @@
 """Forced tool calls and cut-off answers on a real server, whose models each write and read another tool format.
 
-The formats themselves, in all families, are tested in tests/engine/test_tool_parsers.py.
+The formats themselves, in all families, are tested in tests/engine/backends/vllm/test_tool_parsers.py.
 """
 
 from __future__ import annotations

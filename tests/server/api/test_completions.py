@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import MODEL, PROMPTS, assert_error, assert_well, events
-from leaving_parts import ask_and_leave, line_of
+from leaving_parts import ask_and_leave, line_of, until_engines_rest
 from serving import CANARY
-from test_hangup import until_engines_rest
 
 from server.api.completions.schema import CompletionBody
 

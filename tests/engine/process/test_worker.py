@@ -229,7 +229,7 @@ def test_neither_half_imports_a_heavy_library() -> None:
 import sys, engine.process.child, engine.process.parent
 print(sorted({"torch", "vllm", "diffusers", "transformers", "numpy"} & set(sys.modules)))
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     assert subprocess.check_output([sys.executable, "-c", script], cwd=root, text=True) == "[]\n"
 
 

@@ -1,6 +1,6 @@
 """Kills processes with SIGKILL while they create, rotate and revoke keys, and looks for what was lost.
 
-By hand: `PYTHONPATH=. python tests/server/crash_store.py KILLS [URL]`.
+By hand: `PYTHONPATH=. python tests/server/store/crash_store.py KILLS [URL]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from server.store import AuditLog, Database, KeyStore, sqlite_url
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Imports once and forks, because a Python start per writer would take most of the time. For each line it forks
 # one, which says its pid and then each change once acknowledged; then it says how that one ended.

@@ -18,7 +18,7 @@ from engine.voices.readers import readers
 from engine.voices.types import VoiceWarning
 
 SELAM = {"speaker": None, "id": "selam", "name": "Selam", "gender": "female"}
-DOCS = Path(__file__).parents[2] / "docs" / "voices.md"
+DOCS = Path(__file__).parents[3] / "docs" / "voices.md"
 DEMO_VOICES = demo.weights_dir("chat").parent / "voices"
 
 

@@ -1,7 +1,7 @@
 """Every family's tool parser, fed with complete calls in its own format: token by token, in larger steps, and cut off.
 
 Drives the same classes that serve answers, without an engine. What the engine makes of a request's tools is tested in
-tests/server/test_tool_choice.py.
+tests/server/api/chat/test_tool_choice.py.
 """
 
 # ruff: noqa: RUF001  # DeepSeek writes its marks with wide bars

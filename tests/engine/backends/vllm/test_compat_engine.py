@@ -16,7 +16,7 @@ from engine.backends.vllm.compat import NAMES
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 # One of each optional patch's, called so nowhere else: a patch is left out whole when any of its names is gone.
 RENAMED = {
     "end": "engine_manager",

@@ -30,7 +30,7 @@ from engine import load_config
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}\n\n'
 DONE = b"data: [DONE]\n\n"
 

@@ -18,7 +18,7 @@ from server.store import ApiKey, Buckets, KeyLimits
 if TYPE_CHECKING:
     from server.store import Database
 
-CONFIG = load_config(Path(__file__).parents[2] / "models.yaml")
+CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")
 
 
 def key_with(**limits: int) -> ApiKey:

@@ -6,13 +6,12 @@ import asyncio
 import json
 import socket
 import struct
-import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, PROMPTS, body
-from serving import async_poll_until, open_socket, poll_until, raw_request
+from leaving_parts import engines_cpu_percent, until_engines_rest
+from serving import async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
     import httpx2
@@ -48,24 +47,6 @@ async def gone_line(server: Server, request_id: str) -> dict[str, Any]:
     assert line is not None
     assert line["status"] == 499
     return line
-
-
-def engines_cpu_percent(server: Server) -> float:
-    """How busy the server's child processes, the engines, are just now; 100 is one core."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    before, started = sum(map(_cpu_seconds, children)), time.monotonic()
-    psutil.Process(server.pid).cpu_percent(interval=0.2)
-    return 100 * (sum(map(_cpu_seconds, children)) - before) / (time.monotonic() - started)
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-async def until_engines_rest(server: Server) -> None:
-    """Freed slots cost nothing: the engines have to become idle."""
-    await asyncio.to_thread(poll_until, lambda: engines_cpu_percent(server) < 20, 1.5)
 
 
 async def answered(http: httpx2.AsyncClient) -> None:

@@ -18,7 +18,7 @@ from engine.compat import ForeignName, Sources
 from engine.errors import LoadError
 from server.http import compat as http_compat
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 ALL = [*vllm_compat.NAMES, *http_compat.NAMES]
 LISTS = {ROOT / "engine" / "backends" / "vllm" / "compat.py", ROOT / "server" / "http" / "compat.py"}
 # Private names on lines that ruff was told to leave alone, which are not of the packages that the two lists are about.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Keys = Callable[..., Result]
 
-MODELS = Path(__file__).parents[2] / "models.yaml"
+MODELS = Path(__file__).parents[3] / "models.yaml"
 
 
 @pytest.fixture

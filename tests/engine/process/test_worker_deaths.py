@@ -194,7 +194,7 @@ async def main(way):
 
 asyncio.run(main(sys.argv[1]))
 """
-    paths = {"PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 2))}
+    paths = {"PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 3))}
     with subprocess.Popen(
         [sys.executable, "-c", script, way], stdout=subprocess.PIPE, env=os.environ | paths
     ) as server:

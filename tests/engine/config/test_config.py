@@ -17,7 +17,7 @@ from engine.config import ChatEngineSpec, Config, ConfigError, Problem, load_con
 from engine.config.schema import SCHEMA_PATH, json_schema
 from engine.errors import LoadError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 GOOD = """\
 models:
