@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import select
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
 import uvicorn
 import uvloop
-from leaving_parts import line_of
-from serving import Server, open_socket, poll_until, raw_request
-from small_models import VOICES_ONLY
-from speech_parts import LONGEST, SPEECH, VOICE_MODEL
+from serving import poll_until, raw_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -33,7 +29,6 @@ from server.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-    from pathlib import Path
 
     from starlette.requests import Request
 
@@ -165,25 +160,3 @@ def test_a_slow_client_gets_all_of_it(streaming: Streaming):
         with contextlib.suppress(TimeoutError):
             received += len(opened.recv(2**16))  # the head's length
     assert received > LARGE_BYTES
-
-
-@pytest.mark.engine
-async def test_speech_that_nobody_reads_frees_its_place_for_the_next(tmp_path: Path):
-    (tmp_path / "models.yaml").write_text(VOICES_ONLY)
-    environment = {"HEARTH_MODELS": str(tmp_path / "models.yaml"), "HEARTH_WRITE_STALL_SECONDS": "1"}
-    with Server(tmp_path, environment=environment) as server:
-        assert server.admin_key is not None
-        body: dict[str, Any] = {"model": VOICE_MODEL, "voice": "emma", "input": LONGEST, "response_format": "wav"}
-        headers = {
-            "Authorization": f"Bearer {server.admin_key.text}",
-            "Content-Type": "application/json",
-            "X-Request-Id": "unread",
-        }
-        with open_socket(server) as opened:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            opened.sendall(raw_request("POST", SPEECH, headers, json.dumps(body).encode()))
-            assert opened.recv(16).startswith(b"HTTP/1.1 200 ")
-            await asyncio.to_thread(
-                poll_until, lambda: any(line["request_id"] == "unread" for line in server.access_lines()), 60
-            )
-        assert (await line_of(server, "unread"))["status"] == 499

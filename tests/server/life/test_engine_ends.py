@@ -97,13 +97,14 @@ def kill_until(server: Server, restarts: int, status: str) -> None:
     poll_until(there, BACK_SECONDS, describe=server.log)
 
 
-def test_five_engines_later_the_server_holds_what_it_held(server: Server) -> None:
+@pytest.mark.parametrize("deaths", [2, pytest.param(DEATHS_UNTIL_A_REST, marks=pytest.mark.soak)])
+def test_engines_later_the_server_holds_what_it_held(server: Server, deaths: int) -> None:
     before = held(server)
-    for restarts in range(1, DEATHS_UNTIL_A_REST):
-        kill_until(server, restarts, "ready")
-    kill_until(server, DEATHS_UNTIL_A_REST, "failed")
-    server.hearth("reload")
-    poll_until(server.is_ready, BACK_SECONDS, describe=server.log)
+    for death in range(1, deaths + 1):
+        kill_until(server, death, "failed" if death == DEATHS_UNTIL_A_REST else "ready")
+    if deaths == DEATHS_UNTIL_A_REST:
+        server.hearth("reload")
+        poll_until(server.is_ready, BACK_SECONDS, describe=server.log)
 
     def as_before() -> bool:
         now = held(server)
@@ -115,7 +116,7 @@ def test_five_engines_later_the_server_holds_what_it_held(server: Server) -> Non
     poll_until(as_before, 30, describe=lambda: f"{before} has become {held(server)}")
 
 
-@pytest.mark.parametrize("stopped_first", [False, True])
+@pytest.mark.parametrize("stopped_first", [False, pytest.param(True, marks=pytest.mark.soak)])
 async def test_engines_come_back_after_the_end_of_what_they_are_forked_from(server: Server, stopped_first: bool):  # noqa: FBT001
     restarts, old = state(server)["restarts"], fork_server(server)
     libraries = old.environ()["LD_PRELOAD"]

@@ -180,7 +180,7 @@ def _newborn(server: Server, before: set[int]) -> list[psutil.Process]:
 
 
 async def test_sigterm_lets_running_answers_finish_and_refuses_new_ones(tmp_path: Path) -> None:
-    with Server(tmp_path) as server:
+    with server_of(tmp_path, ENGINE_AND_WORKER) as server:
         await _drain_to_the_end(server)
 
 

@@ -13,7 +13,7 @@ import pytest
 from chat_parts import assert_error
 from key_clients import client_with
 from serving import Server, async_poll_until, poll_until
-from small_models import VOICE_ENTRY, VOICES_ONLY, models_yaml
+from small_models import VOICE_ENTRY, models_yaml
 from speech_parts import HELLO_EMMA, LONGEST, SPEECH, VOICE_MODEL, seconds, spoken
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ async def test_a_worker_that_is_stopped_in_its_work_ends_it_and_is_started_anew(
     assert seconds(await spoken(admin), "mp3") > 0.3
 
 
+@pytest.mark.soak
 async def test_a_model_that_dies_again_and_again_is_left_alone_until_somebody_reloads_it(
     guarded: Server, admin: httpx2.AsyncClient
 ):
@@ -189,17 +190,3 @@ def test_a_server_none_of_whose_models_can_be_served_ends_and_says_so(tmp_path: 
         server.kill()
     assert "no folder 'not-there'" in server.log()
     assert "None of the models can be served" in server.log()
-
-
-def test_one_model_that_cannot_be_served_leaves_the_others_alone(tmp_path: Path):
-    server = server_of(tmp_path, VOICES_ONLY.replace("tiers:", f"  wrong:\n{NOT_THERE}tiers:"))
-    try:
-        server.start()
-        poll_until(lambda: state(server, VOICE_MODEL)["status"] == "ready", BACK_SECONDS, describe=server.log)
-        wrong = state(server, "wrong")
-        assert wrong["status"] == "failed"
-        assert "cannot be loaded as it is configured" in wrong["reason"]
-        assert "not-there" not in str(wrong)
-        assert server.stop() == 0
-    finally:
-        server.kill()

@@ -1,4 +1,4 @@
-"""A server that only speaks: lists without a key, models that are put there while it runs, a worker that dies."""
+"""A server that only speaks: lists without a key, models that are put there while it runs, a worker that dies, nobody who listens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import shutil
+import socket
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from chat_parts import assert_error
 from leaving_parts import line_of
-from serving import Server, async_poll_until
+from serving import Server, async_poll_until, open_socket, raw_request
 from small_models import VOICES_ONLY
 from speech_parts import (
     HELLO_EMMA,
@@ -47,7 +48,11 @@ YAML = f"{VOICES_ONLY}  nothing: {{models: [nothing]}}\n"
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("speaker")
     (folder / "models.yaml").write_text(YAML)
-    environment = {"HEARTH_OPEN_VOICE_LIST": "true", "HEARTH_MODELS": str(folder / "models.yaml")}
+    environment = {
+        "HEARTH_OPEN_VOICE_LIST": "true",
+        "HEARTH_WRITE_STALL_SECONDS": "1",
+        "HEARTH_MODELS": str(folder / "models.yaml"),
+    }
     with Server(folder, environment=environment) as running:
         yield running
         assert running.stop() == 0, running.log()
@@ -93,6 +98,22 @@ async def test_a_key_that_is_sent_to_an_open_list_is_held_to_what_it_may_do(spea
             assert_error(lacks, 403, "insufficient_permissions")
         listed = await client.get(VOICES, headers={"x-api-key": nothing.text})
         assert listed.json() == {"object": "list", "voices": []}
+
+
+async def test_speech_that_nobody_reads_frees_its_place_for_the_next(speaker: Server):
+    assert speaker.admin_key is not None
+    body = {"model": VOICE_MODEL, "voice": "emma", "input": LONGEST, "response_format": "wav"}
+    headers = {
+        "Authorization": f"Bearer {speaker.admin_key.text}",
+        "Content-Type": "application/json",
+        "X-Request-Id": "unread",
+    }
+    with open_socket(speaker) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.sendall(raw_request("POST", SPEECH, headers, json.dumps(body).encode()))
+        assert opened.recv(16).startswith(b"HTTP/1.1 200 ")
+        await async_poll_until(lambda: any(line["request_id"] == "unread" for line in speaker.access_lines()), 60)
+    assert (await line_of(speaker, "unread"))["status"] == 499
 
 
 def put_models(root: Path) -> None:

@@ -70,9 +70,27 @@ def put(place: list[Any], value: Any) -> dict[str, Any]:
     return made
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.sampled_from(PLACES), value=VALUES)
+FEW, MANY = (
+    settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    for count in (150, 2000)
+)
+ANYTHING = given(place=st.sampled_from(PLACES), value=VALUES)
+
+
+@FEW
+@ANYTHING
 async def test_any_value_in_any_place_is_answered_or_refused_in_our_shape(http: httpx2.AsyncClient, place, value):
+    await assert_answered_or_refused(http, place, value)
+
+
+@pytest.mark.soak
+@MANY
+@ANYTHING
+async def test_many_values_in_any_place_are_answered_or_refused(http: httpx2.AsyncClient, place, value):
+    await assert_answered_or_refused(http, place, value)
+
+
+async def assert_answered_or_refused(http: httpx2.AsyncClient, place: list[Any], value: Any) -> None:
     response = await http.post(CHAT, json=put(place, value))
     if response.status_code == 200:
         return

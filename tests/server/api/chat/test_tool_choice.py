@@ -144,7 +144,7 @@ async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> Answer:
 
 
 @settings(
-    max_examples=30,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,

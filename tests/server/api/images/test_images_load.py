@@ -47,11 +47,14 @@ async def picture(http: httpx2.AsyncClient, prompt: str) -> tuple[str, str]:
     return await asyncio.to_thread(judge, image)
 
 
-async def test_two_hundred_at_once_lose_nothing_and_cross_nothing(server: Server, http: httpx2.AsyncClient):
+@pytest.mark.parametrize("rounds", [(40,), pytest.param((200, 70, 70), marks=pytest.mark.soak)], ids=str)
+async def test_many_at_once_lose_nothing_and_cross_nothing(
+    server: Server, http: httpx2.AsyncClient, rounds: tuple[int, ...]
+):
     worker = image_worker(server)
-    asked = [fixed_images()[number % len(fixed_images())] for number in range(200)]
+    asked = [fixed_images()[number % len(fixed_images())] for number in range(rounds[0])]
     sizes = []
-    for many in (200, 70, 70):
+    for many in rounds:
         got = await asyncio.gather(*(picture(http, one.prompt) for one in asked[:many]))
         mistaken = [
             (one.prompt, seen)
@@ -59,10 +62,12 @@ async def test_two_hundred_at_once_lose_nothing_and_cross_nothing(server: Server
             if seen[0] not in {one.colour, UNCLEAR} or seen[1] not in {one.shape, UNCLEAR}
         ]
         assert mistaken == []
-        assert sum(UNCLEAR in seen for seen in got) <= 10, "so small a model draws a ragged shape now and then"
+        unclear = sum(UNCLEAR in seen for seen in got)
+        assert unclear <= max(3, many // 20), "so small a model draws a ragged shape now and then"
         sizes.append(worker.memory_info().rss)
     megabytes = [size >> 20 for size in sizes]
-    assert megabytes[2] < megabytes[1] * 1.05, f"the worker keeps growing: {megabytes} MiB"
+    if len(rounds) > 2:
+        assert megabytes[2] < megabytes[1] * 1.05, f"the worker keeps growing: {megabytes} MiB"
 
 
 async def test_a_killed_worker_costs_its_requests_and_comes_back_by_itself(server: Server, http: httpx2.AsyncClient):
@@ -95,10 +100,11 @@ async def restarts_of(http: httpx2.AsyncClient, model: str) -> Any:
     return (await http.get("/health/ready")).json()["models"][model]["restarts"]
 
 
-async def test_corrupt_weights_are_named_and_everything_else_is_served(tmp_path: Path):
+async def test_models_that_cannot_be_loaded_are_named_and_everything_else_is_served(tmp_path: Path):
     config = yaml.safe_load((ROOT / "models.yaml").read_text())
     # Voices are spoken by a worker like that of images, and load faster than a chat model.
     config["models"] = {name: config["models"][name] for name in ("service-image", VOICE_MODEL)}
+    config["models"]["wrong"] = {"task": "chat", "tier": "standard", "capabilities": ["chat"], "weights": "not-there"}
     (tmp_path / "models.yaml").write_text(yaml.safe_dump(config))
     server = Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")})
     folder = server.weights_dir / "service-image"
@@ -113,10 +119,17 @@ async def test_corrupt_weights_are_named_and_everything_else_is_served(tmp_path:
         headers = {"Authorization": f"Bearer {server.admin_key.text}"}
         async with httpx2.AsyncClient(base_url=server.root_url, headers=headers, timeout=60) as http:
             ready = (await http.get("/health/ready")).json()
-            assert ready["models"]["service-image"]["status"] == "failed"
+            assert {name: model["status"] for name, model in ready["models"].items()} == {
+                "service-image": "failed",
+                VOICE_MODEL: "ready",
+                "wrong": "failed",
+            }
+            assert "cannot be loaded as it is configured" in ready["models"]["wrong"]["reason"]
+            assert "not-there" not in str(ready)
             assert (await http.post(SPEECH, json=HELLO_EMMA)).status_code == 200
             refused = await http.post(PATH, json={**SMALL, "prompt": "a red circle"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
             assert broken.name not in refused.text
+        assert server.stop() == 0
     finally:
         server.kill()
