@@ -36,4 +36,14 @@ def models_yaml(*entries: str, tiers: str = "") -> str:
     return f"models:\n{''.join(entries)}tiers:\n  standard: {{models: [standard]}}\n{tiers}"
 
 
+# Tiers with small limits of each kind.
+LIMITED_CHAT = models_yaml(
+    CHAT_ENTRY,
+    tiers="""\
+  requests: {models: [standard], requests_per_minute: 20}
+  tokens: {models: [standard], tokens_per_minute: 1000}
+  parallel: {models: [standard], parallel_requests: 2}
+  batches: {models: [standard], batch_items: 3}
+""",
+)
 VOICES_ONLY = models_yaml(VOICE_ENTRY)

@@ -1,4 +1,7 @@
-"""Databases for the tests of the store: each such test runs on SQLite and on PostgreSQL, unless it looks into `file`."""
+"""Databases, and a small server beside the one with all demo models.
+
+Each test of a database runs on SQLite and on PostgreSQL, unless it looks into `file`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from postgres_parts import Postgres, missing_reason
+from serving import Server
+from small_models import LIMITED_CHAT
 
 from server.store import Database, sqlite_url
 
@@ -27,6 +32,21 @@ def postgres() -> Iterator[Postgres]:
         pytest.skip(reason)
     with Postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One chat model, tiers with small limits, and proxies on this machine that are trusted."""
+    folder = tmp_path_factory.mktemp("chats")
+    (folder / "models.yaml").write_text(LIMITED_CHAT)
+    environment = {
+        "HEARTH_MODELS": str(folder / "models.yaml"),
+        "HEARTH_TRUSTED_PROXIES": "127.0.0.1",
+        "HEARTH_CORS_ORIGINS": "https://chat.example.org",
+    }
+    with Server(folder, environment=environment) as running:
+        yield running
+        assert running.stop() == 0, running.log()
 
 
 @pytest.fixture

@@ -14,34 +14,23 @@ from chat_parts import CHAT, MODEL, assert_error
 from key_clients import client_of, client_with
 from limit_parts import LONG, SHORT, TOO_LONG, answers, streaming, until_answered
 from serving import BIN, ROOT, Server, async_poll_until
-from small_models import CHAT_ENTRY, models_yaml
+from small_models import LIMITED_CHAT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     import httpx2
 
 pytestmark = pytest.mark.engine
 
-YAML = models_yaml(
-    CHAT_ENTRY,
-    tiers="""\
-  requests: {models: [standard], requests_per_minute: 20}
-  tokens: {models: [standard], tokens_per_minute: 1000}
-  parallel: {models: [standard], parallel_requests: 2}
-  batches: {models: [standard], batch_items: 3}
-""",
-)
 BATCH = f"{CHAT}/batch"
 _REFILL_SECONDS = 3.0  # of one request at 20 a minute
 
 
 @pytest.fixture(scope="module")
-def models_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("limits") / "models.yaml"
-    write(file, YAML)
-    return file
+def models_file(chat_server: Server) -> Path:
+    return chat_server.data_dir.parent / "models.yaml"
 
 
 def write(file: Path, text: str) -> None:
@@ -49,24 +38,16 @@ def write(file: Path, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def limited(models_file: Path) -> Iterator[Server]:
-    environment = {"HEARTH_MODELS": str(models_file)}
-    with Server(models_file.parent, environment=environment) as running:
-        yield running
-        assert running.stop() == 0, running.log()
-
-
-@pytest.fixture(scope="module")
-async def admin(limited: Server) -> AsyncIterator[httpx2.AsyncClient]:
-    assert limited.admin_key is not None
-    async with client_with(limited, limited.admin_key.text) as client:
+async def admin(chat_server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+    assert chat_server.admin_key is not None
+    async with client_with(chat_server, chat_server.admin_key.text) as client:
         yield client
 
 
 async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
-    limited: Server, admin: httpx2.AsyncClient
+    chat_server: Server, admin: httpx2.AsyncClient
 ):
-    async with client_of(limited, admin, "requests") as client, client_of(limited, admin, "requests") as other:
+    async with client_of(chat_server, admin, "requests") as client, client_of(chat_server, admin, "requests") as other:
         began = time.monotonic()
         responses = await asyncio.gather(*(client.post(CHAT, json=SHORT) for _ in range(50)))
         refilled = (time.monotonic() - began) / _REFILL_SECONDS
@@ -84,8 +65,8 @@ async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
         assert await answers(other)  # two keys of a tier do not share
 
 
-async def test_requests_taken_together_with_their_tokens_are_as_exact(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "requests", tokens_per_minute=1_000_000) as client:
+async def test_requests_taken_together_with_their_tokens_are_as_exact(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "requests", tokens_per_minute=1_000_000) as client:
         began = time.monotonic()
         assert await answers(client)
         responses = await asyncio.gather(*(client.post(CHAT, json=SHORT) for _ in range(60)))
@@ -99,8 +80,8 @@ async def test_requests_taken_together_with_their_tokens_are_as_exact(limited: S
                 assert "20 requests per minute" in response.json()["error"]["message"]
 
 
-async def test_a_request_that_comes_to_no_tokens_counts_all_the_same(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "standard", requests_per_minute=4, tokens_per_minute=100_000) as client:
+async def test_a_request_that_comes_to_no_tokens_counts_all_the_same(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "standard", requests_per_minute=4, tokens_per_minute=100_000) as client:
         left = []
         for body, status in ((SHORT, 200), (TOO_LONG, 400), (TOO_LONG, 400), (SHORT, 200)):
             response = await client.post(CHAT, json=body)
@@ -110,8 +91,8 @@ async def test_a_request_that_comes_to_no_tokens_counts_all_the_same(limited: Se
         assert_error(await client.post(CHAT, json=SHORT), 429, "rate_limit_exceeded")
 
 
-async def test_a_request_whose_tokens_are_refused_counts_all_the_same(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "standard", requests_per_minute=6, tokens_per_minute=1000) as client:
+async def test_a_request_whose_tokens_are_refused_counts_all_the_same(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "standard", requests_per_minute=6, tokens_per_minute=1000) as client:
         assert await answers(client)
         async with streaming(client):  # it holds 700
             for _ in range(2):
@@ -123,8 +104,8 @@ async def test_a_request_whose_tokens_are_refused_counts_all_the_same(limited: S
         assert response.headers["x-ratelimit-remaining-requests"] == "1"
 
 
-async def test_after_the_time_that_retry_after_names_the_request_passes(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "standard", requests_per_minute=12) as client:
+async def test_after_the_time_that_retry_after_names_the_request_passes(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "standard", requests_per_minute=12) as client:
         while (response := await client.post(CHAT, json=SHORT)).status_code == 200:
             assert response.headers["x-ratelimit-limit-requests"] == "12"
         at = time.monotonic() + int(response.headers["retry-after"])
@@ -133,8 +114,10 @@ async def test_after_the_time_that_retry_after_names_the_request_passes(limited:
         assert await answers(client)
 
 
-async def test_tokens_are_reserved_at_the_start_and_given_back_at_the_end(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "tokens") as client:
+async def test_tokens_are_reserved_at_the_start_and_given_back_at_the_end(
+    chat_server: Server, admin: httpx2.AsyncClient
+):
+    async with client_of(chat_server, admin, "tokens") as client:
         for _ in range(3):  # 800 of 1,000 each time, nearly all of it given back
             response = await client.post(CHAT, json=SHORT | {"max_tokens": 800})
             assert response.status_code == 200, response.text
@@ -152,23 +135,23 @@ async def test_tokens_are_reserved_at_the_start_and_given_back_at_the_end(limite
 
 
 async def test_what_never_fits_is_a_bad_request_and_what_was_not_asked_for_is_cut(
-    limited: Server, admin: httpx2.AsyncClient
+    chat_server: Server, admin: httpx2.AsyncClient
 ):
-    async with client_of(limited, admin, "tokens") as client:
+    async with client_of(chat_server, admin, "tokens") as client:
         too_large = await client.post(CHAT, json=SHORT | {"max_tokens": 1500})
         assert_error(too_large, 400, "invalid_value", "max_tokens")
         assert "1000 per minute" in too_large.json()["error"]["message"]
         without = {name: value for name, value in SHORT.items() if name != "max_tokens"}
         assert await answers(client, without)
     for limit in ("requests_per_minute", "tokens_per_minute", "parallel_requests"):
-        async with client_of(limited, admin, "standard", **{limit: 0}) as client:
+        async with client_of(chat_server, admin, "standard", **{limit: 0}) as client:
             nothing = await client.post(CHAT, json=SHORT)
             assert_error(nothing, 429, "insufficient_quota")
             assert nothing.headers["x-should-retry"] == "false"
 
 
-async def test_only_so_many_requests_run_at_the_same_time(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "parallel") as client, streaming(client):
+async def test_only_so_many_requests_run_at_the_same_time(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "parallel") as client, streaming(client):
         async with streaming(client):
             refused = await client.post(CHAT, json=SHORT)
             assert_error(refused, 429, "rate_limit_exceeded")
@@ -177,28 +160,28 @@ async def test_only_so_many_requests_run_at_the_same_time(limited: Server, admin
         await until_answered(client)
 
 
-async def test_the_items_of_a_batch_are_counted_and_bounded(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "batches") as client:
+async def test_the_items_of_a_batch_are_counted_and_bounded(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "batches") as client:
         assert_error(await client.post(BATCH, json={"requests": [SHORT] * 4}), 400, "batch_too_large", "requests")
         assert (await client.post(BATCH, json={"requests": [SHORT] * 3})).json()["counts"]["succeeded"] == 3
-    async with client_of(limited, admin, "batches", requests_per_minute=2, batch_items=5) as client:
+    async with client_of(chat_server, admin, "batches", requests_per_minute=2, batch_items=5) as client:
         batch = (await client.post(BATCH, json={"requests": [SHORT] * 5})).json()
         refused = [item for item in batch["responses"] if "error" in item]
         assert (batch["counts"]["succeeded"], len(refused)) == (2, 3)
         assert {(item["status_code"], item["error"]["code"]) for item in refused} == {(429, "rate_limit_exceeded")}
 
 
-async def test_a_key_without_limits_gets_no_such_headers(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "standard") as client:
+async def test_a_key_without_limits_gets_no_such_headers(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "standard") as client:
         response = await client.post(CHAT, json=SHORT)
         assert not any(name.startswith("x-ratelimit") for name in response.headers)
 
 
-async def test_a_change_of_a_keys_limits_holds_within_ten_seconds(limited: Server, admin: httpx2.AsyncClient):
-    async with client_of(limited, admin, "requests", requests_per_minute=50) as client:
+async def test_a_change_of_a_keys_limits_holds_within_ten_seconds(chat_server: Server, admin: httpx2.AsyncClient):
+    async with client_of(chat_server, admin, "requests", requests_per_minute=50) as client:
         response = await client.post(CHAT, json=SHORT)
         assert response.headers["x-ratelimit-limit-requests"] == "50"
-        public_id = limited.made_keys[-1].public_id
+        public_id = chat_server.made_keys[-1].public_id
         await admin.patch(f"/v1/admin/keys/{public_id}", json={"limits": {"requests_per_minute": None}})
         await until_limit(client, "20")
 
@@ -221,20 +204,20 @@ def hearth(data_dir: Path, models_file: Path, *arguments: str) -> subprocess.Com
 
 
 async def test_changed_tiers_hold_while_an_answer_goes_on(
-    limited: Server, admin: httpx2.AsyncClient, models_file: Path
+    chat_server: Server, admin: httpx2.AsyncClient, models_file: Path
 ):
-    async with client_of(limited, admin, "requests") as client, client_of(limited, admin, "standard") as talker:
+    async with client_of(chat_server, admin, "requests") as client, client_of(chat_server, admin, "standard") as talker:
         assert (await client.post(CHAT, json=SHORT)).headers["x-ratelimit-limit-requests"] == "20"
         async with streaming(talker) as lines:
-            write(models_file, YAML.replace("requests_per_minute: 20", "requests_per_minute: 30"))
-            done = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
+            write(models_file, LIMITED_CHAT.replace("requests_per_minute: 20", "requests_per_minute: 30"))
+            done = await asyncio.to_thread(hearth, chat_server.data_dir, models_file, "reload")
             assert (done.returncode, done.stderr) == (0, "")
-            assert str(limited.pid) in done.stdout
+            assert str(chat_server.pid) in done.stdout
             assert "  changed: tier requests\n" in done.stdout
             await until_limit(client, "30", seconds=1)
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
-        write(models_file, YAML)
+        write(models_file, LIMITED_CHAT)
         taken = await admin.post("/v1/admin/reload")
         assert taken.json() == {
             "object": "config",
@@ -251,25 +234,27 @@ async def test_changed_tiers_hold_while_an_answer_goes_on(
         await until_limit(client, "20", seconds=1)
     entries = (await admin.get("/v1/admin/audit")).json()["data"]
     actors = [entry["actor"].partition(":")[0] for entry in entries if entry["action"] == "config.reload"]
-    assert limited.admin_key is not None
-    assert actors == [limited.admin_key.public_id, "cli"]
+    assert chat_server.admin_key is not None
+    assert actors == [chat_server.admin_key.public_id, "cli"]
 
 
 async def test_a_wrong_file_changes_nothing_and_is_reported(
-    limited: Server, admin: httpx2.AsyncClient, models_file: Path, tmp_path: Path
+    chat_server: Server, admin: httpx2.AsyncClient, models_file: Path, tmp_path: Path
 ):
-    write(tmp_path / "right.yaml", YAML)
-    async with client_of(limited, admin, "requests") as client:
-        wrong = YAML.replace("requests_per_minute: 20", "requests_per_minute: many").replace("task: chat", "task: chta")
+    write(tmp_path / "right.yaml", LIMITED_CHAT)
+    async with client_of(chat_server, admin, "requests") as client:
+        wrong = LIMITED_CHAT.replace("requests_per_minute: 20", "requests_per_minute: many").replace(
+            "task: chat", "task: chta"
+        )
         write(models_file, wrong)
         try:
-            told = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
+            told = await asyncio.to_thread(hearth, chat_server.data_dir, models_file, "reload")
             refused = await admin.post("/v1/admin/reload")
             # Past the command's own check, which looks at another file
-            by_the_server = await asyncio.to_thread(hearth, limited.data_dir, tmp_path / "right.yaml", "reload")
-            limited.wait_for_line(r"models\.yaml was not taken over: .*2 problems")
+            by_the_server = await asyncio.to_thread(hearth, chat_server.data_dir, tmp_path / "right.yaml", "reload")
+            chat_server.wait_for_line(r"models\.yaml was not taken over: .*2 problems")
         finally:
-            write(models_file, YAML)
+            write(models_file, LIMITED_CHAT)
         assert (told.returncode, by_the_server.returncode) == (1, 1)
         assert "Everything stays as it was" in by_the_server.stderr
         assert_error(refused, 400, "invalid_config")
@@ -285,16 +270,16 @@ async def test_a_wrong_file_changes_nothing_and_is_reported(
 
 
 async def test_a_second_server_on_the_same_folder_is_refused_and_harms_nothing(
-    limited: Server, admin: httpx2.AsyncClient, models_file: Path
+    chat_server: Server, admin: httpx2.AsyncClient, models_file: Path
 ):
-    second = await asyncio.to_thread(hearth, limited.data_dir, models_file, "serve", "--port", "0")
+    second = await asyncio.to_thread(hearth, chat_server.data_dir, models_file, "serve", "--port", "0")
     assert second.returncode == 1
-    assert f"process {limited.pid}" in second.stderr
+    assert f"process {chat_server.pid}" in second.stderr
     assert "--data-dir" in second.stderr
     assert "Traceback" not in second.stderr
     assert await answers(admin)
-    reload = await asyncio.to_thread(hearth, limited.data_dir, models_file, "reload")
-    assert str(limited.pid) in reload.stdout
+    reload = await asyncio.to_thread(hearth, chat_server.data_dir, models_file, "reload")
+    assert str(chat_server.pid) in reload.stdout
     assert "nothing has changed" in reload.stdout
 
 

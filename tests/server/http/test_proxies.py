@@ -11,7 +11,6 @@ import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
 from proxy_parts import PROXIES, Proxy, missing_reason
 from serving import Server, async_poll_until, poll_until
-from small_models import CHAT_ENTRY, models_yaml
 from tls_pair import Pair, make_pair
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
+# One that `chat_server` is told of.
 ORIGIN = "https://chat.example.org"
-YAML = models_yaml(CHAT_ENTRY)
 LONG = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Count from 1 to 100."}],
@@ -33,32 +32,18 @@ LONG = {
 
 
 @pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("behind")
-    (folder / "models.yaml").write_text(YAML)
-    environment = {
-        "HEARTH_MODELS": str(folder / "models.yaml"),
-        "HEARTH_TRUSTED_PROXIES": "127.0.0.1",
-        "HEARTH_CORS_ORIGINS": ORIGIN,
-    }
-    with Server(folder, environment=environment) as running:
-        yield running
-        assert running.stop() == 0, running.log()
-
-
-@pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module", params=PROXIES)
 def proxy(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, behind: Server, pair: Pair
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, chat_server: Server, pair: Pair
 ) -> Iterator[Proxy]:
     reason = missing_reason(request.param)
     if reason is not None:
         pytest.skip(reason)
-    upstream = urlsplit(behind.root_url).netloc
+    upstream = urlsplit(chat_server.root_url).netloc
     with Proxy(request.param, tmp_path_factory.mktemp(request.param), upstream, pair) as running:
         # HAProxy and Caddy listen before they are ready to pass something on
         def passes() -> bool:
@@ -69,10 +54,10 @@ def proxy(
 
 
 @pytest.fixture
-async def outside(proxy: Proxy, pair: Pair, behind: Server) -> AsyncIterator[httpx2.AsyncClient]:
+async def outside(proxy: Proxy, pair: Pair, chat_server: Server) -> AsyncIterator[httpx2.AsyncClient]:
     """A client that knows the proxy's address alone."""
-    assert behind.admin_key is not None
-    headers = {"Authorization": f"Bearer {behind.admin_key.text}"}
+    assert chat_server.admin_key is not None
+    headers = {"Authorization": f"Bearer {chat_server.admin_key.text}"}
     async with httpx2.AsyncClient(
         base_url=proxy.url, headers=headers, verify=pair.client_context(), timeout=60
     ) as client:
@@ -91,7 +76,7 @@ async def line_of(server: Server, request_id: str) -> dict[str, Any]:
     return found[0]
 
 
-async def test_a_chat_streams_token_by_token(outside: httpx2.AsyncClient, behind: Server):
+async def test_a_chat_streams_token_by_token(outside: httpx2.AsyncClient, chat_server: Server):
     """Told by when the pieces came, and by the log's own time of the end: both are this machine's clock."""
     came_at: list[float] = []
     async with outside.stream("POST", CHAT, json=LONG) as answer:
@@ -102,7 +87,7 @@ async def test_a_chat_streams_token_by_token(outside: httpx2.AsyncClient, behind
             came_at.append(time.time())
             data += piece
     assert data.endswith(b"data: [DONE]\n\n")
-    line = await line_of(behind, answer.headers["x-request-id"])
+    line = await line_of(chat_server, answer.headers["x-request-id"])
     assert line["completion_tokens"] == 1900
     generated_for = line["duration_seconds"] - line["time_to_first_token_seconds"]
     ended_at = line["time"]
@@ -112,11 +97,11 @@ async def test_a_chat_streams_token_by_token(outside: httpx2.AsyncClient, behind
     assert len(came_at) > 400, f"{len(came_at)} pieces for {len(data)} bytes"
 
 
-async def test_a_client_that_leaves_is_told_to_the_server(outside: httpx2.AsyncClient, behind: Server):
+async def test_a_client_that_leaves_is_told_to_the_server(outside: httpx2.AsyncClient, chat_server: Server):
     async with outside.stream("POST", CHAT, json=LONG) as answer:
         first = await anext(answer.aiter_raw())
         assert first.startswith(b"data: ")
-    line = await line_of(behind, answer.headers["x-request-id"])
+    line = await line_of(chat_server, answer.headers["x-request-id"])
     assert line["status"] == 499
     assert line["completion_tokens"] < 1900
 
@@ -138,12 +123,12 @@ async def test_a_preflight_of_a_named_origin_passes_without_a_key(proxy: Proxy, 
 
 
 async def test_whoever_asks_is_logged_by_their_address_and_not_by_what_they_claim(
-    outside: httpx2.AsyncClient, behind: Server
+    outside: httpx2.AsyncClient, chat_server: Server
 ):
     claims = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "http", "Forwarded": "for=203.0.113.8"}
     answer = await outside.post(CHAT, json={"model": MODEL, "messages": HELLO, "temperature": 0}, headers=claims)
     assert answer.json()["choices"][0]["message"]["content"] == HELLO_ANSWER
-    assert (await line_of(behind, answer.headers["x-request-id"]))["client"] == "127.0.0.1"
+    assert (await line_of(chat_server, answer.headers["x-request-id"]))["client"] == "127.0.0.1"
 
 
 async def test_errors_stay_our_own(outside: httpx2.AsyncClient):

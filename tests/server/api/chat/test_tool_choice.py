@@ -143,21 +143,44 @@ async def streamed(client: openai.AsyncOpenAI, **fields: Any) -> Answer:
     return content, list(calls.values()), finish_reason
 
 
-@settings(
-    max_examples=10,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+FEW, MANY = (
+    settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    for count in (10, 200)
 )
-@given(
+ASKED = given(
     question=st.sampled_from(QUESTIONS),
     choice=st.sampled_from(["none", "auto", "required", *NAMED]),
     cut=st.integers(1, 40) | st.just(150),
     parallel=st.booleans(),
 )
+
+
+@FEW
+@ASKED
 @pytest.mark.parametrize("parser", PARSERS)
 async def test_streamed_and_plain_agree_and_calls_hold_their_schema(
+    formats_client: openai.AsyncOpenAI, parser: str, **asked: Any
+) -> None:
+    await assert_both_agree(formats_client, parser, **asked)
+
+
+@pytest.mark.soak
+@MANY
+@ASKED
+@pytest.mark.parametrize("parser", PARSERS)
+async def test_streamed_and_plain_agree_many_times(
+    formats_client: openai.AsyncOpenAI, parser: str, **asked: Any
+) -> None:
+    await assert_both_agree(formats_client, parser, **asked)
+
+
+async def assert_both_agree(
     formats_client: openai.AsyncOpenAI, parser: str, question: FixedPrompt, choice: Any, cut: int, *, parallel: bool
 ) -> None:
     fields = {
