@@ -22,7 +22,6 @@ pytestmark = pytest.mark.engine
 
 MODEL = "service-plus"
 SHORT = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 16, "n": 1, "ignore_eos": False}
-EXAMPLES = 15
 WITHOUT_BODY = {"/v1/admin/keys/{public_id}/revoke", "/v1/admin/reload"}
 ALLOWED = {
     "GET": {200, 400, 401, 403, 404},
@@ -89,9 +88,10 @@ def check_answer(document: dict[str, Any], case: Any, response: httpx2.Response)
         jsonschema.validate(response.json(), whole, cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_whatever_is_sent_the_answer_is_one_that_is_described(
-    server: Server, admin_key: Key, document: dict[str, Any], mode: GenerationMode
+    server: Server, admin_key: Key, document: dict[str, Any], mode: GenerationMode, examples: int
 ) -> None:
     headers = {"Authorization": f"Bearer {admin_key.text}"}
     for operation in operations(document):
@@ -100,7 +100,7 @@ def test_whatever_is_sent_the_answer_is_one_that_is_described(
         strategy = operation.as_strategy(generation_mode=mode)
 
         @settings(
-            max_examples=EXAMPLES,
+            max_examples=examples,
             derandomize=True,
             database=None,
             deadline=None,

@@ -204,8 +204,9 @@ asyncio.run(main(sys.argv[1]))
     wait_until_gone(pid)
 
 
+@pytest.mark.parametrize("batches", [2, pytest.param(10, marks=pytest.mark.soak)])
 @on_both_loops
-async def test_fifty_workers_later_no_descriptor_thread_or_process_is_left() -> None:
+async def test_workers_later_no_descriptor_thread_or_process_is_left(batches: int) -> None:
     async def live(number: int) -> None:
         running = await start()
         assert await collect(running, b"3") == numbers(3)
@@ -218,8 +219,8 @@ async def test_fifty_workers_later_no_descriptor_thread_or_process_is_left() -> 
     await live(0)
     gc.collect()
     before = _held()
-    for batch in range(0, 25, 5):
-        await asyncio.gather(*(live(number) for number in range(batch, batch + 5)))
+    for _ in range(batches):
+        await asyncio.gather(*(live(number) for number in range(5)))
     with pytest.raises(LoadError):
         await start("loads:refuse")
     gc.collect()
