@@ -235,8 +235,9 @@ def test_a_complete_answer_is_read_whole(family: Family, words: str) -> None:
     assert [(name, json.loads(arguments)) for name, arguments in calls] == CALLS
 
 
-def test_how_the_steps_are_cut_changes_nothing(family: Family) -> None:
-    @settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("examples", [6, pytest.param(200, marks=pytest.mark.soak)])
+def test_how_the_steps_are_cut_changes_nothing(family: Family, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(words=st.sampled_from(["", WORDS]), sizes=st.lists(st.integers(1, 9), max_size=60), stop=st.booleans())
     def check(words: str, sizes: list[int], *, stop: bool) -> None:
         steps = family.steps(words + family.format.text)
