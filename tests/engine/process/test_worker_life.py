@@ -172,7 +172,12 @@ class Life(RuleBasedStateMachine):
         return True
 
 
-Life.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+class LongLife(Life):
+    pass
+
+
+WALK = settings(stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+Life.TestCase.settings = settings(WALK, max_examples=4)
+LongLife.TestCase.settings = settings(WALK, max_examples=200)
 TestLife = pytest.mark.timeout(120)(Life.TestCase)
+TestLongLife = pytest.mark.soak(pytest.mark.timeout(1800)(LongLife.TestCase))
