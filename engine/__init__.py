@@ -18,7 +18,7 @@ from engine.errors import (
 )
 from engine.fair_queue import Urgency
 from engine.images.types import FinishedImage, ImageEvent, ImageFormat, ImageProgress, ImageRequest, PartialImage
-from engine.pictures import ImageLimits
+from engine.media.images import ImageLimits
 from engine.types import (
     ANSWERS,
     AWAITS_TURN,

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.errors import LoadError
-from engine.small_files import replace_file
+from engine.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from engine.small_files import replace_file
+from engine.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

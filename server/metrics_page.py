@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.hardware import read_hardware
+from engine.placement.hardware import read_hardware
 from engine.types import ModelStatus
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from engine.hardware import read_hardware
+from engine.placement.hardware import read_hardware
 from server.moments import iso
 from server.schemas.status import (
     GpuHolder,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from engine import ModelHealth, ModelLoad
-    from engine.hardware import Gpu, Hardware
+    from engine.placement.hardware import Gpu, Hardware
     from server.settings import Settings
     from server.status_recent import LastMinute
 

@@ -20,7 +20,7 @@ from engine.backends.vllm_start import build_serving, room_of, start_engine
 from engine.backends.vllm_watch import EngineWatch
 from engine.chat_fold import fold
 from engine.errors import LoadError, NotStartedError, engine_died
-from engine.pictures import image_places
+from engine.media.images import image_places
 from engine.stall import Patience
 from engine.stream import TokenStream
 from engine.types import ChatRequest

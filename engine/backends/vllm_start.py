@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.backends.vllm_sleep import Sleep
     from engine.config import ChatModelSpec
-    from engine.pictures import Pictures
+    from engine.media.images import Pictures
 
 _DEMO_KV_CACHE_GIB = 0.0625
 _CPU_KV_CACHE_GIB = 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine.small_files import replace_file
+from engine.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

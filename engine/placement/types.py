@@ -1,4 +1,4 @@
-"""What a plan is made of, as frozen plain data; how it is made is engine/placement.py's."""
+"""What a plan is made of, as frozen plain data; how it is made is engine/placement/plan.py's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from engine.config.models import VariantSpec
-    from engine.hardware import Hardware
+    from engine.placement.hardware import Hardware
 
 # resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
 # Hearth answers. unplanned: its folder is there, but says nothing that could be planned with; or nothing is there.

@@ -1,20 +1,20 @@
 """Says by how much models do not fit, with the numbers, and what would make a single one fit.
 
-Changes that make all of them fit are engine/placement_change.py's.
+Changes that make all of them fit are engine/placement/change.py's.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.hardware import GIB
-from engine.placement_types import Lack
+from engine.placement.hardware import GIB
+from engine.placement.types import Lack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.config import ModelSpec
-    from engine.placement_types import Device, Need
+    from engine.placement.types import Device, Need
 
 GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
 CONTEXT_STEP = 1024

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.hardware import GIB
+from engine.placement.hardware import GIB
 from engine.weights import is_complete
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec
-from engine.hardware import GIB
-from engine.placement_needs import DEFAULT_CONTEXT, told
-from engine.placement_refusal import CONTEXT_STEP, GPU_SIZES_GIB, SHORTEST_CONTEXT, gib
+from engine.placement.hardware import GIB
+from engine.placement.needs import DEFAULT_CONTEXT, told
+from engine.placement.refusal import CONTEXT_STEP, GPU_SIZES_GIB, SHORTEST_CONTEXT, gib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from engine.config import Config, ModelSpec
     from engine.config.models import VariantSpec
-    from engine.hardware import Gpu, Hardware
-    from engine.placement_types import Lack
+    from engine.placement.hardware import Gpu, Hardware
+    from engine.placement.types import Lack
 
 # The word of the variant and the demo that answer for a task.
 _DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices"}

@@ -1,6 +1,6 @@
 """Puts models of known size into devices without exceeding any: a search that is the same in whatever order they come.
 
-Models that take turns share a device: of them the largest counts. Which variants to try is engine/placement.py's.
+Models that take turns share a device: of them the largest counts. Which variants to try is engine/placement/plan.py's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from engine.placement_types import Device, Need
+    from engine.placement.types import Device, Need
 
 # An office's handful of models needs some dozens; past that a layout counts as not found.
 _MOST_STEPS = 4000

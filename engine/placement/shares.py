@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from engine.hardware import GIB
-from engine.placement_types import DeviceUse, Placed
+from engine.placement.hardware import GIB
+from engine.placement.types import DeviceUse, Placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.placement_packing import Layout, Spot
-    from engine.placement_types import Device, SwapBy
+    from engine.placement.packing import Layout, Spot
+    from engine.placement.types import Device, SwapBy
 
 # Of what is left on a device; the rest stays free for what sizes that were only stated get wrong.
 _TO_KV = 0.75

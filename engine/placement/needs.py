@@ -1,6 +1,6 @@
 """How much memory each variant of a model needs: stated or measured weights, activations, and KV cache.
 
-Which device it goes to is engine/placement_packing.py's. Values that models.yaml says under `engine` win.
+Which device it goes to is engine/placement/packing.py's. Values that models.yaml says under `engine` win.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from engine.config import ChatModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.hardware import GIB
-from engine.placement_types import Device, Need
+from engine.placement.hardware import GIB
+from engine.placement.types import Device, Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.config import ModelSpec
-    from engine.footprints import Footprints
-    from engine.hardware import Hardware
+    from engine.placement.hardware import Hardware
+    from engine.placement.measured import Footprints
 
 DEFAULT_CONTEXT = 8192
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine.config import SpeechModelSpec
-from engine.placement_packing import Wanted, pack
-from engine.placement_refusal import gib, why_alone
-from engine.placement_types import Refusal
+from engine.placement.packing import Wanted, pack
+from engine.placement.refusal import gib, why_alone
+from engine.placement.types import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.config import Config, ModelSpec
     from engine.config.models import VariantSpec
-    from engine.placement_types import Device, DeviceUse, Need, Placed, Plan
+    from engine.placement.types import Device, DeviceUse, Need, Placed, Plan
 
 
 def why_placed(

@@ -2,7 +2,7 @@
 
 The rule: everybody begins with the smallest variant. If these fit together, all stay loaded; else the last in
 `_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit.
-What is left goes to KV caches. The words that explain it are engine/placement_report.py's.
+What is left goes to KV caches. The words that explain it are engine/placement/report.py's.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.footprints import Footprints
-from engine.placement_change import Change
-from engine.placement_needs import demo_need, devices_of, needs_of
-from engine.placement_packing import Layout, Wanted, pack
-from engine.placement_refusal import lack_of
-from engine.placement_report import turns_line, why_demo, why_placed, why_unplanned
-from engine.placement_shares import placed_models, uses
-from engine.placement_types import Lack, Placed, Plan, Refusal
+from engine.placement.change import Change
+from engine.placement.measured import Footprints
+from engine.placement.needs import demo_need, devices_of, needs_of
+from engine.placement.packing import Layout, Wanted, pack
+from engine.placement.refusal import lack_of
+from engine.placement.report import turns_line, why_demo, why_placed, why_unplanned
+from engine.placement.shares import placed_models, uses
+from engine.placement.types import Lack, Placed, Plan, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from engine.config import Config, ModelSpec
     from engine.config.models import VariantSpec
-    from engine.hardware import Hardware
-    from engine.placement_types import Device, Need
+    from engine.placement.hardware import Hardware
+    from engine.placement.types import Device, Need
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 
@@ -55,7 +55,7 @@ def plan(
 ) -> Plan | Refusal:
     """Place every model of models.yaml.
 
-    `folders` holds, for models whose own weights folder is there, what that folder is (engine/own_weights.py): it is
+    `folders` holds, for models whose own weights folder is there, what that folder is (engine/placement/own_weights.py): it is
     taken as it is, whatever variants models.yaml names. `here` holds the folders of variants that are on the disk:
     then only those are planned with, which is what can be served now, and demos for models that have none. None: all
     of them, which is what is worth fetching. Nothing is read from disk, and nothing depends on the order of models or
