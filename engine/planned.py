@@ -18,11 +18,10 @@ from engine.errors import LoadError
 from engine.holdings import Shares
 from engine.placement.hardware import GIB, read_hardware, with_ram
 from engine.placement.measured import Footprints
-from engine.placement.needs import demo_need
-from engine.placement.own_weights import own_folders, variants_here
+from engine.placement.needs import demo_need, own_folders, variants_here
+from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
 from engine.placement.report import better_ones
-from engine.placement.shares import ASLEEP_BYTES, asleep_bytes
 from engine.placement.types import Plan, Refusal
 from engine.residency import Residency, Room
 from engine.types import Served

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.files import write_atomically
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -70,11 +72,7 @@ class Outcome:
 
 def write(data_dir: Path, outcome: Outcome) -> None:
     """Put it in the place of the one before, whole. Blocks. Raises OSError."""
-    part = data_dir / f"{FILE}.part"
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(outcome))
-    part.replace(data_dir / FILE)
+    write_atomically(data_dir / FILE, msgspec.json.encode(outcome))
 
 
 def wait_for(data_dir: Path, pid: int, asked_at_ns: int, seconds: float) -> Outcome | None:

@@ -1,6 +1,6 @@
 """vLLM's sleep mode, level 1: weights wait in RAM, the KV cache is let go, the process stays. GPUs only.
 
-Whether a model sleeps is the plan's (engine/placement/plan.py), when it does the pool's. Level 2 is not used: models have
+Whether a model sleeps is the plan's (engine/placement), when it does the pool's. Level 2 is not used: models have
 woken from it without their weights (vLLM issue 29341).
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from engine.files import replace_file
+from engine.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ class Footprints:
         now = int(time.time())
         entries = {key: {"bytes": used, "written_at": now} for key, used in sorted(self.measured.items())}
         try:
-            replace_file(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
+            write_atomically(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s).", data_dir / FILE_NAME, error.strerror)
 

@@ -17,7 +17,7 @@ from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
 from engine.placement.hardware import GIB, imagined
 from engine.placement.measured import Footprints
-from engine.placement.own_weights import own_folders
+from engine.placement.needs import own_folders
 from engine.planned import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 
