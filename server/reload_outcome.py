@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from engine.files import write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILE = "reload.json"
 _POLL_SECONDS = 0.05
@@ -47,8 +44,8 @@ class Renewal:
 class Outcome:
     """What the server says of one reload. `refused` has the reason, and then nothing has changed.
 
-    `began_at_ns` is when the file was about to be read, by the machine's monotonic clock: whoever asked before that
-    has their answer here, however many asked.
+    `began_at_ns` is when the file was about to be read, by the machine's monotonic clock: it answers every reload
+    that was asked for before.
     """
 
     pid: int
@@ -89,7 +86,7 @@ def wait_for(data_dir: Path, pid: int, asked_at_ns: int, seconds: float) -> Outc
 def _read(file: Path) -> Outcome | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Outcome)
-    except (OSError, msgspec.DecodeError):  # none yet, or of another release
+    except (OSError, msgspec.DecodeError):  # none so far, or of another release
         return None
 
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from engine.config.models import VariantSpec
 from engine.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from engine.config.models import VariantSpec
 
 FILE_NAME = "footprints.json"
 
