@@ -17,7 +17,7 @@ from engine.errors import (
     UnsupportedCapabilityError,
 )
 from engine.fair_queue import Urgency
-from engine.pictures import ImageLimits
+from engine.media.images import ImageLimits
 from engine.types import (
     ANSWERS,
     AWAITS_TURN,

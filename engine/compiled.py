@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.errors import LoadError
-from engine.small_files import replace_file
+from engine.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ class CompiledModels:
             with self._file.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 made = self._read() | {_place(spec, weights): self._made_for(spec)}
-                replace_file(self._file, json.dumps({"compiled": made}, indent=1) + "\n")
+                write_atomically(self._file, json.dumps({"compiled": made}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s): the next start runs its models uncompiled.", self._file, error)
 

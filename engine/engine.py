@@ -18,7 +18,7 @@ from engine.errors import EngineError, NotStartedError
 from engine.fair_queue import Urgency
 from engine.load_times import LoadTimes
 from engine.loading import Loader
-from engine.pictures import ImageLimits, Pictures
+from engine.media.images import ImageLimits, Pictures
 from engine.pool import Pool
 from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest
 

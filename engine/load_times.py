@@ -10,7 +10,7 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from engine.small_files import replace_file
+from engine.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class LoadTimes:
         if self._file is None:
             return
         try:
-            replace_file(self._file, json.dumps({"seconds_to_ready": self._known}, indent=1) + "\n")
+            write_atomically(self._file, json.dumps({"seconds_to_ready": self._known}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s): the next start will not say how long it takes.", self._file, error)
 

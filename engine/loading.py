@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import LoadError
-from engine.hardware import GIB
 from engine.holdings import Holdings
+from engine.placement.hardware import GIB
 from engine.slot import needs_another_engine
 from engine.voices.catalogue import Voices
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.backends.vllm.processes import StarterThread
     from engine.compiled import CompiledModels
     from engine.config import Config, ModelSpec
-    from engine.pictures import Pictures
+    from engine.media.images import Pictures
     from engine.planned import Planned
     from engine.residency import Residency
     from engine.types import Served

@@ -1,6 +1,6 @@
 """What the plan means for loading: which folder, which engine values, which GPUs, and what it took in the end.
 
-The plan itself is engine/placement.py's. What models.yaml says under `engine` always wins.
+The plan itself is engine/placement's. What models.yaml says under `engine` always wins.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import psutil
 
 from engine import demo
 from engine.errors import LoadError
-from engine.footprints import Footprints
-from engine.hardware import GIB, read_hardware, with_ram
 from engine.holdings import Shares
-from engine.own_weights import own_folders, variants_here
-from engine.placement import plan
-from engine.placement_needs import demo_need
-from engine.placement_report import better_ones
-from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
-from engine.placement_types import Plan, Refusal
+from engine.placement.hardware import GIB, read_hardware, with_ram
+from engine.placement.measured import Footprints
+from engine.placement.needs import demo_need, own_folders, variants_here
+from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
+from engine.placement.plan import plan
+from engine.placement.report import better_ones
+from engine.placement.types import Plan, Refusal
 from engine.process.spawning import with_variables
 from engine.residency import Residency, Room
 from engine.types import Served
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec
-    from engine.hardware import Hardware
     from engine.holdings import Holdings
-    from engine.placement_types import Device, Placed
+    from engine.placement.hardware import Hardware
+    from engine.placement.types import Device, Placed
 
 _log = logging.getLogger("hearth.plan")
 

@@ -14,10 +14,10 @@ from test_planned import put
 
 from engine import load_config
 from engine.compiled import CompiledModels
-from engine.hardware import GIB, imagined
 from engine.holdings import Holdings, Shares
 from engine.loading import Loader
-from engine.pictures import ImageLimits, Pictures
+from engine.media.images import ImageLimits, Pictures
+from engine.placement.hardware import GIB, imagined
 from engine.pool import Pool
 from engine.residency import Residency, Room
 

@@ -15,9 +15,9 @@ from serving import Server
 from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
-from engine.footprints import Footprints
-from engine.hardware import GIB, imagined
-from engine.own_weights import own_folders
+from engine.placement.hardware import GIB, imagined
+from engine.placement.measured import Footprints
+from engine.placement.needs import own_folders
 from engine.planned import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 
