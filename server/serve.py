@@ -419,7 +419,7 @@ class Systemd:
             manager.sendto("\n".join(states).encode(), self._address)
 
 
-# What uvicorn says when a file is cut off, which happens on purpose: server/http/streaming.py says why.
+# What uvicorn says when a file is cut off, which happens on purpose: sse.py says why.
 _CUT_OFF = "ASGI callable returned without completing response."
 
 
