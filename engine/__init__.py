@@ -16,7 +16,6 @@ from engine.errors import (
     UnknownModelError,
     UnsupportedCapabilityError,
 )
-from engine.fair_queue import Urgency
 from engine.images.types import FinishedImage, ImageEvent, ImageFormat, ImageProgress, ImageRequest, PartialImage
 from engine.pictures import ImageLimits
 from engine.types import (
@@ -36,6 +35,7 @@ from engine.types import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
+    Urgency,
     Usage,
 )
 from engine.voices.languages import language_code

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from engine.backends import vllm_launch
 from engine.capabilities import check_request, check_text, of_kind
-from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
-from engine.fair_queue import Urgency
 from engine.images.profile import SIZES
-from engine.load_times import LoadTimes
-from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
-from engine.pool import Pool
-from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest
+from engine.pool.compiled import CompiledModels
+from engine.pool.loader import Loader
+from engine.pool.pool import Entrance, Pool
+from engine.pool.times import LoadTimes
+from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest, Urgency
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
-from engine.headcount import Headcount
+from engine.admission.in_flight import Headcount
 from server import errors
 from server.access_log import AccessLog
 from server.cors import Cors

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED
-from engine.compiled import compiler
+from engine.pool.compiled import compiler
 from server.terminal import HEARTH, time_left
 
 if TYPE_CHECKING:

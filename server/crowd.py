@@ -14,7 +14,7 @@ from server.middleware import OPEN_PATHS
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from engine.headcount import Headcount
+    from engine.admission.in_flight import Headcount
     from server.access_log import RequestRecord
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.headcount import Headcount
+from engine.admission.in_flight import Headcount
 from server.errors import ApiError
 from server.store import Ask, Refused, Taken, TooLarge
 

@@ -53,14 +53,14 @@ def plant(file: Path, line: str) -> None:
 def test_the_layers_hold_and_each_breach_of_them_is_noticed(tree: Path):
     clean = lint(tree)
     assert clean.returncode == 0, clean.stdout + clean.stderr
-    plant(tree / "engine" / "pool.py", "import server.errors")
+    plant(tree / "engine" / "pool" / "pool.py", "import server.errors")
     plant(tree / "engine" / "chat_fold.py", "import fastapi")
     plant(tree / "server" / "sse.py", "import torch")
     plant(tree / "server" / "routes" / "models.py", "import server.routes.chat")
     breached = lint(tree)
     assert breached.returncode != 0
     for breach in (
-        "engine.pool -> server.errors",
+        "engine.pool.pool -> server.errors",
         "engine.chat_fold -> fastapi",
         "server.sse -> torch",
         "server.routes.models -> server.routes.chat",

@@ -20,7 +20,7 @@ from benchmarks.http_answers import Answer, AnswerError, Connection
 from benchmarks.load import encode
 from benchmarks.vllm_server import VllmServer, free_port, status_of
 from engine import ANSWERS
-from engine.restarts import STEADY_SECONDS
+from engine.pool.model_state import STEADY_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

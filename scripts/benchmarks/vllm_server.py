@@ -19,7 +19,7 @@ from engine import load_config
 from engine.backends import vllm_fork_server, vllm_launch, vllm_start
 from engine.backends.vllm_parsers import parsers_for
 from engine.config import ChatModelSpec
-from engine.planned import Planned, hardware_for
+from engine.pool.loader import Planned, hardware_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.admission import Admission, Room
+from engine.admission.fair_queue import PATIENCE_SECONDS
 from engine.errors import OverloadedError
-from engine.fair_queue import PATIENCE_SECONDS, Urgency
-from engine.types import ChatRequest
+from engine.types import ChatRequest, Urgency
 
 
 @dataclass

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.background import BackgroundSlots
-from engine.fair_queue import Urgency
-from engine.types import ChatRequest
+from engine.admission.admission import BackgroundSlots
+from engine.types import ChatRequest, Urgency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from skipping_loop import SkippingLoop
 
 from engine import Engine, load_config
-from engine.entrance import Entrance
-from engine.fair_queue import Urgency
-from engine.pool import Pool
-from engine.residency import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Residency, Room
-from engine.types import ChatRequest, TextRequest
+from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Residency, Room
+from engine.pool.pool import Entrance, Pool
+from engine.types import ChatRequest, TextRequest, Urgency
 
 if TYPE_CHECKING:
     from engine import ModelSpec

@@ -13,13 +13,13 @@ from skipping_loop import SkippingLoop
 from test_planned import put
 
 from engine import load_config
-from engine.compiled import CompiledModels
 from engine.hardware import GIB, imagined
-from engine.holdings import Holdings, Shares
-from engine.loading import Loader
 from engine.pictures import ImageLimits, Pictures
-from engine.pool import Pool
-from engine.residency import Residency, Room
+from engine.pool.compiled import CompiledModels
+from engine.pool.eviction import Residency, Room
+from engine.pool.loader import Loader
+from engine.pool.memory import Holdings, Shares
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

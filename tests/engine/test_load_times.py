@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine import load_config
-from engine.load_times import FILE_NAME, LoadTimes
-from engine.slot import Slot
+from engine.pool.model_state import Slot
+from engine.pool.times import FILE_NAME, LoadTimes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from engine.footprints import Footprints
 from engine.hardware import GIB, imagined
 from engine.hub.manifest import Manifest, ManifestFile, write_manifest
 from engine.own_weights import own_folders
-from engine.planned import Planned
+from engine.pool.loader import Planned
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,9 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
-from engine.pool import Pool
-from engine.restarts import REST_SECONDS
-from engine.slot import NEXT
+from engine.pool.model_state import NEXT, REST_SECONDS
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ import pytest
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, load_config
-from engine.pool import Pool
-from engine.residency import SWAP_EVERY_SECONDS, Residency, Room
+from engine.pool.eviction import SWAP_EVERY_SECONDS, Residency, Room
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.residency import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Decision, Residency, Room
+from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Decision, Residency, Room
 
 _CPU = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from engine.headcount import Headcount
+from engine.admission.in_flight import Headcount
 from server.access_log import RequestRecord
 from server.crowd import Crowd
 

@@ -11,26 +11,16 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from engine.types import Urgency
 
 # What a token of an answer costs compared to one of the prompt, as in the paper.
 ANSWER_TOKEN_COST = 2.0
 # Who has waited for so long counts as interactive: batches do not starve behind a house that never stops talking.
 PATIENCE_SECONDS = 60.0
 _MOST_IDLE_OWNERS = 1024
-
-
-class Urgency(IntEnum):
-    """The lower goes first."""
-
-    INTERACTIVE = 0
-    BATCH = 1
-    BACKGROUND = 2
 
 
 @dataclass(slots=True, eq=False)

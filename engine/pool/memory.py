@@ -1,20 +1,17 @@
 """What loaded models hold of each device in truth. A plan that changed takes effect at a model's next load, not before.
 
-What is planned is placement.py's, who takes turns residency.py's; this keeps both honest. Bytes by device: a GPU's
+What is planned is placement.py's, who takes turns eviction.py's; this keeps both honest. Bytes by device: a GPU's
 index, None for RAM.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    Bytes = Mapping[int | None, int]
+Bytes = Mapping[int | None, int]
 
 _NOTHING: Bytes = MappingProxyType({})
 # Less than this, and less than a sixteenth, is not worth telling anybody.

@@ -1,7 +1,7 @@
 """Keeps every configured model loaded: one task per model moves it from state to state; and who may use it right now.
 
-How a model is loaded is left to the `load` function it is given (engine/loading.py), what a state means to slot.py,
-when a failed one is tried again to restarts.py. Requests are not seen here.
+How a model is loaded is left to the `load` function it is given (loader.py), what a state means, and when a failed one
+is tried again, to model_state.py. Requests are not seen here.
 """
 
 from __future__ import annotations
@@ -9,28 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-from engine.backends import end
+from engine.admission.admission import BackgroundSlots
+from engine.backends import Backend, end
+from engine.config import ChatModelSpec, ModelSpec
 from engine.errors import LoadError, UnknownModelError
-from engine.load_times import LoadTimes
-from engine.races import first_of
-from engine.residency import Residency
-from engine.sharing import Sharing
-from engine.slot import Slot
+from engine.pool.eviction import Residency
+from engine.pool.leases import Sharing
+from engine.pool.memory import Holdings
+from engine.pool.model_state import Slot
+from engine.pool.times import LoadTimes
+from engine.types import ChatRequest, ModelHealth, TextRequest, Urgency
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-
-    from engine.backends import Backend
-    from engine.config import ModelSpec
-    from engine.holdings import Holdings
-    from engine.types import ModelHealth
-
-    Report = Callable[[str, float], None]
-    Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
+Report = Callable[[str, float], None]
+Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
 
@@ -311,3 +307,77 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Return when the first of them ends; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class Entrance:
+    """One per engine. All methods belong to the event loop."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._background: dict[str, BackgroundSlots] = {}
+
+    def size(self, specs: Iterable[ModelSpec]) -> None:
+        """Take on these models, or their new sizes; what runs goes on."""
+        for spec in specs:
+            if not isinstance(spec, ChatModelSpec):
+                continue
+            size = spec.engine.max_num_seqs - spec.engine.places_for_people
+            beside = max(1, size // 32)
+            if spec.id in self._background:
+                self._background[spec.id].resize(size, beside=beside)
+            else:
+                self._background[spec.id] = BackgroundSlots(size, beside=beside)
+
+    async def enter(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        """Hold background work back, or wait as background work; and acquire the model. Returns what releases both.
+
+        What is not interactive waits for its model if that is being restarted. Raises what `Pool.get` does, the model
+        need not be one that takes turns and has its turn.
+        """
+        model, pool, background = request.model, self._pool, self._background
+        if request.urgency != Urgency.INTERACTIVE:
+            return await self._enter_background(request, sequences)
+        await pool.hold(model)
+        try:
+            pool.get(model)
+            background[model].hold_back()
+        except BaseException:
+            pool.release(model)
+            raise
+
+        def release() -> None:
+            background[model].let_go()
+            pool.release(model)
+
+        return release
+
+    async def _enter_background(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        model, pool = request.model, self._pool
+        await pool.revived(model)  # before it waits: an unknown model is refused at once
+        give_back = await self._background[model].take(request, sequences)
+        try:
+            await pool.hold(model)
+            try:
+                await pool.revived(model)
+            except BaseException:
+                pool.release(model)
+                raise
+        except BaseException:
+            give_back()
+            raise
+
+        def release() -> None:
+            pool.release(model)
+            give_back()
+
+        return release

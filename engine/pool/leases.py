@@ -1,22 +1,18 @@
 """Lets models that do not all fit into memory take turns: requests wait here for one that is not loaded.
 
-Whose turn it is, is residency.py's; loading and ending models is the pool's, which asks here when it may.
+Whose turn it is, is eviction.py's; loading and ending models is the pool's, which asks here when it may.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from engine.errors import ModelLoadingError, OverloadedError
-from engine.holdings import Holdings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from engine.residency import Decision, Residency
+from engine.pool.eviction import Decision, Residency
+from engine.pool.memory import Holdings
 
 # Longer than a busy model may keep another one waiting, and a large one takes to load.
 _LONGEST_WAIT_SECONDS = 600.0

@@ -5,11 +5,9 @@ It knows neither processes nor requests, and has no clock of its own. Who loads 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+from typing import Literal
 
 # One exchange on a device in this time: two users who want different models must not make it do nothing but load.
 SWAP_EVERY_SECONDS = 10.0
