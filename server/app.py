@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
-from engine.admission.in_flight import Headcount
+from engine.admission.in_flight import InFlight
 from server import errors
 from server.access_log import AccessLog
 from server.cors import Cors
@@ -118,7 +118,7 @@ def bare_app(settings: Settings, routes: Iterable[ModuleType], lifespan: Any = N
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
-    app.state.crowd = Headcount()
+    app.state.crowd = InFlight()
     errors.install(app)
     app.add_exception_handler(ClientGoneError, client_gone)
     for module in routes:

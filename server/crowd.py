@@ -14,14 +14,14 @@ from server.middleware import OPEN_PATHS
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from engine.admission.in_flight import Headcount
+    from engine.admission.in_flight import InFlight
     from server.access_log import RequestRecord
 
 
 class Crowd:
     """Stands behind the authentication. Who came without a key counts as one."""
 
-    def __init__(self, app: ASGIApp, most: int, running: Headcount) -> None:
+    def __init__(self, app: ASGIApp, most: int, running: InFlight) -> None:
         self._app = app
         self._most = most
         self._running = running

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.admission.in_flight import Headcount
+from engine.admission.in_flight import InFlight
 from server.errors import ApiError
 from server.store import Ask, Refused, Taken, TooLarge
 
@@ -51,7 +51,7 @@ class Limiter:
     def __init__(self, config: Config, buckets: Buckets) -> None:
         self._config = config
         self._buckets = buckets
-        self._parallel = Headcount()
+        self._parallel = InFlight()
         # One of each per key at most.
         self._limits: dict[str, tuple[ApiKey, Limits]] = {}
         self._seen: dict[str, Level] = {}  # request buckets as the last answers showed them

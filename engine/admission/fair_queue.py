@@ -18,7 +18,8 @@ from engine.types import Urgency
 
 # What a token of an answer costs compared to one of the prompt, as in the paper.
 ANSWER_TOKEN_COST = 2.0
-# Who has waited for so long counts as interactive: batches do not starve behind a house that never stops talking.
+# A batch that has waited for so long counts as interactive, so that it does not starve behind interactive requests that
+# never stop; a background request counts as a batch, and never as more.
 PATIENCE_SECONDS = 60.0
 _MOST_IDLE_OWNERS = 1024
 
@@ -38,7 +39,9 @@ class Claim:
 
     def urgency_at(self, now: float) -> Urgency:
         """Return how urgent it is by now."""
-        return Urgency.INTERACTIVE if now - self.arrived_at >= PATIENCE_SECONDS else self.urgency
+        if now - self.arrived_at < PATIENCE_SECONDS:
+            return self.urgency
+        return Urgency.BATCH if self.urgency == Urgency.BACKGROUND else Urgency.INTERACTIVE
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from engine.admission.admission import BackgroundSlots
+from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.errors import LoadError, UnknownModelError
@@ -324,19 +324,19 @@ class Entrance:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._background: dict[str, BackgroundSlots] = {}
+        self._admissions: dict[str, Admission] = {}
 
     def size(self, specs: Iterable[ModelSpec]) -> None:
         """Take on these models, or their new sizes; what runs goes on."""
         for spec in specs:
             if not isinstance(spec, ChatModelSpec):
                 continue
-            size = spec.engine.max_num_seqs - spec.engine.places_for_people
-            beside = max(1, size // 32)
-            if spec.id in self._background:
-                self._background[spec.id].resize(size, beside=beside)
+            sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
+            room = Room.before_rendering(sequences, beside_interactive=max(1, sequences // 32))
+            if spec.id in self._admissions:
+                self._admissions[spec.id].resize(room)
             else:
-                self._background[spec.id] = BackgroundSlots(size, beside=beside)
+                self._admissions[spec.id] = Admission(room)
 
     async def enter(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
         """Hold background work back, or wait as background work; and acquire the model. Returns what releases both.
@@ -344,19 +344,19 @@ class Entrance:
         What is not interactive waits for its model if that is being restarted. Raises what `Pool.get` does, the model
         need not be one that takes turns and has its turn.
         """
-        model, pool, background = request.model, self._pool, self._background
+        model, pool = request.model, self._pool
         if request.urgency != Urgency.INTERACTIVE:
             return await self._enter_background(request, sequences)
         await pool.hold(model)
         try:
             pool.get(model)
-            background[model].hold_back()
+            self._admissions[model].begin_interactive()
         except BaseException:
             pool.release(model)
             raise
 
         def release() -> None:
-            background[model].let_go()
+            self._admissions[model].end_interactive()
             pool.release(model)
 
         return release
@@ -364,7 +364,15 @@ class Entrance:
     async def _enter_background(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
         model, pool = request.model, self._pool
         await pool.revived(model)  # before it waits: an unknown model is refused at once
-        give_back = await self._background[model].take(request, sequences)
+        ticket = self._admissions[model].enter(
+            request.owner,
+            prompt_tokens=sequences,  # tokens are not known before it is rendered
+            max_tokens=0,
+            sequences=sequences,
+            weight=request.queue_share,
+            urgency=request.urgency,
+        )
+        await ticket.begin()
         try:
             await pool.hold(model)
             try:
@@ -373,11 +381,11 @@ class Entrance:
                 pool.release(model)
                 raise
         except BaseException:
-            give_back()
+            ticket.end(cut_off=True)
             raise
 
         def release() -> None:
             pool.release(model)
-            give_back()
+            ticket.end(cut_off=False)
 
         return release

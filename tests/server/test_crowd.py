@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from engine.admission.in_flight import Headcount
+from engine.admission.in_flight import InFlight
 from server.access_log import RequestRecord
 from server.crowd import Crowd
 
@@ -17,7 +17,7 @@ class House:
 
     def __init__(self) -> None:
         self.door = asyncio.Event()
-        self.crowd = Crowd(self._app, MOST, Headcount())
+        self.crowd = Crowd(self._app, MOST, InFlight())
         self.sent: list[dict[str, Any]] = []
         self.running: list[asyncio.Task[None]] = []
 
