@@ -16,7 +16,7 @@ from engine.images.profile import SIZES
 from engine.pictures import ImageLimits, Pictures
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
-from engine.pool.pool import Entrance, Pool
+from engine.pool.pool import Pool
 from engine.pool.times import LoadTimes
 from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest, Urgency
 
@@ -80,12 +80,9 @@ class Engine:
         self._pool = Pool(
             config.models.values(),
             self._loader.load,
-            self._loader.residency(),
-            self._loader.holdings,
+            self._loader.ledger,
             LoadTimes(loads_dir),
         )
-        self._entrance = Entrance(self._pool)
-        self._entrance.size(config.models.values())
 
     async def start(self) -> None:
         """Begin to load all models."""
@@ -118,7 +115,7 @@ class Engine:
         try:
             while True:
                 self._spec(request.model, ChatModelSpec)
-                release = await self._entrance.enter(request, sequences)
+                release = await self._pool.acquire_for(request, sequences)
                 try:
                     backend, spec = self._chat_backend(request.model)
                     if isinstance(request, ChatRequest):
@@ -147,12 +144,11 @@ class Engine:
         Await the first event before answering: everything that can be refused is refused until then.
         """
         self._spec(request.model, ImageModelSpec)
-        async with (
-            self._pool.using(request.model),
-            contextlib.aclosing(cast("ImageBackend", self._pool.get(request.model)).images(request)) as events,
-        ):
-            async for event in events:
-                yield event
+        with await self._pool.acquire(request.model):
+            backend = cast("ImageBackend", self._pool.get(request.model))
+            async with contextlib.aclosing(backend.images(request)) as events:
+                async for event in events:
+                    yield event
 
     def voices(self, model: str) -> tuple[Voice, ...]:
         """The voices of a speech model; none of other models."""
@@ -168,7 +164,7 @@ class Engine:
         Await the first piece before answering: everything that can be refused is refused until then.
         """
         self._spec(request.model, SpeechModelSpec)
-        async with self._pool.using(request.model):
+        with await self._pool.acquire(request.model):
             backend = cast("SpeechBackend", self._pool.get(request.model))
             voice = self._loader.voices.find(request.model, request.voice)
             async with contextlib.aclosing(backend.speech(request, voice)) as chunks:
@@ -178,7 +174,7 @@ class Engine:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
         self._spec(request.model, ChatModelSpec)
-        async with self._pool.using(request.model):
+        with await self._pool.acquire(request.model):
             backend, spec = self._chat_backend(request.model)
             check_request(spec, request)
             return await backend.count_tokens(request)
@@ -192,14 +188,13 @@ class Engine:
         voices = await self._loader.read_voices(config)
         self._config = config
         self._loader.use(config, voices)
-        self._entrance.size(config.models.values())
         outdated = self._loader.outdated()
-        self._pool.update(config.models.values(), self._loader.residency(), outdated)
+        self._pool.update(config.models.values(), outdated)
         return outdated
 
     def later(self) -> tuple[str, ...]:
         """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
-        later = self._loader.holdings.later()
+        later = self._loader.ledger.later()
         return tuple(name for name in self._config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -212,7 +207,7 @@ class Engine:
 
     def loads(self) -> tuple[ModelLoad, ...]:
         """How busy each model is that is loaded, and with what, in the order of models.yaml."""
-        later = self._loader.holdings.later()
+        later = self._loader.ledger.later()
         return tuple(
             ModelLoad(
                 name,
@@ -247,7 +242,7 @@ class Engine:
 
     @property
     def swaps(self) -> int:
-        """How often a model has made room for another since the start."""
+        """How often models were evicted for another one since the start."""
         return self._pool.swaps
 
     async def hopeless(self) -> None:

@@ -188,7 +188,7 @@ class Admission:
         return Ticket(self, claim)
 
     async def begin(self, claim: Claim) -> float:
-        """Wait until the claim is dispatched; return when that was. Its room is kept until `end`. Raises like `enter`."""
+        """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
         if self._closed is not None:
             raise self._closed()
         self._queue.arrive(claim)

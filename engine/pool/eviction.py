@@ -1,237 +1,181 @@
-"""Who is loaded where not all models fit into memory together: a pure schedule, told what happens and asked what to do.
+"""What to load and what to evict where not all models fit into memory together: a pure decision. Must not log.
 
-It knows neither processes nor requests, and has no clock of its own. Who loads and ends models is the pool (pool.py).
+It knows neither processes nor requests, and has no clock. leases.py asks, and carries out what is decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-# One exchange on a device in this time: two users who want different models must not make it do nothing but load.
+from engine.pool.memory import Bytes, Device, State
+
+# One swap on a device in this time: two users who want different models must not make it do nothing but load.
 SWAP_EVERY_SECONDS = 10.0
-# A model that others use all the time gives way after a request for another one has waited this long.
+# A model that is always in use is evicted after a request for another one has waited this long.
 LONGEST_WAIT_SECONDS = 30.0
-
-Presence = Literal["out", "coming", "in", "leaving"]
-_Device = int | None  # a GPU's index, None for RAM
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What a model takes of each device while it is loaded, in bytes."""
+class Model:
+    """A model that comes and goes, as it is now. `asked_at`: since when a request waits for it. Times in seconds."""
 
-    bytes_on: Mapping[_Device, int]
+    name: str
+    bytes_on: Bytes
+    state: State = "out"
+    leases: int = 0
+    asked_at: float | None = None
+    loaded_at: float = 0.0
+    used_at: float = 0.0
     pinned: bool = False
     unload_after_seconds: float | None = None
-    """Without a request for this long it leaves, even if nobody needs its room. None: it stays."""
+
+    def on(self, device: Device) -> int:
+        """Return what it takes of a device."""
+        return self.bytes_on.get(device, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done now, and after how many seconds to ask again though nothing has happened."""
+    """What to do now, and after how many seconds to ask again though nothing has happened.
+
+    `swaps` are the models for which others are evicted.
+    """
 
     load: tuple[str, ...] = ()
-    unload: tuple[str, ...] = ()
+    evict: tuple[str, ...] = ()
+    swaps: tuple[str, ...] = ()
     again_seconds: float | None = None
 
 
-@dataclass(slots=True)
-class _Model:
-    name: str
-    room: Room
-    presence: Presence = "out"
-    users: int = 0
-    asked_at: float | None = None  # the oldest request that waits for it
-    in_since: float = 0.0
-    used_at: float = 0.0
+def fill(models: Iterable[Model], budgets: Bytes) -> tuple[str, ...]:
+    """Return what to load at the start: as many as fit, in the order given, pinned ones first."""
+    draft = _Draft(models, budgets)
+    return tuple(model.name for model in sorted(draft.all, key=lambda model: not model.pinned) if draft.admit(model))
 
 
-@dataclass(slots=True)
-class Residency:
-    """The models that take turns. `budgets` is what they may take of each device together, in bytes.
+def decide(models: Iterable[Model], budgets: Bytes, swapped_at: Mapping[Device, float], now: float) -> Decision:
+    """Return what to load and to evict.
 
-    No order of events lets the models that come, stay and leave take more than a budget. One that is in use may be told
-    to leave, but is out only when its last request has ended. Who waits longest is served first.
+    The models that come, are in and leave never take more than a budget. What waits longest is loaded first; what was
+    used longest ago is evicted first, and what is in use only after LONGEST_WAIT_SECONDS.
     """
-
-    budgets: Mapping[_Device, int]
-    rooms: Mapping[str, Room]
-    swaps: int = 0
-    _models: dict[str, _Model] = field(init=False)
-    _swapped_at: dict[_Device, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raises `ValueError` when one alone needs more than its device has: no plan does that."""
-        self._models = {name: _Model(name, room) for name, room in self.rooms.items()}
-        for model in self._models.values():
-            for device, needed in model.room.bytes_on.items():
-                if needed > self.budgets.get(device, 0):
-                    raise ValueError(f"{model.name} alone needs more than its device has")
-
-    def fill(self) -> Decision:
-        """Begin: as many as there is room for, in the order given, pinned ones first."""
-        ordered = sorted(self._models.values(), key=lambda model: not model.room.pinned)
-        return Decision(load=tuple(model.name for model in ordered if self._admit(model)))
-
-    def follow(self, old: Residency, loaded: Collection[str], now: float) -> None:
-        """Go on where another one was left: with other models or memory, and these models loaded or being so."""
-        self.swaps, self._swapped_at = old.swaps, old._swapped_at
-        for name, model in self._models.items():
-            if name in old._models:  # wherever it is: one that wakes up or is being ended has memory, too
-                self._models[name] = replace(old._models[name], room=model.room)
-            elif name in loaded:
-                self.is_in(name, now)
-
-    def asked(self, name: str, now: float) -> None:
-        """Say that a request waits for a model that is not loaded."""
-        model = self._models[name]
-        model.asked_at = now if model.asked_at is None else model.asked_at
-
-    def nobody_asks(self, name: str) -> None:
-        """Say that nobody waits for it any more."""
-        self._models[name].asked_at = None
-
-    def began(self, name: str) -> None:
-        """Say that a request uses it."""
-        self._models[name].users += 1
-
-    def ended(self, name: str, now: float) -> None:
-        """Say that one of them has ended."""
-        model = self._models[name]
-        model.users = max(0, model.users - 1)  # it may have begun before models.yaml was read again
-        model.used_at = now
-
-    def is_in(self, name: str, now: float) -> None:
-        """Say that it is loaded."""
-        model = self._models[name]
-        model.presence, model.asked_at = "in", None
-        model.in_since = model.used_at = now
-
-    def is_out(self, name: str) -> None:
-        """Say that it is not loaded (any more), and its memory free."""
-        self._models[name].presence = "out"
-
-    def gives_way(self, name: str) -> bool:
-        """Whether it is to leave: new requests wait until it is back."""
-        return self._models[name].presence == "leaving"
-
-    def presence(self, name: str) -> Presence:
-        """Return where it is."""
-        return self._models[name].presence
-
-    def used_bytes(self, device: _Device) -> int:
-        """Return what those take that are not out."""
-        return sum(_on(model, device) for model in self._models.values() if model.presence != "out")
-
-    def decide(self, now: float) -> Decision:
-        """Say what to load and unload now."""
-        load: list[str] = []
-        unload = [model.name for model in self._models.values() if self._idle_in(model, now) == 0]
-        unload += [name for name in self._beyond_budget() if name not in unload]
-        for name in unload:
-            self._models[name].presence = "leaving"
-        idle_in = [self._idle_in(model, now) for model in self._models.values()]
-        again = [seconds for seconds in idle_in if seconds is not None]
-        kept: set[_Device] = set()  # what is made free there is for who waits longest
-        for model in self._waiting():
-            if kept.isdisjoint(model.room.bytes_on) and self._admit(model):
+    draft = _Draft(models, budgets)
+    draft.evict(model for model in draft.all if _idle_in(model, now) == 0)
+    draft.evict_beyond_budgets()
+    again = [seconds for model in draft.all if (seconds := _idle_in(model, now)) is not None]
+    load, swaps = [], []
+    kept: set[Device] = set()  # what is freed there is for what waits longest
+    for model in draft.waiting():
+        if kept.isdisjoint(model.bytes_on):
+            if draft.admit(model):
                 load.append(model.name)
-            elif kept.isdisjoint(model.room.bytes_on):
-                victims, wait = self._victims(model, now)
-                unload += [victim.name for victim in victims]
+            else:
+                victims, wait = _victims(draft, model, swapped_at, now)
+                draft.evict(victims)
+                swaps += [model.name] if victims else []
                 again += [] if wait is None else [wait]
-            kept.update(model.room.bytes_on)
-        return Decision(tuple(load), tuple(unload), min(again, default=None))
+        kept.update(model.bytes_on)
+    return Decision(tuple(load), tuple(draft.evicted), tuple(swaps), min(again, default=None))
 
-    def _beyond_budget(self) -> list[str]:
-        """Return who has to leave because models.yaml has given their room to others: who was used longest ago."""
-        found: list[str] = []
-        there = [one for one in self._models.values() if one.presence == "in" and not one.room.pinned]
-        for one in sorted(there, key=lambda one: (one.users > 0, one.used_at)):
-            staying = {
-                device: sum(_on(other, device) for other in self._models.values() if other.presence in {"in", "coming"})
-                for device in one.room.bytes_on
-            }
-            if any(size > self.budgets.get(device, 0) for device, size in staying.items()):
-                one.presence = "leaving"
-                found.append(one.name)
-        return found
 
-    def _waiting(self) -> list[_Model]:
-        asked = [(model.asked_at, model.name) for model in self._models.values() if model.asked_at is not None]
-        return [self._models[name] for _, name in sorted(asked) if self._models[name].presence == "out"]
+class _Draft:
+    """The models as they will be when what has been decided so far is carried out."""
 
-    def _admit(self, model: _Model) -> bool:
-        if any(self._free(device) < needed for device, needed in model.room.bytes_on.items()):
+    def __init__(self, models: Iterable[Model], budgets: Bytes) -> None:
+        self._models = {model.name: model for model in models}
+        self._budgets = budgets
+        self.evicted: list[str] = []
+
+    @property
+    def all(self) -> list[Model]:
+        return list(self._models.values())
+
+    def waiting(self) -> list[Model]:
+        asked = [(model.asked_at, model.name) for model in self.all if model.asked_at is not None]
+        return [self._models[name] for _, name in sorted(asked) if self._models[name].state == "out"]
+
+    def free(self, device: Device) -> int:
+        return self._budgets.get(device, 0) - sum(model.on(device) for model in self.all if model.state != "out")
+
+    def admit(self, model: Model) -> bool:
+        if any(self.free(device) < size for device, size in model.bytes_on.items()):
             return False
-        model.presence = "coming"
+        self._models[model.name] = replace(model, state="coming")
         return True
 
-    def _free(self, device: _Device) -> int:
-        return self.budgets.get(device, 0) - self.used_bytes(device)
+    def evict(self, models: Iterable[Model]) -> None:
+        for model in models:
+            self._models[model.name] = replace(model, state="leaving")
+            self.evicted.append(model.name)
 
-    def _victims(self, model: _Model, now: float) -> tuple[list[_Model], float | None]:
-        """Tell others to make room for it. Return them; nobody when that must wait, and for how many seconds."""
-        lacks = {device: needed - self._free(device) for device, needed in model.room.bytes_on.items()}
-        for leaving in self._models.values():
-            if leaving.presence == "leaving":
-                lacks = {device: lack - _on(leaving, device) for device, lack in lacks.items()}
-        lacks = {device: lack for device, lack in lacks.items() if lack > 0}
-        if not lacks:
-            return [], None  # room is being made
-        pause = max(self._swapped_at.get(device, -SWAP_EVERY_SECONDS) for device in lacks) + SWAP_EVERY_SECONDS - now
-        if pause > 0:
-            return [], pause
-        there = [one for one in self._models.values() if one.presence == "in" and not one.room.pinned]
-        ripe_in = {one.name: self._ripe_in(one, model, now) for one in there}
-        ripe = [one for one in there if ripe_in[one.name] <= 0]
-        chosen = _fewest(sorted(ripe, key=lambda one: (one.users > 0, one.used_at)), lacks)
-        if chosen:
-            self.swaps += 1
-            self._swapped_at.update(dict.fromkeys(model.room.bytes_on, now))
-            for victim in chosen:
-                victim.presence = "leaving"
-            return chosen, None
-        return [], min((wait for wait in ripe_in.values() if wait > 0), default=None)
+    def candidates(self) -> list[Model]:
+        """What may be evicted, in that order."""
+        found = [model for model in self.all if model.state == "in" and not model.pinned]
+        return sorted(found, key=lambda model: (model.leases > 0, model.used_at))
 
-    def _ripe_in(self, one: _Model, model: _Model, now: float) -> float:
-        """Return after how many seconds it may be told to leave; 0 or less: now."""
-        settled = one.in_since + SWAP_EVERY_SECONDS - now
-        if one.users == 0:
-            return settled
-        asked_at = now if model.asked_at is None else model.asked_at
-        return max(settled, asked_at + LONGEST_WAIT_SECONDS - now)
-
-    def _idle_in(self, model: _Model, now: float) -> float | None:
-        after = model.room.unload_after_seconds
-        if after is None or model.presence != "in" or model.users or model.room.pinned:
-            return None
-        return max(0.0, model.used_at + after - now)
+    def evict_beyond_budgets(self) -> None:
+        """Evict what models.yaml has given the memory of to others."""
+        for model in self.candidates():
+            staying = [other for other in self.all if other.state in {"in", "coming"}]
+            sizes = {device: sum(other.on(device) for other in staying) for device in model.bytes_on}
+            if any(size > self._budgets.get(device, 0) for device, size in sizes.items()):
+                self.evict([model])
 
 
-def _on(model: _Model, device: _Device) -> int:
-    return model.room.bytes_on.get(device, 0)
+def _victims(
+    draft: _Draft, model: Model, swapped_at: Mapping[Device, float], now: float
+) -> tuple[list[Model], float | None]:
+    """Return what to evict for a model; nothing when that must wait, and for how many seconds."""
+    leaving = [other for other in draft.all if other.state == "leaving"]
+    lacks = {
+        device: size - draft.free(device) - sum(other.on(device) for other in leaving)
+        for device, size in model.bytes_on.items()
+    }
+    lacks = {device: lack for device, lack in lacks.items() if lack > 0}
+    if not lacks:
+        return [], None  # enough is leaving
+    pause = max(swapped_at.get(device, -SWAP_EVERY_SECONDS) for device in lacks) + SWAP_EVERY_SECONDS - now
+    if pause > 0:
+        return [], pause
+    candidates = draft.candidates()
+    ripe_in = {one.name: _ripe_in(one, model, now) for one in candidates}
+    chosen = _fewest([one for one in candidates if ripe_in[one.name] <= 0], lacks)
+    return chosen, None if chosen else min((wait for wait in ripe_in.values() if wait > 0), default=None)
 
 
-def _fewest(ordered: Iterable[_Model], lacks: Mapping[_Device, int]) -> list[_Model]:
-    """Return the first of them whose leaving makes enough room, less those that need not go; none if it cannot be."""
-    chosen: list[_Model] = []
+def _ripe_in(one: Model, asked: Model, now: float) -> float:
+    """Return after how many seconds it may be evicted for the model asked for; 0 or less: now."""
+    settled = one.loaded_at + SWAP_EVERY_SECONDS - now
+    if one.leases == 0:
+        return settled
+    asked_at = now if asked.asked_at is None else asked.asked_at
+    return max(settled, asked_at + LONGEST_WAIT_SECONDS - now)
+
+
+def _idle_in(model: Model, now: float) -> float | None:
+    """Return after how many seconds it has been idle for too long; None: not by time alone."""
+    if model.unload_after_seconds is None or model.state != "in" or model.leases or model.pinned:
+        return None
+    return max(0.0, model.used_at + model.unload_after_seconds - now)
+
+
+def _fewest(ordered: Iterable[Model], lacks: Mapping[Device, int]) -> list[Model]:
+    """Return the first of them that free enough, less those that need not go; none if it cannot be."""
+    chosen: list[Model] = []
     for model in ordered:
-        if _made(chosen, lacks):
+        if _is_enough(chosen, lacks):
             break
-        if any(_on(model, device) for device in lacks):
+        if any(model.on(device) for device in lacks):
             chosen.append(model)
-    if not _made(chosen, lacks):
+    if not _is_enough(chosen, lacks):
         return []
     for model in list(chosen):
         others = [one for one in chosen if one is not model]
-        if _made(others, lacks):
+        if _is_enough(others, lacks):
             chosen = others
     return chosen
 
 
-def _made(chosen: Iterable[_Model], lacks: Mapping[_Device, int]) -> bool:
-    freed = list(chosen)
-    return all(sum(_on(model, device) for model in freed) >= lack for device, lack in lacks.items())
+def _is_enough(chosen: list[Model], lacks: Mapping[Device, int]) -> bool:
+    return all(sum(model.on(device) for model in chosen) >= lack for device, lack in lacks.items())

@@ -1,18 +1,20 @@
-"""Lets models that do not all fit into memory take turns: requests wait here for one that is not loaded.
+"""Leases of models: a model with a lease is not evicted, and a request for one that is not loaded waits here.
 
-Whose turn it is, is eviction.py's; loading and ending models is the pool's, which asks here when it may.
+What is loaded and evicted is decided in eviction.py and noted in the ledger (memory.py); the pool carries it out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
 
 from engine.errors import ModelLoadingError, OverloadedError
-from engine.pool.eviction import Decision, Residency
-from engine.pool.memory import Holdings
+from engine.pool.eviction import Model, decide, fill
+from engine.pool.memory import Device, Ledger
 
 # Longer than a busy model may keep another one waiting, and a large one takes to load.
 _LONGEST_WAIT_SECONDS = 600.0
@@ -20,181 +22,156 @@ _MOST_WAITING = 512  # requests for one model; the queue of a loaded model has t
 
 
 @dataclass(slots=True)
-class _Seat:
-    """One model: what it is told, and who uses it or waits for it."""
+class _Use:
+    """What requests do with one model."""
 
-    may_load: asyncio.Event = field(default_factory=asyncio.Event)
-    must_leave: asyncio.Event = field(default_factory=asyncio.Event)
-    unused: asyncio.Event = field(default_factory=asyncio.Event)
-    users: int = 0
+    leases: int = 0
     waiting: int = 0
+    asked_at: float | None = None  # the oldest request that waits for it
+    loaded_at: float = 0.0
+    used_at: float = 0.0
 
 
-class Sharing:
-    """The models that take turns. One per pool; all methods belong to the event loop."""
+class Lease:
+    """A model that stays loaded for one request, until `release`. As a block (`with`) it is released at the end."""
 
-    def __init__(self, residency: Residency, clock: Callable[[], float], holdings: Holdings | None = None) -> None:
+    __slots__ = ("_leases", "_model")
+
+    def __init__(self, leases: Leases, model: str) -> None:
+        self._leases: Leases | None = leases
+        self._model = model
+
+    def release(self) -> None:
+        """The request has ended. A second time does nothing."""
+        leases, self._leases = self._leases, None
+        if leases is not None:
+            leases.release(self._model)
+
+    def __enter__(self) -> Self:
+        """Release it at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See `release`."""
+        self.release()
+
+
+class Leases:
+    """The leases of all models, and the memory that they have to share. One per pool; belongs to the event loop."""
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
         self._clock = clock
-        self._holdings = holdings or Holdings()
-        self._news = asyncio.Event()
-        self._moved = asyncio.Event()
-        self._every: dict[str, _Seat] = {}  # kept when a reload changes who shares: tasks and requests hold them
-        self._residency = residency
-        self._seats = {name: self._seat(name) for name in residency.rooms}
-        self._carry_out(residency.fill())
+        self._uses: defaultdict[str, _Use] = defaultdict(_Use)  # kept for ever: tasks and requests refer to them
+        self._swapped_at: dict[Device, float] = {}
+        self.swaps = 0
+        for name in fill(self._models(), ledger.evictable_budgets()):
+            ledger.grant(name)
 
-    def update(self, residency: Residency, loaded: Collection[str]) -> None:
-        """From now on these take turns. `loaded` are the models that are loaded or being so."""
-        residency.follow(self._residency, loaded, self._clock())
-        for name in self._seats.keys() - residency.rooms.keys():
-            self._seats[name].may_load.set()  # it has all the room that it needs
-            self._seats[name].must_leave.clear()
-        for name in residency.rooms.keys() - self._seats.keys():
-            seat = self._seat(name)
-            (seat.may_load.set if name in loaded else seat.may_load.clear)()
-            for _ in range(seat.users):
-                residency.began(name)
-        self._seats = {name: self._seat(name) for name in residency.rooms}
-        self._residency = residency
-        self.woken()
-        self._tell()
-
-    @property
-    def swaps(self) -> int:
-        """How often one has made room for another."""
-        return self._residency.swaps
-
-    async def direct(self) -> None:
-        """Decide, whenever something has happened, until cancelled."""
-        while True:
-            self._news.clear()
-            decision = self._residency.decide(self._clock())
-            self._carry_out(decision)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(decision.again_seconds):
-                    await self._news.wait()
-
-    def waiting(self, name: str) -> int:
-        """Return how many requests wait until it is loaded."""
-        return self._seats[name].waiting if name in self._seats else 0
-
-    def shares(self, name: str) -> bool:
-        """Whether it takes turns with others, and is waited for by whoever uses it."""
-        return name in self._seats
-
-    def has_room(self, name: str) -> bool:
-        """Whether it may load, or stay loaded, now."""
-        seat = self._seats.get(name)
-        return seat is None or (seat.may_load.is_set() and not seat.must_leave.is_set())
-
-    async def turn_to_load(self, name: str) -> None:
-        """Return when there is room for it, which is then its own until `left`.
-
-        At once for one that does not share, but for memory that others still hold who are about to leave.
-        """
-        if name in self._seats:
-            await self._seats[name].may_load.wait()
-        await self._holdings.room_for(name)
-
-    def going(self, names: Iterable[str]) -> None:
-        """Say that these end with their last answer, to be loaded anew or not at all."""
-        self._holdings.going(names)
-
-    def loaded(self, name: str) -> None:
-        """Say that it answers now."""
-        if name in self._seats:
-            self._residency.is_in(name, self._clock())
-            self._tell()
-
-    async def turn_to_leave(self, name: str) -> None:
-        """Return when it is to make room; from then on new requests wait until it is back."""
-        await self._seat(name).must_leave.wait()  # one that does not share never has to
-
-    async def unused(self, name: str) -> None:
-        """Return when no request uses it."""
-        seat = self._seat(name)
-        if seat.users:
-            seat.unused.clear()
-            await seat.unused.wait()
-
-    def left(self, name: str, *, asleep: bool = False) -> None:
-        """Say that its memory is free again."""
-        self._holdings.left(name, asleep=asleep)
-        if name in self._seats:
-            self._seats[name].may_load.clear()
-            self._seats[name].must_leave.clear()
-            self._residency.is_out(name)
-            self._tell()
-
-    async def hold(self, name: str, usable: Callable[[], bool]) -> None:
-        """Hold a model for a request until `release`, after waiting until it is loaded. So long it does not leave.
+    async def acquire(self, name: str, usable: Callable[[], bool]) -> Lease:
+        """Lease a model. One that comes and goes is waited for until it is loaded.
 
         `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
         `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
         """
-        seat = self._seat(name)
-        if name in self._seats and not (self._stays(name) and usable()):
-            await self._wait(name, seat, usable)
-        seat.users += 1
-        if name in self._seats:
-            self._residency.began(name)
+        if self._ledger.is_evictable(name) and not (self._stays(name) and usable()):
+            await self._wait(name, usable)
+        self._uses[name].leases += 1
+        return Lease(self, name)
 
     def release(self, name: str) -> None:
-        """Say that a request which held it has ended."""
-        seat = self._seat(name)
-        seat.users -= 1
-        if not seat.users:
-            seat.unused.set()
-        if name in self._seats:
-            self._residency.ended(name, self._clock())
-            if not seat.users:
-                self._tell()
+        """A request has ended that had a lease."""
+        use = self._uses[name]
+        use.leases -= 1
+        use.used_at = self._clock()
+        if not use.leases and self._ledger.is_evictable(name):
+            self._ledger.changes.notify()
 
-    async def _wait(self, name: str, seat: _Seat, usable: Callable[[], bool]) -> None:
-        if seat.waiting >= _MOST_WAITING:
+    def waiting(self, name: str) -> int:
+        """Return how many requests wait until it is loaded."""
+        return self._uses[name].waiting
+
+    def has_room(self, name: str) -> bool:
+        """Whether it may load, or stay loaded, now."""
+        return not self._ledger.is_evictable(name) or self._ledger.state(name) in {"coming", "in"}
+
+    async def turn_to_load(self, name: str) -> None:
+        """Return when there is memory for it, which is then its own until it is released in the ledger.
+
+        At once for one that always stays, but for memory that others have who are about to leave.
+        """
+        await self._ledger.changes.until(lambda: self.has_room(name))
+        if self._ledger.state(name) == "out":
+            self._ledger.grant(name)
+        await self._ledger.reserve(name)
+
+    async def turn_to_leave(self, name: str) -> None:
+        """Return when it is evicted and its last lease released; new requests wait meanwhile, until it is back."""
+        await self._ledger.changes.until(lambda: not (self._stays(name) or self._uses[name].leases))
+
+    def loaded(self, name: str) -> None:
+        """It answers now."""
+        use = self._uses[name]
+        use.asked_at = None
+        use.loaded_at = use.used_at = self._clock()
+        self._ledger.loaded(name)
+
+    async def direct(self) -> None:
+        """Decide, whenever something has changed, until cancelled."""
+        while True:
+            now = self._clock()
+            decision = decide(self._models(), self._ledger.evictable_budgets(), self._swapped_at, now)
+            self.swaps += len(decision.swaps)
+            for name in decision.swaps:
+                self._swapped_at.update(dict.fromkeys(self._ledger.most(name), now))
+            for name in decision.load:
+                self._ledger.grant(name)
+            for name in decision.evict:
+                self._ledger.evict(name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(decision.again_seconds):
+                    await self._ledger.changes.wait()
+
+    def _models(self) -> list[Model]:
+        return [
+            Model(
+                name=name,
+                bytes_on=self._ledger.most(name),
+                state=self._ledger.state(name),
+                leases=(use := self._uses[name]).leases,
+                asked_at=use.asked_at,
+                loaded_at=use.loaded_at,
+                used_at=use.used_at,
+                pinned=share.pinned,
+                unload_after_seconds=share.unload_after_seconds,
+            )
+            for name, share in self._ledger.evictable.items()
+        ]
+
+    async def _wait(self, name: str, usable: Callable[[], bool]) -> None:
+        use = self._uses[name]
+        if use.waiting >= _MOST_WAITING:
             raise OverloadedError(
                 "This model shares memory with others, and too many requests wait for its turn. Try again later.",
                 retry_after_seconds=30,
             )
-        seat.waiting += 1
+        use.waiting += 1
         try:
             async with asyncio.timeout(_LONGEST_WAIT_SECONDS):
                 while not (usable() and self._stays(name)):
-                    if name in self._seats:
-                        self._residency.asked(name, self._clock())
-                        self._tell()
-                    moved = self._moved
-                    await moved.wait()
+                    if use.asked_at is None:
+                        use.asked_at = self._clock()
+                        self._ledger.changes.notify()
+                    await self._ledger.changes.wait()
         except TimeoutError:
             raise ModelLoadingError(
                 "This model shares memory with others, and its turn has not come for ten minutes. Try again later.",
                 retry_after_seconds=60,
             ) from None
         finally:
-            seat.waiting -= 1
-            if not seat.waiting and name in self._seats:
-                self._residency.nobody_asks(name)
+            use.waiting -= 1
+            if not use.waiting:
+                use.asked_at = None
 
     def _stays(self, name: str) -> bool:
-        return name not in self._seats or not self._residency.gives_way(name)
-
-    def woken(self) -> None:
-        """Say that a model's state has changed: whoever waits looks again."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    def _carry_out(self, decision: Decision) -> None:
-        for name in decision.load:
-            self._seats[name].may_load.set()
-        for name in decision.unload:
-            self._seats[name].must_leave.set()
-
-    def _tell(self) -> None:
-        self._news.set()
-
-    def _seat(self, name: str) -> _Seat:
-        """Return the seat of a model that there is: it is kept for ever."""
-        seat = self._every.get(name)
-        if seat is None:
-            seat = self._every[name] = _Seat()
-        return seat
+        return self._ledger.state(name) != "leaving"

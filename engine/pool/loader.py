@@ -29,8 +29,7 @@ from engine.placement_report import better_ones
 from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
 from engine.placement_types import Device, Placed, Plan, Refusal
 from engine.pool.compiled import CompiledModels
-from engine.pool.eviction import Residency, Room
-from engine.pool.memory import Holdings, Shares
+from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
 from engine.types import Served
 from engine.voices.offered import Voices
@@ -70,7 +69,7 @@ class Loader:
         # Read once: at a reload, what is taken is mostly taken by our own models
         self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
         self.under_way = self.begun = 0
-        self.holdings = Holdings()
+        self.ledger = Ledger()
         self._loaded_by: dict[str, tuple[ModelSpec, Planned]] = {}  # by which plan each model was last loaded
         self.served: dict[str, Served] = {}  # what each model was last loaded with
         self._pictures = pictures
@@ -89,15 +88,11 @@ class Loader:
         """From now on these are the models and their voices."""
         self._config = config
         self.planned = Planned(config, self._weights_dir, self._data_dir, self._hardware)
-        self.holdings.plan(self.planned.shares(config))
+        self.ledger.plan(self.planned.memory_plan(config))
         self.voices = voices
         self.voices.log_warnings()
         # Asked of the disk once, and again when a model loads: the list of models is part of every request.
         self.demos = {spec.id for spec in config.models.values() if self.planned.is_demo(spec)}
-
-    def residency(self) -> Residency:
-        """Return who takes turns on this machine, and on how much memory."""
-        return self.planned.residency(self._config, self.holdings)
 
     def outdated(self) -> set[str]:
         """Return the models that have to be loaded anew, though what models.yaml says of them has not changed.
@@ -105,13 +100,13 @@ class Loader:
         Weights have come, or gone; or they hold memory that is now planned for others, who cannot be loaded without.
         """
         found = self._of_other_folders()
-        self.holdings.forget(found)
+        self.ledger.forget(found)
         for name, (spec, _) in self._loaded_by.items():
             now = self._config.models.get(name)
             if now is None or needs_another_engine(spec, now):
-                self.holdings.forget([name])
-        late = self.holdings.too_much()
-        self.holdings.forget(late)
+                self.ledger.forget([name])
+        late = self.ledger.too_much()
+        self.ledger.forget(late)
         return found | late
 
     def _of_other_folders(self) -> set[str]:
@@ -163,14 +158,14 @@ class Loader:
 
     def _plan_for(self, spec: ModelSpec) -> Planned:
         """Return the plan that it is loaded by: of an earlier one, where others still hold what this one gives it."""
-        if spec.id in self._loaded_by and not self.holdings.takes_what_is_planned(spec.id):
+        if spec.id in self._loaded_by and not self.ledger.takes_what_is_planned(spec.id):
             return self._loaded_by[spec.id][1]
         return self.planned
 
     def _serve(self, spec: ModelSpec, planned: Planned, served: Served) -> None:
         self.served[spec.id] = served
         self._loaded_by[spec.id] = spec, planned
-        self.holdings.took(spec.id, served.planned_bytes)
+        self.ledger.take(spec.id, served.planned_bytes)
 
     async def _load_real(
         self,
@@ -355,41 +350,21 @@ class Planned:
         planned = None if placed is None or placed.variant is None else self._weights_dir / placed.variant.id
         return planned if planned is not None and is_complete(planned) else None
 
-    def shares(self, config: Config) -> Shares:
+    def memory_plan(self, config: Config) -> MemoryPlan:
         """Return what each model takes, and of how much; nothing where the plan was refused.
 
         It goes by what answers now: a demo takes what a demo takes, whatever is planned in its place.
         """
         if not isinstance(self.plan, Plan):
-            return Shares()
+            return MemoryPlan()
         devices = {use.device.index: use.device for use in self.plan.devices}
-        return Shares(
-            {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()},
-            {spec.id: self._bytes_on(spec, devices) for spec in config.models.values()},
-            frozenset(placed.id for placed in self.plan.models if placed.swap_by is not None),
-        )
+        budgets = {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()}
+        return MemoryPlan(budgets, {spec.id: self._share(spec, devices) for spec in config.models.values()})
 
-    def residency(self, config: Config, holdings: Holdings | None = None) -> Residency:
-        """Return who takes turns, and on how much memory. Models that are not in it stay loaded.
-
-        One that holds more than is planned, by `holdings`, counts with that.
-        """
-        shares = self.shares(config)
-        taken = shares.needs if holdings is None else {name: holdings.most(name) for name in shares.needs}
-        budgets = dict(shares.budgets)
-        rooms: dict[str, Room] = {}
-        for spec in config.models.values():
-            placed = self.of(spec.id)
-            moves = (placed is not None and placed.swap_by is not None) or spec.unload_after_seconds is not None
-            if moves and taken.get(spec.id):
-                rooms[spec.id] = Room(taken[spec.id], spec.keep_loaded, spec.unload_after_seconds)
-            else:
-                for index, size in taken.get(spec.id, {}).items():
-                    budgets[index] -= size
-        for room in rooms.values():  # where less is free than was planned with, it still has its turn
-            for index, size in room.bytes_on.items():
-                budgets[index] = max(budgets[index], size)
-        return Residency(budgets, rooms)
+    def _share(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> Share:
+        placed = self.of(spec.id)
+        swaps = placed is not None and placed.swap_by is not None
+        return Share(self._bytes_on(spec, devices), swaps, spec.keep_loaded, spec.unload_after_seconds)
 
     def _asleep_bytes(self, index: int | None) -> int:
         """Return what sleepers keep of a GPU while another one is awake."""

@@ -1,4 +1,4 @@
-"""One model of the pool: its state, what that means for whoever asks for it, and what it is told to become.
+"""One model of the pool: its state, what that means for requests, and what it is to become.
 
 When the state changes is the pool's to decide (pool.py).
 """
@@ -88,7 +88,7 @@ def backoff_seconds(failures: int) -> float:
 
 
 @dataclass(slots=True)
-class Slot:
+class ModelState:
     """What is known of a model, made in an event loop. What changes its state is for the pool alone."""
 
     spec: ModelSpec

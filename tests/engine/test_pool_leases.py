@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from skipping_loop import SkippingLoop
 
 from engine import Engine, load_config
-from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Residency, Room
-from engine.pool.pool import Entrance, Pool
+from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS
+from engine.pool.memory import Ledger, MemoryPlan, Share
+from engine.pool.pool import Pool
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest, Urgency
 
@@ -71,10 +72,9 @@ class House:
     def __post_init__(self) -> None:
         config = replace(CONFIG, models={spec.id: spec for spec in SPECS})
         self.engine = Engine(config, weights_dir=Path("nowhere"))
-        self.pool = Pool(SPECS, load, Residency({None: 10}, {PLUS: Room({None: 10}), PRO: Room({None: 10})}))
+        plan = MemoryPlan({None: 10}, {name: Share({None: 10}, swaps=True) for name in (PLUS, PRO)})
+        self.pool = Pool(SPECS, load, Ledger(plan))
         self.engine._pool = self.pool
-        self.engine._entrance = Entrance(self.pool)
-        self.engine._entrance.size(SPECS)
         self.pool.start()
 
     async def ask(self, kind: str, model: str, urgency: Urgency, owner: str = "a") -> None:
