@@ -214,7 +214,7 @@ class Engine:
                 one.admission.running,
                 one.admission.waiting,
                 one.pids,
-                self._loader.served.get(name),
+                self._loader.served(name),
                 later.get(name),
                 getattr(one, "compiled", None),
             )

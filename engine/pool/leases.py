@@ -91,21 +91,21 @@ class Leases:
         """Return how many requests wait until it is loaded."""
         return self._uses[name].waiting
 
-    def has_room(self, name: str) -> bool:
+    def has_memory(self, name: str) -> bool:
         """Whether it may load, or stay loaded, now."""
         return not self._ledger.is_evictable(name) or self._ledger.state(name) in {"coming", "in"}
 
-    async def turn_to_load(self, name: str) -> None:
+    async def until_granted(self, name: str) -> None:
         """Return when there is memory for it, which is then its own until it is released in the ledger.
 
         At once for one that always stays, but for memory that others have who are about to leave.
         """
-        await self._ledger.changes.until(lambda: self.has_room(name))
+        await self._ledger.changes.until(lambda: self.has_memory(name))
         if self._ledger.state(name) == "out":
             self._ledger.grant(name)
         await self._ledger.reserve(name)
 
-    async def turn_to_leave(self, name: str) -> None:
+    async def until_evicted(self, name: str) -> None:
         """Return when it is evicted and its last lease released; new requests wait meanwhile, until it is back."""
         await self._ledger.changes.until(lambda: not (self._stays(name) or self._uses[name].leases))
 
@@ -152,7 +152,7 @@ class Leases:
         use = self._uses[name]
         if use.waiting >= _MOST_WAITING:
             raise OverloadedError(
-                "This model shares memory with others, and too many requests wait for its turn. Try again later.",
+                "This model shares memory with others, and too many requests wait for it. Try again later.",
                 retry_after_seconds=30,
             )
         use.waiting += 1
@@ -165,7 +165,7 @@ class Leases:
                     await self._ledger.changes.wait()
         except TimeoutError:
             raise ModelLoadingError(
-                "This model shares memory with others, and its turn has not come for ten minutes. Try again later.",
+                "This model shares memory with others, and has not been loaded for ten minutes. Try again later.",
                 retry_after_seconds=60,
             ) from None
         finally:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +70,7 @@ class Loader:
         self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
         self.under_way = self.begun = 0
         self.ledger = Ledger()
-        self._loaded_by: dict[str, tuple[ModelSpec, Planned]] = {}  # by which plan each model was last loaded
-        self.served: dict[str, Served] = {}  # what each model was last loaded with
+        self._loads: dict[str, _Load] = {}  # the last load of each model
         self._pictures = pictures
         self._mark_files = mark_files
         self._compiled = compiled
@@ -101,9 +100,9 @@ class Loader:
         """
         found = self._of_other_folders()
         self.ledger.forget(found)
-        for name, (spec, _) in self._loaded_by.items():
+        for name, load in self._loads.items():
             now = self._config.models.get(name)
-            if now is None or needs_another_engine(spec, now):
+            if now is None or needs_another_engine(load.spec, now):
                 self.ledger.forget([name])
         late = self.ledger.too_much()
         self.ledger.forget(late)
@@ -111,14 +110,14 @@ class Loader:
 
     def _of_other_folders(self) -> set[str]:
         found = set()
-        for name, served in self.served.items():
+        for name, load in self._loads.items():
             spec = self._config.models.get(name)
             if spec is None or isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
                 continue
             with contextlib.suppress(LoadError):
                 folder, is_demo = self.planned.folder(spec)
                 now = self.planned.served(spec, folder, is_demo=is_demo)
-                if (now.source, now.folder) != (served.source, served.folder):
+                if (now.source, now.folder) != (load.served.source, load.served.folder):
                     found.add(name)
         return found
 
@@ -158,13 +157,17 @@ class Loader:
 
     def _plan_for(self, spec: ModelSpec) -> Planned:
         """Return the plan that it is loaded by: of an earlier one, where others still hold what this one gives it."""
-        if spec.id in self._loaded_by and not self.ledger.takes_what_is_planned(spec.id):
-            return self._loaded_by[spec.id][1]
+        if spec.id in self._loads and not self.ledger.takes_what_is_planned(spec.id):
+            return self._loads[spec.id].planned
         return self.planned
 
+    def served(self, model: str) -> Served | None:
+        """Return what a model was last loaded with."""
+        load = self._loads.get(model)
+        return None if load is None else load.served
+
     def _serve(self, spec: ModelSpec, planned: Planned, served: Served) -> None:
-        self.served[spec.id] = served
-        self._loaded_by[spec.id] = spec, planned
+        self._loads[spec.id] = _Load(spec, planned, served)
         self.ledger.take(spec.id, served.planned_bytes)
 
     async def _load_real(
@@ -262,6 +265,13 @@ class Loader:
         from engine.backends.vllm_launch import runs_on_cpu
 
         return runs_on_cpu()
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    spec: ModelSpec
+    planned: Planned
+    served: Served
 
 
 class _Alone:

@@ -233,7 +233,7 @@ class Pool:
         """Load and restart it as it is configured, until that is changed or it fails for good."""
         while not (model.stale.is_set() or model.given_up or self._stopping):
             await first_of(asyncio.sleep(model.streak.pause_seconds), model.stale.wait())
-            if model.stale.is_set() or not await self._has_room(model):
+            if model.stale.is_set() or not await self._memory_granted(model):
                 return
             model.enter("loading", "waiting for its turn", 0.0)
             self._notify()
@@ -241,27 +241,27 @@ class Pool:
             if backend is not None:
                 self._leases.loaded(model.spec.id)
                 await self._live(model, backend)
-            if model.stale.is_set() or model.status != "loading" or not self._leases.has_room(model.spec.id):
-                self._ledger.release(model.spec.id)  # else it starts again, in the room that it has
+            if model.stale.is_set() or model.status != "loading" or not self._leases.has_memory(model.spec.id):
+                self._ledger.release(model.spec.id)  # else it starts again, in the memory that it has
             self._notify()
 
-    async def _has_room(self, model: ModelState) -> bool:
+    async def _memory_granted(self, model: ModelState) -> bool:
         """Wait for memory, if it shares that with others. False: it is to become something else first."""
         name = model.spec.id
-        if not self._leases.has_room(name):
+        if not self._leases.has_memory(name):
             self._ledger.release(name)  # evicted while it was being restarted
             if model.status != "unloaded":
                 reason = "not loaded: it shares memory with others, and is loaded when it is asked for"
                 model.enter("unloaded", reason, 0.0)
                 self._notify()
-        await first_of(self._leases.turn_to_load(name), model.stale.wait())
+        await first_of(self._leases.until_granted(name), model.stale.wait())
         if model.stale.is_set():
             self._ledger.release(name)
         return not model.stale.is_set()
 
     async def _live(self, model: ModelState, backend: Backend) -> None:
         """See it through to its end: by death, because it is to be replaced, or because it is evicted."""
-        while await self._stays(model, backend) and await self._slept(model, backend):
+        while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
             model.become_ready(backend)
             self._leases.loaded(model.spec.id)
             self._notify()
@@ -275,29 +275,29 @@ class Pool:
             self._notify()
             await first_of(backend.idle(), backend.died.wait())
         elif model.status != "unloaded":
-            model.enter("unloaded", "made room for another model", 0.0)
+            model.enter("unloaded", "evicted: others need its memory", 0.0)
             self._notify()
         await end(backend)
         model.leaving = None
 
     async def _stays(self, model: ModelState, backend: Backend) -> bool:
         """Wait while it answers. True: it is evicted, and no lease is left. False: it is at its end."""
-        await first_of(backend.died.wait(), model.stale.wait(), self._leases.turn_to_leave(model.spec.id))
+        await first_of(backend.died.wait(), model.stale.wait(), self._leases.until_evicted(model.spec.id))
         return not (backend.died.is_set() or model.stale.is_set())
 
-    async def _slept(self, model: ModelState, backend: Backend) -> bool:
+    async def _slept_and_woke(self, model: ModelState, backend: Backend) -> bool:
         """Have it sleep, and wake it when there is memory. False: it could not, or is to become something else."""
         name = model.spec.id
-        _log.info("%s makes room for another model", name)
+        _log.info("%s is evicted", name)
         model.backend, model.leaving = None, backend
-        model.enter("sleeping", "makes room for another model", 0.0)
+        model.enter("sleeping", "evicted: others need its memory", 0.0)
         self._notify()
         if not await backend.sleep():
             return False
         model.enter_phase("asleep: its weights wait in RAM until it is asked for")
         self._ledger.release(name, asleep=True)
         self._notify()
-        await first_of(self._leases.turn_to_load(name), backend.died.wait(), model.stale.wait())
+        await first_of(self._leases.until_granted(name), backend.died.wait(), model.stale.wait())
         if backend.died.is_set() or model.stale.is_set():
             return False
         try:
