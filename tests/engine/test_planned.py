@@ -18,7 +18,7 @@ from engine.errors import LoadError
 from engine.footprints import Footprints
 from engine.hardware import GIB, imagined
 from engine.own_weights import own_folders
-from engine.planned import Planned
+from engine.pool.loader import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 
 if TYPE_CHECKING:
