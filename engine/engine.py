@@ -13,7 +13,7 @@ from engine.capabilities import check_request, check_text, of_kind
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.config.profiles import SIZES
 from engine.errors import EngineError, NotStartedError
-from engine.pictures import ImageLimits, Pictures
+from engine.media.images import ImageLimits, Pictures
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool

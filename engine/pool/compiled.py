@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.config import ChatModelSpec
 from engine.errors import LoadError
-from engine.small_files import replace_file
+from engine.files import write_atomically
 
 FILE_NAME = "compiled.json"
 
@@ -76,7 +76,7 @@ class CompiledModels:
             with self._file.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 made = self._read() | {_place(spec, weights): self._made_for(spec)}
-                replace_file(self._file, json.dumps({"compiled": made}, indent=1) + "\n")
+                write_atomically(self._file, json.dumps({"compiled": made}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s): the next start runs its models uncompiled.", self._file, error)
 

@@ -17,15 +17,14 @@ from engine import demo
 from engine.backends import Backend
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.errors import LoadError
-from engine.footprints import Footprints
-from engine.hardware import GIB, Hardware, read_hardware, with_ram
-from engine.own_weights import own_folders, variants_here
-from engine.pictures import Pictures
-from engine.placement import plan
-from engine.placement_needs import demo_need
-from engine.placement_report import better_ones
-from engine.placement_shares import ASLEEP_BYTES, asleep_bytes
-from engine.placement_types import Device, Placed, Plan, Refusal
+from engine.media.images import Pictures
+from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
+from engine.placement.measured import Footprints
+from engine.placement.needs import demo_need, own_folders, variants_here
+from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
+from engine.placement.plan import plan
+from engine.placement.report import better_ones
+from engine.placement.types import Device, Placed, Plan, Refusal
 from engine.pool.compiled import CompiledModels
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine

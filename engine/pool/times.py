@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine.small_files import replace_file
+from engine.files import write_atomically
 
 FILE_NAME = "load-times.json"
 
@@ -38,7 +38,7 @@ class LoadTimes:
         if self._file is None:
             return
         try:
-            replace_file(self._file, json.dumps({"seconds_to_ready": self._known}, indent=1) + "\n")
+            write_atomically(self._file, json.dumps({"seconds_to_ready": self._known}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s): the next start will not say how long it takes.", self._file, error)
 

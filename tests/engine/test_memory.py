@@ -13,8 +13,8 @@ from skipping_loop import SkippingLoop
 from test_planned import put
 
 from engine import load_config
-from engine.hardware import GIB, imagined
-from engine.pictures import ImageLimits, Pictures
+from engine.media.images import ImageLimits, Pictures
+from engine.placement.hardware import GIB, imagined
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.memory import Ledger, MemoryPlan, Share

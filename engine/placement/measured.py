@@ -8,17 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-from engine.small_files import replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from engine.config.models import VariantSpec
+from engine.config.models import VariantSpec
+from engine.files import write_atomically
 
 FILE_NAME = "footprints.json"
 
@@ -65,7 +61,7 @@ class Footprints:
         now = int(time.time())
         entries = {key: {"bytes": used, "written_at": now} for key, used in sorted(self.measured.items())}
         try:
-            replace_file(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
+            write_atomically(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written (%s).", data_dir / FILE_NAME, error.strerror)
 

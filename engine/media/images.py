@@ -1,6 +1,6 @@
-"""Pictures in chat requests: from `data:` URIs to RGB pixels, within caps that no file can talk its way around.
+"""Pictures in chat requests: from `data:` URIs to RGB pixels, within limits that are checked first.
 
-Decoding runs on threads of its own. Knows nothing of the web: whoever allows addresses passes a `fetch` in.
+Decoding runs on threads of its own. It fetches nothing: a server that allows addresses passes a `fetch` in.
 """
 
 from __future__ import annotations
@@ -12,25 +12,22 @@ import hashlib
 import io
 import re
 import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image, ImageOps
 
 from engine.errors import RequestError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-    from engine.types import ChatRequest
+from engine.types import ChatRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 # More than any camera makes. Pictures that are nearly lines are resized to nothing, or to giants, by some models.
 LONGEST_TO_SHORTEST = 200
 _DATA_URI = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
-# Pixels live until the model's own processor has made features of them: this many requests at once may hold some.
+# Pixels live until the model's own processor has made features of them: at most this many requests at once have some.
 _REQUESTS_WITH_PIXELS = 4
 _DECODER_THREADS = 2
 # Of real pictures, progressive JPEGs have about ten scans, and files with rich metadata some dozen marks or chunks.
@@ -67,7 +64,7 @@ class Pictures:
     async def decoded(self, request: ChatRequest, *, most: int) -> AsyncIterator[ChatRequest]:
         """Give the request with `image_pil` parts in the place of `image_url` parts, as vLLM's renderer takes them.
 
-        Leave the block as soon as they are rendered: others wait for the room. `most` is the number of pictures
+        Leave the block as soon as they are rendered: other requests wait for that. `most` is the number of pictures
         that the model takes. Raises `RequestError` naming the part.
         """
         places = image_places(request)
@@ -82,7 +79,7 @@ class Pictures:
             )
         urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index in places]
         paths = [image_path(*place) for place in places]
-        # Before the gate: a slow server out there must not keep others from their pictures.
+        # Before the gate: a slow server must not keep other requests waiting.
         fetched = await asyncio.gather(*map(self._fetched, urls, paths))
         async with self._gate:
             messages = [dict(message) for message in request.messages]
@@ -115,8 +112,8 @@ class Pictures:
     async def _part(self, url: str, data: bytes | None, path: str, salt: str) -> dict[str, Any]:
         """Return the part with pixels.
 
-        Its `uuid` is the name of its features in vLLM's caches. It depends on who asks, so that nobody can tell by
-        the time an answer takes which pictures others have sent.
+        Its `uuid` is the name of its features in vLLM's caches. It depends on the request's cache salt, so that the
+        time an answer takes does not show which pictures others have sent.
         """
         with _naming(path):
             work = asyncio.get_running_loop().run_in_executor(self._threads, self._read, url, data, salt)
@@ -140,7 +137,7 @@ class Pictures:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Add the part's path to what is wrong with its picture."""
+    """Add the part's path to what is wrong with its image."""
     try:
         yield
     except RequestError as error:

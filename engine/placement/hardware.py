@@ -10,16 +10,14 @@ import importlib.util
 import os
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from engine.errors import EngineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 GIB = 1 << 30
 
@@ -41,7 +39,7 @@ class HardwareError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds memory of a GPU. `used_bytes` is None where the driver does not say (containers)."""
+    """A process that has taken memory of a GPU. `used_bytes` is None where the driver does not say (containers)."""
 
     pid: int
     name: str
@@ -118,7 +116,7 @@ def read_cuda() -> Cuda:
 
 
 def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
-    """Look at this machine (some 50 ms, blocking). What `server_pid` and its children hold counts as ours."""
+    """Look at this machine (some 50 ms, blocking). What `server_pid` and its children have taken counts as ours."""
     family = _family(server_pid)
     gpus, driver, problem = _read_gpus(family)
     memory = psutil.virtual_memory()
@@ -128,7 +126,7 @@ def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = N
         gpus=gpus,
         ram_bytes=total,
         ram_available_bytes=available,
-        ram_ours_bytes=min(sum(map(_held_ram, family)), total - available),
+        ram_ours_bytes=min(sum(map(_ram_of, family)), total - available),
         cpu_cores=len(os.sched_getaffinity(0)),
         cpu_features=_cpu_features(),
         disk_free_bytes=_disk_free(weights_dir),
@@ -202,7 +200,7 @@ def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:
     with contextlib.suppress(nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
         capability = (int(major), int(minor))
-    with contextlib.suppress(nvml.NVMLError):  # some virtual GPUs do not tell
+    with contextlib.suppress(nvml.NVMLError):  # some virtual GPUs do not say
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
     holders = tuple(
         Holder(process.pid, _name(process.pid), process.usedGpuMemory, process.pid in ours) for process in processes
@@ -213,7 +211,7 @@ def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:
 
 
 def _visible(uuids: Sequence[str]) -> Iterator[int]:
-    """Which of them CUDA_VISIBLE_DEVICES leaves; like CUDA, it ends at the first entry that means nothing."""
+    """Which of them CUDA_VISIBLE_DEVICES leaves; like CUDA, it ends at the first entry that names no GPU."""
     allowed = _ALLOWED_GPUS
     if allowed is None:
         yield from range(len(uuids))
@@ -236,23 +234,23 @@ def _family(pid: int | None) -> frozenset[int]:
     return frozenset()
 
 
-def _held_ram(pid: int) -> int:
-    """Return what would be free without a process, of what it shares its part; 0 where it is not ours to know.
+def _ram_of(pid: int) -> int:
+    """Return what would be free without a process, of what it shares its part; 0 where it cannot be read.
 
     Files that are mapped count as available already.
     """
-    held = 0
+    taken = 0
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
             if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                held += int(line.split()[1]) * 1024
-    return held
+                taken += int(line.split()[1]) * 1024
+    return taken
 
 
 def _name(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         return str(psutil.Process(pid).name())
-    return "?"  # of another container, or gone by now
+    return "?"  # of another container, or ended by now
 
 
 def _torch_cuda() -> tuple[int, int] | None:

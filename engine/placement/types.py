@@ -1,16 +1,15 @@
-"""What a plan is made of, as frozen plain data; how it is made is engine/placement.py's."""
+"""What a plan is made of, as frozen plain data; how it is made is plan.py's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from engine.config.models import VariantSpec
-    from engine.hardware import Hardware
+from engine.config.models import VariantSpec
+from engine.placement.hardware import Hardware
 
 # resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
-# Hearth answers. unplanned: its folder is there, but says nothing that could be planned with; or nothing is there.
+# Hearth answers. unplanned: its folder is there, but does not say its size; or nothing is there.
 State = Literal["resident", "swapped", "demo", "unplanned"]
 SwapBy = Literal["sleep", "unload"]
 
@@ -46,37 +45,49 @@ class Need:
     chat_bytes: int = 0
     """KV cache of one of them."""
     ram_bytes: int = 0
-    """RAM beside the GPUs, for what is kept there."""
+    """RAM beside the GPUs, for weights that are offloaded."""
     context_length: int | None = None
     share: float | None = None
     """The share of a GPU that models.yaml gives it."""
     fixed_kv: bool = False
     measured: bool = False
 
+    @property
+    def least_bytes(self) -> int:
+        """What it takes at least where models.yaml gives it no share."""
+        return self.weights_bytes + self.activations_bytes + self.kv_bytes
+
+    @property
+    def all_weights_bytes(self) -> int:
+        """Its weights on all of its devices together."""
+        return self.weights_bytes * max(1, self.split)
+
     def bytes_on(self, device: Device) -> int | None:
         """Return the bytes it takes there; None when the share that models.yaml gives it is too small."""
-        least = self.weights_bytes + self.activations_bytes + self.kv_bytes
         if self.share is None:
-            return least
+            return self.least_bytes
         given = int(self.share * device.total_bytes)
         enough = self.weights_bytes + self.activations_bytes + (self.kv_bytes if self.fixed_kv else self.chat_bytes)
         return given if given >= enough else None
 
+    def is_kind_of(self, device: Device) -> bool:
+        """Whether both are of GPUs, or both of RAM."""
+        return (self.split == 0) == (device.index is None)
+
     def runs_on(self, device: Device) -> bool:
         """Whether it is the right kind of device, and new enough."""
-        if (self.split == 0) != (device.index is None):
-            return False
         capability = device.compute_capability
-        return capability is None or capability[0] + capability[1] / 10 >= self.variant.min_compute_capability
+        is_new = capability is None or capability[0] + capability[1] / 10 >= self.variant.min_compute_capability
+        return is_new and self.is_kind_of(device)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What becomes of one model."""
+    """Where one model goes, and why."""
 
     id: str
     state: State
-    why: str
+    why: str = ""
     variant: VariantSpec | None = None
     need: Need | None = None
     gpus: tuple[int, ...] = ()
@@ -92,8 +103,17 @@ class Placed:
 
     @property
     def chats(self) -> int:
-        """Conversations of full length that the KV cache holds."""
+        """Conversations of full length for which the KV cache is large enough."""
         return self.kv_bytes // self.need.chat_bytes if self.need and self.need.chat_bytes else 0
+
+    @property
+    def places(self) -> tuple[int | None, ...]:
+        """The devices that it runs on, by index: GPUs, or RAM alone."""
+        return self.gpus or (None,)
+
+    def bytes_on(self, index: int | None) -> int:
+        """Return the bytes that it takes of a device."""
+        return (self.device_bytes if index in self.places else 0) + (self.ram_bytes if index is None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +139,7 @@ class Plan:
         return {placed.id: placed.variant for placed in self.models}
 
     def of(self, model: str) -> Placed | None:
-        """Return what becomes of a model."""
+        """Return where a model goes."""
         return next((placed for placed in self.models if placed.id == model), None)
 
 
