@@ -24,7 +24,7 @@ GIB = 1 << 30
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 _MOST_GPUS = 64
-# As it was at the start: while a model loads, it names that model's GPUs (engine/planned.py).
+# As it was at the start: while a model loads, it names that model's GPUs (engine/pool/loader.py).
 _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")

@@ -10,16 +10,19 @@ import pytest
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, load_config
-from engine.pool import Pool
-from engine.residency import SWAP_EVERY_SECONDS, Residency, Room
+from engine.pool.eviction import SWAP_EVERY_SECONDS
+from engine.pool.memory import Ledger, MemoryPlan, Share
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Collection, Coroutine
 
     from engine import ModelSpec
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
 PLUS, PRO = (spec.id for spec in SPECS)
+ALONE = MemoryPlan()
+SWAPPING = MemoryPlan({None: 10}, {name: Share({None: 10}, swaps=True) for name in (PLUS, PRO)})
 
 
 class Backend:
@@ -56,7 +59,8 @@ class Place:
     def __init__(self, *, sleeps: bool) -> None:
         self.made: dict[str, list[Backend]] = {PLUS: [], PRO: []}
         self._sleeps = sleeps
-        self.pool = Pool(SPECS, self._load, Residency({None: 10}, {PLUS: Room({None: 10}), PRO: Room({None: 10})}))
+        self.ledger = Ledger(SWAPPING)
+        self.pool = Pool(SPECS, self._load, self.ledger)
         self.pool.start()
 
     async def _load(self, spec: ModelSpec, report: Any) -> Any:
@@ -68,9 +72,13 @@ class Place:
         return [health.status for health in self.pool.health()]
 
     async def use(self, model: str, seconds: float = 1.0) -> None:
-        async with self.pool.using(model):
+        with await self.pool.acquire(model):
             assert self.pool.get(model) is self.made[model][-1]
             await asyncio.sleep(seconds)
+
+    def reload(self, specs: list[ModelSpec], plan: MemoryPlan, outdated: Collection[str] = ()) -> None:
+        self.ledger.plan(plan)
+        self.pool.update(specs, outdated)
 
     async def rest(self) -> None:
         await asyncio.sleep(2 * SWAP_EVERY_SECONDS)
@@ -150,7 +158,7 @@ def test_after_a_reload_that_gives_all_of_them_room_everybody_is_loaded() -> Non
     async def test() -> None:
         place = Place(sleeps=False)
         await place.rest()
-        place.pool.update(SPECS, Residency({}, {}))
+        place.reload(SPECS, ALONE)
         await place.rest()
         assert place.states() == ["ready", "ready"]
         assert len(place.made[PLUS]) == 1
@@ -162,10 +170,10 @@ def test_after_a_reload_that_gives_all_of_them_room_everybody_is_loaded() -> Non
 def test_after_a_reload_that_takes_room_away_they_begin_to_take_turns() -> None:
     async def test() -> None:
         place = Place(sleeps=False)
-        place.pool.update(SPECS, Residency({}, {}))
+        place.reload(SPECS, ALONE)
         await place.rest()
         assert place.states() == ["ready", "ready"]
-        place.pool.update(SPECS, Residency({None: 10}, {PLUS: Room({None: 10}), PRO: Room({None: 10})}))
+        place.reload(SPECS, SWAPPING)
         await place.rest()
         await place.use(PLUS)
         await place.rest()
@@ -178,11 +186,11 @@ def test_after_a_reload_that_takes_room_away_they_begin_to_take_turns() -> None:
 def test_after_a_reload_a_model_that_was_alone_makes_room_when_its_last_answer_has_ended() -> None:
     async def test() -> None:
         place = Place(sleeps=False)
-        place.pool.update(SPECS[:1], Residency({}, {}))
+        place.reload(SPECS[:1], ALONE)
         await place.rest()
         using = asyncio.create_task(place.use(PLUS, 300))
         await place.rest()
-        place.pool.update(SPECS, Residency({None: 10}, {PLUS: Room({None: 10}), PRO: Room({None: 10})}))
+        place.reload(SPECS, SWAPPING)
         await place.use(PRO)
         assert using.done()
         assert place.made[PLUS][0].told == ["sleep", "shutdown"]
@@ -198,11 +206,11 @@ def test_after_a_reload_a_model_that_was_alone_makes_room_when_its_last_answer_h
 def test_a_model_whose_weights_have_come_is_loaded_anew_after_its_last_answer() -> None:
     async def test() -> None:
         place = Place(sleeps=False)
-        place.pool.update(SPECS, Residency({}, {}))
+        place.reload(SPECS, ALONE)
         await place.rest()
         using = asyncio.create_task(place.use(PLUS, 5))
         await asyncio.sleep(1)
-        place.pool.update(SPECS, Residency({}, {}), {PLUS})
+        place.reload(SPECS, ALONE, {PLUS})
         await place.rest()
         await using
         assert [len(place.made[name]) for name in (PLUS, PRO)] == [2, 1]

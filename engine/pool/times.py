@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from engine.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 FILE_NAME = "load-times.json"
 

@@ -13,16 +13,15 @@ from skipping_loop import SkippingLoop
 from test_planned import put
 
 from engine import load_config
-from engine.compiled import CompiledModels
-from engine.holdings import Holdings, Shares
-from engine.loading import Loader
 from engine.media.images import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
-from engine.pool import Pool
-from engine.residency import Residency, Room
+from engine.pool.compiled import CompiledModels
+from engine.pool.loader import Loader
+from engine.pool.memory import Ledger, MemoryPlan, Share
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from engine import ModelSpec
 
@@ -31,12 +30,16 @@ A, B, C = (spec.id for spec in SPECS)
 DEVICE = 20
 
 
-def held(took: Mapping[str, int], planned: Mapping[str, int], turns: str = "") -> Holdings:
+def shares(planned: Mapping[str, int], swaps: Collection[str] = ()) -> dict[str, Share]:
+    return {name: Share({0: size}, swaps=name in swaps) for name, size in planned.items()}
+
+
+def held(took: Mapping[str, int], planned: Mapping[str, int], swaps: str = "") -> Ledger:
     """Models that hold what an earlier plan gave them."""
-    found = Holdings()
+    found = Ledger()
     for name, size in took.items():
-        found.took(name, {0: size})
-    found.plan(Shares({0: DEVICE}, {name: {0: size} for name, size in planned.items()}, frozenset(turns)))
+        found.take(name, {0: size})
+    found.plan(MemoryPlan({0: DEVICE}, shares(planned, swaps)))
     return found
 
 
@@ -48,34 +51,34 @@ def test_who_holds_more_than_is_planned_is_loaded_anew_only_if_another_one_needs
 
 
 def test_a_device_that_another_model_does_not_use_asks_nobody_to_let_go() -> None:
-    holdings = held({"a": 20}, {"a": 10})
-    holdings.plan(Shares({0: DEVICE, 1: DEVICE}, {"a": {0: 10}, "b": {1: 15}}))
-    assert holdings.too_much() == set()
+    ledger = held({"a": 20}, {"a": 10})
+    ledger.plan(MemoryPlan({0: DEVICE, 1: DEVICE}, {"a": Share({0: 10}), "b": Share({1: 15})}))
+    assert ledger.too_much() == set()
 
 
 def test_one_that_grows_takes_what_it_had_as_long_as_others_have_theirs() -> None:
-    holdings = held({"a": 12, "b": 8}, {"a": 9, "b": 11})
-    assert not holdings.takes_what_is_planned("b")
-    assert holdings.takes_what_is_planned("a")
-    holdings.took("a", {0: 9})
-    assert holdings.takes_what_is_planned("b")
+    ledger = held({"a": 12, "b": 8}, {"a": 9, "b": 11})
+    assert not ledger.takes_what_is_planned("b")
+    assert ledger.takes_what_is_planned("a")
+    ledger.take("a", {0: 9})
+    assert ledger.takes_what_is_planned("b")
 
 
 def test_what_is_told_is_what_differs_by_more_than_a_little() -> None:
     large, larger, more = 10 * GIB, 12 * GIB, 10 * GIB + 1000
-    holdings = held({"a": large, "b": large, "c": large}, {"a": larger, "b": more})
-    assert holdings.later() == {"a": {0: larger}}
+    ledger = held({"a": large, "b": large, "c": large}, {"a": larger, "b": more})
+    assert ledger.later() == {"a": {0: larger}}
 
 
 async def test_a_load_waits_for_those_that_are_to_go_and_for_nobody_else() -> None:
-    holdings = held({"a": 12}, {"b": 10})
-    await holdings.room_for("b")  # nobody leaves, so that waiting would be in vain
-    holdings.left("b")
-    holdings.going(["a"])
-    waiting = asyncio.create_task(holdings.room_for("b"))
+    ledger = held({"a": 12}, {"b": 10})
+    await ledger.reserve("b")  # nobody leaves, so that waiting would be in vain
+    ledger.release("b")
+    ledger.end_soon(["a"])
+    waiting = asyncio.create_task(ledger.reserve("b"))
     await asyncio.sleep(0)
     assert not waiting.done()
-    holdings.left("a")
+    ledger.release("a")
     await waiting
 
 
@@ -112,17 +115,17 @@ class Machine:
     """A pool on one device, and what is on it in truth: from the beginning of a load to the end of what it loaded."""
 
     def __init__(self) -> None:
-        self.holdings = Holdings()
+        self.ledger = Ledger()
         self.planned: dict[str, int] = {}
         self.there: list[tuple[str, Backend, int]] = []
         self.over_budget: list[list[tuple[str, int]]] = []
-        self.pool = Pool([], self.load, None, self.holdings)
+        self.pool = Pool([], self.load, self.ledger)
         self.pool.start()
 
     async def load(self, spec: ModelSpec, _: Any) -> Any:
-        new = self.holdings.takes_what_is_planned(spec.id)
-        size = self.planned[spec.id] if new else self.holdings._kept[spec.id][0]
-        self.holdings.took(spec.id, {0: size})
+        new = self.ledger.takes_what_is_planned(spec.id)
+        size = self.planned[spec.id] if new else self.ledger._next_load(spec.id)[0]
+        self.ledger.take(spec.id, {0: size})
         backend = Backend()
         self.there.append((spec.id, backend, size))
         self.check()
@@ -137,15 +140,13 @@ class Machine:
             self.over_budget.append(taken)  # kept, not raised: the pool would take it for a load that failed
 
     async def plan(self, wanted: dict[str, int]) -> None:
-        """Those of 0 are not there; those that do not fit together take turns."""
+        """Those of 0 are not there; those that do not fit together swap."""
         self.planned = {name: size for name, size in wanted.items() if size}
-        turns = frozenset(self.planned) if sum(self.planned.values()) > DEVICE else frozenset[str]()
-        self.holdings.plan(Shares({0: DEVICE}, {name: {0: size} for name, size in self.planned.items()}, turns))
-        late = self.holdings.too_much()
-        self.holdings.forget(late)
-        rooms = {name: Room({0: self.holdings.most(name)[0]}) for name in turns}
-        residency = Residency({0: DEVICE}, rooms)
-        self.pool.update([spec for spec in SPECS if spec.id in self.planned], residency, late)
+        swaps = self.planned if sum(self.planned.values()) > DEVICE else {}
+        self.ledger.plan(MemoryPlan({0: DEVICE}, shares(self.planned, swaps)))
+        late = self.ledger.too_much()
+        self.ledger.forget(late)
+        self.pool.update([spec for spec in SPECS if spec.id in self.planned], late)
 
     async def happen(self, what: str, which: Any) -> None:
         if what == "plan":
@@ -156,8 +157,9 @@ class Machine:
                     backend.died.set()
         elif which in self.planned:
             try:
-                async with asyncio.timeout(100), self.pool.using(which):
-                    await asyncio.sleep(2)
+                async with asyncio.timeout(100):
+                    with await self.pool.acquire(which):
+                        await asyncio.sleep(2)
             except Exception as error:  # noqa: BLE001  # dead, or loading
                 assert "again" in str(error)  # noqa: PT017  # whatever it is, it passes
         await asyncio.sleep(30)
@@ -224,8 +226,8 @@ async def test_a_model_that_others_fit_beside_keeps_what_it_has_and_says_so(tmp_
     found = Planning(tmp_path, beside_gib=3)
     found.plan(found.first, found.second)
     assert found.loader.outdated() == set()
-    assert found.loader.holdings.later() == {"a": {0: found.planned_bytes("a")}}
-    assert found.loader.residency().budgets[0] < 24 * GIB - found.alone
+    assert found.loader.ledger.later() == {"a": {0: found.planned_bytes("a")}}
+    assert found.loader.ledger.evictable_budgets()[0] < 24 * GIB - found.alone
     found.plan(found.first)
     assert found.loader.outdated() == set()
-    assert found.loader.holdings.later() == {}
+    assert found.loader.ledger.later() == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from skipping_loop import SkippingLoop
 
 from engine import Engine, load_config
-from engine.entrance import Entrance
-from engine.fair_queue import Urgency
-from engine.pool import Pool
-from engine.residency import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS, Residency, Room
-from engine.types import ChatRequest, TextRequest
+from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS
+from engine.pool.memory import Ledger, MemoryPlan, Share
+from engine.pool.pool import Pool
+from engine.stream import TokenStream
+from engine.types import ChatRequest, TextRequest, Urgency
 
 if TYPE_CHECKING:
     from engine import ModelSpec
@@ -38,13 +38,11 @@ class Backend:
     def __init__(self) -> None:
         self.died = asyncio.Event()
 
-    async def complete(self, _: ChatRequest) -> str:
-        await asyncio.sleep(ANSWER_SECONDS)
-        return "said"
+    async def chat(self, _: ChatRequest, stream: TokenStream) -> None:
+        asyncio.get_running_loop().call_later(ANSWER_SECONDS, stream.finish)
 
-    async def text_stream(self, _: TextRequest) -> Any:
-        await asyncio.sleep(ANSWER_SECONDS)
-        yield "said"
+    async def text(self, _: TextRequest, stream: TokenStream) -> None:
+        asyncio.get_running_loop().call_later(ANSWER_SECONDS, stream.finish)
 
     async def idle(self) -> None:
         """Nothing runs here."""
@@ -74,19 +72,21 @@ class House:
     def __post_init__(self) -> None:
         config = replace(CONFIG, models={spec.id: spec for spec in SPECS})
         self.engine = Engine(config, weights_dir=Path("nowhere"))
-        self.pool = Pool(SPECS, load, Residency({None: 10}, {PLUS: Room({None: 10}), PRO: Room({None: 10})}))
+        plan = MemoryPlan({None: 10}, {name: Share({None: 10}, swaps=True) for name in (PLUS, PRO)})
+        self.pool = Pool(SPECS, load, Ledger(plan))
         self.engine._pool = self.pool
-        self.engine._entrance = Entrance(self.pool)
-        self.engine._entrance.size(SPECS)
         self.pool.start()
 
     async def ask(self, kind: str, model: str, urgency: Urgency, owner: str = "a") -> None:
+        stream = TokenStream()
         if kind == "text":
-            request = TextRequest(request_id="r", model=model, prompts=["?"], owner=owner, urgency=urgency)
-            assert [step async for step in self.engine.text_stream(request)] == cast("Any", ["said"])
+            prompts = ("?",)
+            text = TextRequest(request_id="r", model=model, prompts=prompts, owner=owner, urgency=urgency)
+            await self.engine.text(text, stream)
         else:
             chat = ChatRequest(request_id="r", model=model, messages=[], owner=owner, urgency=urgency)
-            assert await self.engine.chat(chat) == cast("Any", "said")
+            await self.engine.chat(chat, stream)
+        assert [step async for step in stream] == []
 
 
 async def soon(*tasks: asyncio.Task[None], seconds: float) -> None:

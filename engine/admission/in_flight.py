@@ -1,10 +1,10 @@
-"""How many of something each owner has here at this moment, and who has a fair share of it already."""
+"""How many requests each owner has in flight, and which owner has a fair share already."""
 
 from __future__ import annotations
 
 
-class Headcount:
-    """Forgets owners who have nothing here. None is an owner like any other: nobody that is known."""
+class InFlight:
+    """Forgets owners with nothing in flight. None is an owner like any other: one that is not known."""
 
     def __init__(self) -> None:
         self._of: dict[str | None, int] = {}
@@ -12,7 +12,7 @@ class Headcount:
 
     @property
     def owners(self) -> int:
-        """How many have something here."""
+        """How many owners have something in flight."""
         return len(self._of)
 
     def of(self, owner: str | None) -> int:
@@ -20,7 +20,7 @@ class Headcount:
         return self._of.get(owner, 0)
 
     def has_share(self, owner: str | None, most: int) -> bool:
-        """Whether `most` are here, and of these as many are the owner's as if all had equally many."""
+        """Whether `most` are in flight, and of these as many are the owner's as if all had equally many."""
         return self.total >= most and self.of(owner) * self.owners >= most
 
     def add(self, owner: str | None) -> None:
@@ -43,16 +43,16 @@ class Headcount:
 class OneMore:
     """`with`. No generator, like all that each request passes through: one of those takes twice as long, or thrice."""
 
-    __slots__ = ("_headcount", "_owner")
+    __slots__ = ("_in_flight", "_owner")
 
-    def __init__(self, headcount: Headcount, owner: str | None) -> None:
-        self._headcount = headcount
+    def __init__(self, in_flight: InFlight, owner: str | None) -> None:
+        self._in_flight = in_flight
         self._owner = owner
 
     def __enter__(self) -> None:
         """Count it."""
-        self._headcount.add(self._owner)
+        self._in_flight.add(self._owner)
 
     def __exit__(self, *_: object) -> None:
         """It is over."""
-        self._headcount.remove(self._owner)
+        self._in_flight.remove(self._owner)

@@ -11,26 +11,17 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from engine.types import Urgency
 
 # What a token of an answer costs compared to one of the prompt, as in the paper.
 ANSWER_TOKEN_COST = 2.0
-# Who has waited for so long counts as interactive: batches do not starve behind a house that never stops talking.
+# A batch that has waited for so long counts as interactive, so that it does not starve behind interactive requests that
+# never stop; a background request counts as a batch, and never as more.
 PATIENCE_SECONDS = 60.0
 _MOST_IDLE_OWNERS = 1024
-
-
-class Urgency(IntEnum):
-    """The lower goes first."""
-
-    INTERACTIVE = 0
-    BATCH = 1
-    BACKGROUND = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +39,9 @@ class Claim:
 
     def urgency_at(self, now: float) -> Urgency:
         """Return how urgent it is by now."""
-        return Urgency.INTERACTIVE if now - self.arrived_at >= PATIENCE_SECONDS else self.urgency
+        if now - self.arrived_at < PATIENCE_SECONDS:
+            return self.urgency
+        return Urgency.BATCH if self.urgency == Urgency.BACKGROUND else Urgency.INTERACTIVE
 
 
 @dataclass(slots=True)

@@ -11,17 +11,13 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from engine.config import ChatModelSpec
 from engine.errors import LoadError
 from engine.files import write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from engine.config import ChatModelSpec
 
 FILE_NAME = "compiled.json"
 
