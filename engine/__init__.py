@@ -16,8 +16,7 @@ from engine.errors import (
     UnknownModelError,
     UnsupportedCapabilityError,
 )
-from engine.fair_queue import Urgency
-from engine.pictures import ImageLimits
+from engine.media.images import ImageLimits
 from engine.types import (
     ANSWERS,
     AWAITS_TURN,
@@ -41,6 +40,7 @@ from engine.types import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
+    Urgency,
     Usage,
 )
 from engine.voices.languages import language_code

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import RequestError, UnsupportedCapabilityError
-from engine.pictures import image_path, image_places
+from engine.media.images import image_path, image_places
 
 if TYPE_CHECKING:
     from engine.config import ModelSpec

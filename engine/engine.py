@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from engine.backends.vllm import processes
 from engine.capabilities import check_request, check_text, of_kind
-from engine.compiled import CompiledModels
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.config.profiles import SIZES
-from engine.entrance import Entrance
 from engine.errors import EngineError, NotStartedError
-from engine.fair_queue import Urgency
-from engine.load_times import LoadTimes
-from engine.loading import Loader
-from engine.pictures import ImageLimits, Pictures
-from engine.pool import Pool
-from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest
+from engine.media.images import ImageLimits, Pictures
+from engine.pool.compiled import CompiledModels
+from engine.pool.loader import Loader
+from engine.pool.pool import Pool
+from engine.pool.times import LoadTimes
+from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest, Urgency
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -80,12 +78,9 @@ class Engine:
         self._pool = Pool(
             config.models.values(),
             self._loader.load,
-            self._loader.residency(),
-            self._loader.holdings,
+            self._loader.ledger,
             LoadTimes(loads_dir),
         )
-        self._entrance = Entrance(self._pool)
-        self._entrance.size(config.models.values())
 
     async def start(self) -> None:
         """Begin to load all models."""
@@ -118,7 +113,7 @@ class Engine:
         try:
             while True:
                 self._spec(request.model, ChatModelSpec)
-                release = await self._entrance.enter(request, sequences)
+                release = await self._pool.acquire_for(request, sequences)
                 try:
                     backend, spec = self._chat_backend(request.model)
                     if isinstance(request, ChatRequest):
@@ -146,7 +141,7 @@ class Engine:
 
         Await the first event before answering: everything that can be refused is refused until then.
         """
-        async with self._using(request.model, ImageModelSpec, stream):
+        async with self._leased(request.model, ImageModelSpec, stream):
             cast("ImageBackend", self._pool.get(request.model)).images(request, stream)
         return stream
 
@@ -163,21 +158,21 @@ class Engine:
 
         Await the first piece before answering: everything that can be refused is refused until then.
         """
-        async with self._using(request.model, SpeechModelSpec, stream):
+        async with self._leased(request.model, SpeechModelSpec, stream):
             voice = self._loader.voices.find(request.model, request.voice)
             cast("SpeechBackend", self._pool.get(request.model)).speech(request, voice, stream)
         return stream
 
     @contextlib.asynccontextmanager
-    async def _using(self, model: str, kind: type[_Spec], stream: Stream[Any]) -> AsyncIterator[None]:
-        """Hold a model until `stream` ends. What the block raises ends it."""
+    async def _leased(self, model: str, kind: type[_Spec], stream: Stream[Any]) -> AsyncIterator[None]:
+        """Lease a model until `stream` ends. What the block raises ends it."""
         try:
             self._spec(model, kind)
-            await self._pool.hold(model)
+            lease = await self._pool.acquire(model)
         except BaseException as error:
             stream.finish(error)
             raise
-        stream.on_end(lambda _: self._pool.release(model))
+        stream.on_end(lambda _: lease.release())
         try:
             yield
         except BaseException as error:
@@ -187,7 +182,7 @@ class Engine:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
         self._spec(request.model, ChatModelSpec)
-        async with self._pool.using(request.model):
+        with await self._pool.acquire(request.model):
             backend, spec = self._chat_backend(request.model)
             check_request(spec, request)
             return await backend.count_tokens(request)
@@ -201,14 +196,13 @@ class Engine:
         voices = await self._loader.read_voices(config)
         self._config = config
         self._loader.use(config, voices)
-        self._entrance.size(config.models.values())
         outdated = self._loader.outdated()
-        self._pool.update(config.models.values(), self._loader.residency(), outdated)
+        self._pool.update(config.models.values(), outdated)
         return outdated
 
     def later(self) -> tuple[str, ...]:
         """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
-        later = self._loader.holdings.later()
+        later = self._loader.ledger.later()
         return tuple(name for name in self._config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -221,14 +215,14 @@ class Engine:
 
     def loads(self) -> tuple[ModelLoad, ...]:
         """How busy each model is that is loaded, and with what, in the order of models.yaml."""
-        later = self._loader.holdings.later()
+        later = self._loader.ledger.later()
         return tuple(
             ModelLoad(
                 name,
                 one.admission.running,
                 one.admission.waiting,
                 one.pids,
-                self._loader.served.get(name),
+                self._loader.served(name),
                 later.get(name),
                 getattr(one, "compiled", None),
             )
@@ -256,7 +250,7 @@ class Engine:
 
     @property
     def swaps(self) -> int:
-        """How often a model has made room for another since the start."""
+        """How often models were evicted for another one since the start."""
         return self._pool.swaps
 
     async def hopeless(self) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-
-from engine.fair_queue import Urgency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -27,6 +26,14 @@ ANSWERS: frozenset[ModelStatus] = AWAITS_TURN | {"ready"}
 SETTLED: frozenset[ModelStatus] = ANSWERS | {"failed"}
 # own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth.
 WeightsSource = Literal["own", "variant", "demo"]
+
+
+class Urgency(IntEnum):
+    """The lower goes first."""
+
+    INTERACTIVE = 0
+    BATCH = 1
+    BACKGROUND = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

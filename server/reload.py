@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine import ConfigError, load_config
+from engine.files import write_atomically
 from server.http.tls import TlsError
 from server.store import AuditLog, StoreUnavailableError
 
@@ -178,11 +179,7 @@ class Outcome:
 
 def write(data_dir: Path, outcome: Outcome) -> None:
     """Put it in the place of the one before, whole. Blocks. Raises OSError."""
-    part = data_dir / f"{FILE}.part"
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(outcome))
-    part.replace(data_dir / FILE)
+    write_atomically(data_dir / FILE, msgspec.json.encode(outcome))
 
 
 def wait_for(data_dir: Path, pid: int, asked_at_ns: int, seconds: float) -> Outcome | None:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED
-from engine.compiled import compiler
+from engine.pool.compiled import compiler
 from server.app import create_app
 from server.heap import collect_rarely, freeze_when_settled, give_back_when_idle
 from server.http.protocol import http_config

@@ -33,7 +33,7 @@ _Gib = Annotated[float, Field(gt=0, le=65536)]
 
 
 class VariantSpec(Spec):
-    """One way to serve a model. Sizes are stated here, or measured after the first load (engine/footprints.py)."""
+    """One way to serve a model. Sizes are stated here, or measured after the first load (engine/placement)."""
 
     id: Annotated[Folder, Field(validation_alias="folder")]
     """Folder of its weights, below the weights directory. Different variants need different folders."""

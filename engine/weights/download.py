@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from engine.config.yaml import shown
+from engine.files import sync_folder, sync_folders, write_atomically
 from engine.weights import selection
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 from engine.weights.manifest import (
@@ -31,9 +32,6 @@ from engine.weights.manifest import (
     ManifestFile,
     is_complete,
     read_manifest,
-    sync_folder,
-    sync_folders,
-    write_durably,
     write_manifest,
 )
 from engine.weights.safety import COMMIT, check_folder_name, check_repository, is_plain, is_there
@@ -152,7 +150,7 @@ class Partial:
         self.keep_only(set(listing.files) & set(before.files) if before else ())
         self.model.mkdir(parents=True, exist_ok=True)
         self.parts.mkdir(exist_ok=True)
-        write_durably(self._record, listing.model_dump_json().encode())
+        write_atomically(self._record, listing.model_dump_json(), durable=True)
 
     def keep_only(self, files: Iterable[ListedFile]) -> None:
         """Drop every other file."""

@@ -3,13 +3,13 @@
 Before that there is a `Listing`: the files that a hub or a folder says it has, kept beside an unfinished download.
 """
 
-import os
 import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from engine.files import write_atomically
 from engine.weights.errors import WeightsError
 from engine.weights.safety import COMMIT, REPOSITORY, is_plain
 
@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it at once and for good: either the old one is there or the new one."""
-    write_durably(folder / MANIFEST, manifest.model_dump_json(indent=2).encode() + b"\n")
+    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n", durable=True)
 
 
 def is_complete(folder: Path) -> bool:
@@ -128,29 +128,3 @@ def _unreadable(folder: Path) -> WeightsError:
         f"{folder.name}/{MANIFEST} cannot be read, so nobody knows whether the model is whole. Pick one: 1. `hearth "
         "weights remove` and pull it again; 2. delete that file if the folder is your own."
     )
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a small file at once."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder written to the disk."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def sync_folders(folder: Path) -> None:
-    """Have the names in a folder and in all folders below it written to the disk."""
-    for inside, _, _ in os.walk(folder):
-        sync_folder(folder / inside)

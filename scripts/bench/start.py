@@ -33,7 +33,7 @@ from bench.report import JsonFile, Model, Models, Repeats, Report, WeightsDir, c
 from bench.vllm_server import VllmServer, rust_frontend
 
 from engine import ANSWERS
-from engine.restarts import STEADY_SECONDS
+from engine.pool.model_state import STEADY_SECONDS
 
 _POLL_SECONDS = 0.02  # every question costs the starting server time on a small machine
 _ENGINE = "VLLM::EngineCor"  # the kernel keeps 15 letters

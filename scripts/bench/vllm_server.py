@@ -19,7 +19,7 @@ from bench.processes import BenchError
 from engine import load_config
 from engine.backends.vllm import processes, start
 from engine.config import ChatModelSpec
-from engine.planned import Planned, hardware_for
+from engine.pool.loader import Planned, hardware_for
 
 _VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 # It ends over these (0.32). Ours has nothing to set them for: without pictures there is nothing to cache.

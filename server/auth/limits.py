@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.headcount import Headcount
+from engine.admission.in_flight import InFlight
 from server.errors import ApiError
 from server.store import Ask, Refused, TooLarge
 
@@ -49,7 +49,7 @@ class Limiter:
     def __init__(self, config: Config, buckets: Buckets) -> None:
         self._config = config
         self._buckets = buckets
-        self._parallel = Headcount()
+        self._parallel = InFlight()
         # One of each per key at most.
         self._limits: dict[str, tuple[ApiKey, Limits]] = {}
         self._seen: dict[str, tuple[Level, float]] = {}  # request buckets as the last answers showed them, and when

@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import SETTLED, Config, Engine, EngineError, LoadError
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.compiled import compiler
 from engine.config import ChatModelSpec
-from engine.planned import Planned
+from engine.pool.compiled import compiler
+from engine.pool.loader import Planned
 from server.cli.options import (
     AsJson,
     DataDir,

@@ -18,7 +18,7 @@ import typer
 from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
-from engine.hardware import Hardware, read_hardware, with_ram
+from engine.placement.hardware import Hardware, read_hardware, with_ram
 from server.instance import running_pid
 from server.observability.moments import MomentError
 from server.settings import Settings, SettingsError, database_url, load_settings

@@ -13,13 +13,12 @@ from rich.text import Text
 
 from engine.config import Config, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.footprints import Footprints
-from engine.hardware import GIB, Hardware, HardwareError, imagined
-from engine.own_weights import own_folders, variants_here
-from engine.placement import plan as make_plan
-from engine.placement_refusal import gib
-from engine.placement_report import as_data, headline, use_line, where
-from engine.placement_types import Placed, Plan, Refusal
+from engine.placement.hardware import GIB, Hardware, HardwareError, imagined
+from engine.placement.measured import Footprints
+from engine.placement.needs import own_folders, variants_here
+from engine.placement.plan import plan as make_plan
+from engine.placement.report import as_data, gib, headline, use_line, where
+from engine.placement.types import Placed, Plan, Refusal
 from engine.weights import is_complete
 from engine.weights.safety import is_there
 from server.cli.options import (

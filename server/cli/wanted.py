@@ -8,11 +8,11 @@ from pathlib import Path
 
 from engine.config import Config, ModelSpec
 from engine.config.models import VariantSpec
-from engine.footprints import Footprints
-from engine.hardware import imagined
-from engine.own_weights import own_folders
-from engine.placement import plan
-from engine.placement_types import Refusal
+from engine.placement.hardware import imagined
+from engine.placement.measured import Footprints
+from engine.placement.needs import own_folders
+from engine.placement.plan import plan
+from engine.placement.types import Refusal
 from engine.weights.download import Wanted
 from engine.weights.errors import WeightsError
 from engine.weights.manifest import read_manifest

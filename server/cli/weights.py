@@ -1,6 +1,6 @@
 """`hearth weights`: fetches models, says what lies there and whether it is whole, carries it to another machine.
 
-Which repositories a name means is wanted.py's; what is fetched and how is engine/hub's.
+Which repositories a name means is wanted.py's; what is fetched and how is engine/weights'.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from engine.headcount import Headcount
+from engine.admission.in_flight import InFlight
 from server.errors import ApiError, to_api_error
 from server.http.disconnect import ClientGoneError, shutting_down
 from server.http.headers import add_headers, header_of
@@ -186,7 +186,7 @@ class Crowd:
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
         self._most = most
-        self._running = Headcount()
+        self._running = InFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it; other scopes pass through."""

@@ -19,7 +19,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.hardware import read_hardware
+from engine.placement.hardware import read_hardware
 from engine.types import ModelStatus
 from server.observability.status import LastMinute, Work
 

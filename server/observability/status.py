@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from engine.hardware import read_hardware
+from engine.placement.hardware import read_hardware
 from server.observability.moments import iso
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from engine import ModelHealth, ModelLoad
-    from engine.hardware import Gpu, Hardware
+    from engine.placement.hardware import Gpu, Hardware
     from server.settings import Settings
 
 

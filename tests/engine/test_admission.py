@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.admission import Admission, Room
+from engine.admission.fair_queue import PATIENCE_SECONDS
 from engine.errors import OverloadedError
-from engine.fair_queue import PATIENCE_SECONDS, Urgency
-from engine.types import ChatRequest
+from engine.types import ChatRequest, Urgency
 
 
 @dataclass
@@ -147,6 +147,22 @@ async def test_interactive_before_batch_before_background():
     for name in (running, interactive, batch):
         await house.finish(name)
     assert house.served == [running, interactive, batch, background]
+    await house.close()
+
+
+async def test_a_background_request_that_has_waited_long_counts_as_a_batch_and_never_as_interactive():
+    house = House(Room(sequences=1, waiting=100))
+    talk = await house.ask("talker")
+    background = await house.ask("a", urgency=Urgency.BACKGROUND)
+    house.now += 10 * PATIENCE_SECONDS
+    batch = await house.ask("b", urgency=Urgency.BATCH)
+    chats = [await house.ask("talker") for _ in range(5)]
+    for name in (talk, *chats):
+        await house.finish(name)
+        assert house.served[-1] in {*chats, background}
+    assert house.served[-2:] == [chats[-1], background]  # among batches by the tokens of its owner
+    await house.finish(background)
+    assert house.served[-1] == batch
     await house.close()
 
 
@@ -318,17 +334,22 @@ async def test_more_than_a_share_is_refused_before_any_work_is_done_for_it():
     def request(owner: str, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:
         return ChatRequest(request_id="r", model="m", messages=[], owner=owner, urgency=urgency)
 
-    async with AsyncExitStack() as stack:
-        for _ in range(6):  # so many can run or wait; none has been sized yet
-            await stack.enter_async_context(door.visit(request("flooder"), 1))
-        with pytest.raises(OverloadedError) as refusal:
-            await stack.enter_async_context(door.visit(request("flooder"), 1))
-        assert refusal.value.retry_after_seconds >= 1
-        await stack.enter_async_context(door.visit(request("flooder", Urgency.BATCH), 1))
-        for _ in range(3):  # a neighbour's share is half
-            await stack.enter_async_context(door.visit(request("neighbour"), 1))
-        with pytest.raises(OverloadedError):
-            await stack.enter_async_context(door.visit(request("neighbour"), 1))
-    async with door.visit(request("flooder"), 1):
-        pass
-    assert (door._here.owners, door._here.total) == (0, 0)
+    flood = [request("flooder") for _ in range(6)]
+    for one in flood:  # so many can run or wait; none has been sized yet
+        door.arrive(one)
+    with pytest.raises(OverloadedError) as refusal:
+        door.arrive(request("flooder"))
+    assert refusal.value.retry_after_seconds >= 1
+    others = [
+        request("flooder", Urgency.BATCH),
+        *(request("neighbour") for _ in range(3)),
+    ]  # a neighbour's share is half
+    for one in others:
+        door.arrive(one)
+    with pytest.raises(OverloadedError):
+        door.arrive(request("neighbour"))
+    for one in flood + others:
+        door.depart(one)
+    door.arrive(request("flooder"))
+    door.depart(request("flooder"))
+    assert (door._in_flight.owners, door._in_flight.total) == (0, 0)

@@ -1,46 +1,51 @@
-"""How many background sequences may be in an engine at once."""
+"""The admission before rendering: how many sequences of what can wait may be in an engine at once."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.background import BackgroundSlots
-from engine.fair_queue import Urgency
-from engine.types import ChatRequest
+from engine.admission import Admission, Room, Ticket
+from engine.types import Urgency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Worker:
-    """Holds `sequences` slots from when it gets them until `done` is set."""
+    """Runs `sequences` of them from when it gets them until `done` is set."""
 
-    def __init__(self, slots: BackgroundSlots, sequences: int) -> None:
+    def __init__(self, queue: Admission, sequences: int) -> None:
         self.inside = asyncio.Event()
         self.done = asyncio.Event()
-        self.task = asyncio.create_task(self._work(slots, sequences))
+        self.task = asyncio.create_task(self._work(queue, sequences))
 
-    async def _work(self, slots: BackgroundSlots, sequences: int) -> None:
-        async with slots.take(asking(), sequences):
+    async def _work(self, queue: Admission, sequences: int) -> None:
+        async with asking(queue, sequences):
             self.inside.set()
             await self.done.wait()
 
 
-def asking(owner: str = "a") -> ChatRequest:
-    return ChatRequest(request_id="r", model="m", messages=[], owner=owner, urgency=Urgency.BATCH)
+def admission(sequences: int, *, beside: int, quiet_seconds: float = 0.25) -> Admission:
+    room = Room.before_rendering(sequences, beside_interactive=beside)
+    return Admission(replace(room, quiet_seconds=quiet_seconds))
+
+
+def asking(queue: Admission, sequences: int, owner: str = "a") -> Ticket:
+    return queue.enter(owner, prompt_tokens=sequences, max_tokens=0, sequences=sequences, urgency=Urgency.BATCH)
 
 
 @contextmanager
-def interactive(slots: BackgroundSlots) -> Iterator[None]:
-    slots.hold_back()
+def interactive(queue: Admission) -> Iterator[None]:
+    queue.begin_interactive()
     try:
         yield
     finally:
-        slots.let_go()
+        queue.end_interactive()
 
 
 async def turns() -> None:
@@ -50,8 +55,8 @@ async def turns() -> None:
 
 
 async def test_more_than_fits_waits_in_order_and_a_small_one_does_not_overtake() -> None:
-    slots = BackgroundSlots(4, beside=1)
-    first, large, small = Worker(slots, 3), Worker(slots, 4), Worker(slots, 1)
+    queue = admission(4, beside=1)
+    first, large, small = Worker(queue, 3), Worker(queue, 4), Worker(queue, 1)
     await turns()
     assert [worker.inside.is_set() for worker in (first, large, small)] == [True, False, False]
     first.done.set()
@@ -65,9 +70,9 @@ async def test_more_than_fits_waits_in_order_and_a_small_one_does_not_overtake()
 
 
 async def test_one_that_wants_more_than_there_is_gets_all() -> None:
-    slots = BackgroundSlots(2, beside=1)
-    async with slots.take(asking(), 8):
-        other = Worker(slots, 1)
+    queue = admission(2, beside=1)
+    async with asking(queue, 8):
+        other = Worker(queue, 1)
         await turns()
         assert not other.inside.is_set()
     await turns()
@@ -78,8 +83,8 @@ async def test_one_that_wants_more_than_there_is_gets_all() -> None:
 
 @pytest.mark.parametrize("holder_leaves_first", [True, False])
 async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_first: bool) -> None:  # noqa: FBT001
-    slots = BackgroundSlots(1, beside=1)
-    holder, cancelled, last = Worker(slots, 1), Worker(slots, 1), Worker(slots, 1)
+    queue = admission(1, beside=1)
+    holder, cancelled, last = Worker(queue, 1), Worker(queue, 1), Worker(queue, 1)
     await turns()
     if holder_leaves_first:
         holder.done.set()
@@ -95,9 +100,9 @@ async def test_a_cancelled_waiter_takes_nothing_and_blocks_nobody(holder_leaves_
 
 
 async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_is_quiet() -> None:
-    slots = BackgroundSlots(4, beside=2, quiet_seconds=0.01)
-    with interactive(slots):
-        workers = [Worker(slots, 1) for _ in range(4)]
+    queue = admission(4, beside=2, quiet_seconds=0.01)
+    with interactive(queue):
+        workers = [Worker(queue, 1) for _ in range(4)]
         await turns()
         assert [worker.inside.is_set() for worker in workers] == [True, True, False, False]
         workers[0].done.set()
@@ -113,12 +118,12 @@ async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_i
 
 
 async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
-    slots = BackgroundSlots(4, beside=1, quiet_seconds=0.01)
-    workers = [Worker(slots, 2), Worker(slots, 2)]
+    queue = admission(4, beside=1, quiet_seconds=0.01)
+    workers = [Worker(queue, 2), Worker(queue, 2)]
     await turns()
-    with interactive(slots):
+    with interactive(queue):
         assert [worker.inside.is_set() for worker in workers] == [True, True]
-        last = Worker(slots, 1)
+        last = Worker(queue, 1)
         workers[0].done.set()
         await workers[0].task
         await turns()
@@ -132,22 +137,22 @@ async def test_what_runs_already_goes_on_when_somebody_asks() -> None:
 
 
 async def test_one_too_large_for_the_room_beside_others_runs_alone() -> None:
-    slots = BackgroundSlots(4, beside=1, quiet_seconds=60)
-    with interactive(slots):
-        async with asyncio.timeout(10), slots.take(asking(), 3):
+    queue = admission(4, beside=1, quiet_seconds=60)
+    with interactive(queue):
+        async with asyncio.timeout(10), asking(queue, 3):
             pass
 
 
 async def test_those_who_waited_come_in_one_at_a_time_so_that_others_get_between() -> None:
-    slots = BackgroundSlots(3, beside=3)
+    queue = admission(3, beside=3)
     order: list[int] = []
 
     async def work(number: int) -> None:
-        async with slots.take(asking(), 1):
+        async with asking(queue, 1):
             order.append(number)
             asyncio.get_running_loop().call_soon(order.append, 0)
 
-    async with slots.take(asking(), 3):
+    async with asking(queue, 3):
         waiting = [asyncio.create_task(work(number)) for number in (1, 2, 3)]
         await turns()
     await asyncio.gather(*waiting)
@@ -155,11 +160,11 @@ async def test_those_who_waited_come_in_one_at_a_time_so_that_others_get_between
 
 
 async def test_a_small_batch_does_not_wait_for_all_of_a_large_one_of_somebody_else() -> None:
-    slots = BackgroundSlots(1, beside=1)
+    queue = admission(1, beside=1)
     order: list[str] = []
 
     async def work(owner: str) -> None:
-        async with slots.take(asking(owner), 1):
+        async with asking(queue, 1, owner):
             order.append(owner)
             await asyncio.sleep(0)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from plan_parts import model, variant
 
-from engine.footprints import FILE_NAME, Footprints
-from engine.hardware import GIB
+from engine.placement.hardware import GIB
+from engine.placement.measured import FILE_NAME, Footprints
 
 if TYPE_CHECKING:
     from pathlib import Path

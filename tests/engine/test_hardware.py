@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardware import GIB, HardwareError, imagined, read_hardware
-from engine.placement_needs import devices_of
+from engine.placement.hardware import GIB, HardwareError, imagined, read_hardware
+from engine.placement.needs import devices_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def nvmlDeviceGetUUID(index): return f"GPU-{index}abc"
 """
 ASK = """
 import json, os
-from engine.hardware import read_hardware
+from engine.placement.hardware import read_hardware
 found = read_hardware(server_pid=os.getpid())
 print(json.dumps([[gpu.index, gpu.name, gpu.total_bytes, gpu.foreign_bytes, gpu.compute_capability,
                    [holder.ours for holder in gpu.holders]] for gpu in found.gpus] + [found.driver]))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine import load_config
-from engine.load_times import FILE_NAME, LoadTimes
-from engine.slot import Slot
+from engine.pool.model_state import ModelState
+from engine.pool.times import FILE_NAME, LoadTimes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +23,12 @@ class Clock:
         return self.now
 
 
-def slot_of(clock: Clock, times: LoadTimes, models: Path) -> Slot:
+def slot_of(clock: Clock, times: LoadTimes, models: Path) -> ModelState:
     spec = next(iter(load_config(models).models.values()))
-    return Slot(spec, times=times, clock=clock)
+    return ModelState(spec, times=times, clock=clock)
 
 
-def load(slot: Slot, clock: Clock) -> list[float | None]:
+def load(slot: ModelState, clock: Clock) -> list[float | None]:
     """Wait 2 s, import 8 s, warm up 1 s; return what was said to be left halfway through each."""
     said = []
     for phase, progress, seconds in (("", 0.0, 2), ("importing", 0.1, 8), ("warming up", 0.9, 1)):

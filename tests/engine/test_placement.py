@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_parts import config_of, model, shipped, variant
 
-from engine.footprints import Footprints
-from engine.hardware import GIB, Gpu, Hardware, Holder, imagined
-from engine.placement import plan
-from engine.placement_needs import devices_of, in_steps
-from engine.placement_report import as_data
-from engine.placement_types import Plan, Refusal
+from engine.placement.hardware import GIB, Gpu, Hardware, Holder, imagined
+from engine.placement.measured import Footprints
+from engine.placement.needs import devices_of, in_steps
+from engine.placement.plan import plan
+from engine.placement.report import as_data
+from engine.placement.types import Plan, Refusal
 
 if TYPE_CHECKING:
     import random

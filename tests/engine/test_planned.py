@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
+from engine.footprints import Footprints
+from engine.own_weights import own_folders
 from plan_parts import config_of, model, shipped, variant
 from serving import Server
 
 from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
-from engine.footprints import Footprints
-from engine.hardware import GIB, imagined
-from engine.own_weights import own_folders
-from engine.planned import Planned
+from engine.placement.hardware import GIB, imagined
+from engine.pool.loader import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 
 if TYPE_CHECKING:

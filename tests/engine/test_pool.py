@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
-from engine.pool import Pool
-from engine.restarts import backoff_seconds
+from engine.pool.model_state import backoff_seconds
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,9 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
-from engine.pool import Pool
-from engine.restarts import REST_SECONDS
-from engine.slot import NEXT
+from engine.pool.model_state import NEXT, REST_SECONDS
+from engine.pool.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +156,7 @@ class Life(RuleBasedStateMachine):
     def die(self, model: str) -> None:
         """It dies while it answers, or while it gives its last answers."""
         for backend in self.living(model):
-            if self.pool._slots[model].backend is backend:
+            if self.pool._models[model].backend is backend:
                 self.expected[model].died()
             backend.died.set()
             assert not isinstance(self.handed_out(model), Backend)  # before any task has had its turn
@@ -213,7 +212,7 @@ class Life(RuleBasedStateMachine):
     @rule(model=MODELS)
     def report_progress(self, model: str) -> None:
         if self.loading[model]:
-            self.pool._report(self.pool._slots[model], "warming up", 0.9)
+            self.pool._report(self.pool._models[model], "warming up", 0.9)
 
     @invariant()
     def tasks_live_and_nothing_else_does(self) -> None:
@@ -223,7 +222,7 @@ class Life(RuleBasedStateMachine):
             assert not task.done() or task.exception() is None
         # For each model its task, and the three things it waits for; for each waiter its own; and who gives turns
         waiting = sum(not waiter.done() for waiter in self.waiters)
-        assert len(asyncio.all_tasks(self.loop)) <= 4 * len(self.pool._slots) + waiting + 1
+        assert len(asyncio.all_tasks(self.loop)) <= 4 * len(self.pool._models) + waiting + 1
 
     @invariant()
     def answers_are_not_cut_short(self) -> None:
@@ -253,7 +252,7 @@ class Life(RuleBasedStateMachine):
             else:
                 assert isinstance(backend, UnavailableError)
                 assert states[model].status in {"loading", "failed"}
-                dead = states[model].status == "loading" and self.pool._slots[model].died
+                dead = states[model].status == "loading" and self.pool._models[model].died
                 assert isinstance(backend, EngineDiedError if dead else UnavailableError)
                 loading = states[model].status == "loading" and not dead
                 assert isinstance(backend, ModelLoadingError) == loading
@@ -275,7 +274,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_is_told_as_soon_as_there_is_something_to_tell(self) -> None:
-        if hasattr(self, "pool") and not any(slot.reviving() for slot in self.pool._slots.values()):
+        if hasattr(self, "pool") and not any(slot.reviving() for slot in self.pool._models.values()):
             assert all(waiter.done() for waiter in self.waiters)
 
     def teardown(self) -> None:
@@ -298,7 +297,7 @@ class Life(RuleBasedStateMachine):
 
     def check_verdict(self, model: str) -> None:
         """After a failure."""
-        expected, slot = self.expected[model], self.pool._slots.get(model)
+        expected, slot = self.expected[model], self.pool._models.get(model)
         if slot is not None and model in self.wanted and not slot.stale.is_set() and not self.living(model):
             tried_again = bool(self.loading[model])
             assert (slot.status == "failed") == ((expected.given_up or expected.rests) and not tried_again)
@@ -308,7 +307,7 @@ class Life(RuleBasedStateMachine):
 
     def is_stale(self, model: str) -> bool:
         """Whether it is on its way to another configuration."""
-        slot = self.pool._slots.get(model)
+        slot = self.pool._models.get(model)
         return slot is not None and slot.stale.is_set()
 
     def handed_out(self, model: str) -> Any:
@@ -323,11 +322,11 @@ class Life(RuleBasedStateMachine):
         async def turn() -> None:
             for _ in range(30):
                 await asyncio.sleep(0)
-                for name, slot in self.pool._slots.items():
+                for name, slot in self.pool._models.items():
                     before = self.seen.get(name)
                     assert before is None or before == slot.status or slot.status in NEXT[before]  # type: ignore[index]
                     self.seen[name] = slot.status
-                for name in set(self.seen) - set(self.pool._slots):
+                for name in set(self.seen) - set(self.pool._models):
                     del self.seen[name]
 
         self.do(turn())

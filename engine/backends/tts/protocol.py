@@ -1,6 +1,6 @@
 """What the server's process and the worker that speaks say to each other: one job is one text, in one voice.
 
-How frames travel is engine/worker's; they are msgpack by msgspec, never pickles.
+How frames travel is engine/process/protocol.py's; they are msgpack by msgspec, never pickles.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from engine.backends.vllm.processes import runs_on_cpu
 from engine.backends.vllm.start import build_serving, fall_asleep, room_of, start_engine, wake_up
 from engine.chat_fold import fold
 from engine.errors import LoadError, NotStartedError, engine_died
-from engine.pictures import image_places
+from engine.media.images import image_places
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream
 from engine.types import ChatRequest

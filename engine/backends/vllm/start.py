@@ -4,7 +4,7 @@ What it does after that is engine.py's.
 
 vLLM's sleep mode, level 1: weights wait in RAM, the KV cache is let go, the process stays. GPUs only.
 
-Whether a model sleeps is the plan's (engine/placement.py), when it does the pool's. Level 2 is not used: models have
+Whether a model sleeps is the plan's (engine/placement), when it does the pool's. Level 2 is not used: models have
 woken from it without their weights (vLLM issue 29341).
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from engine.admission import Room
 from engine.backends.vllm import compat, processes
 from engine.errors import LoadError
-from engine.hardware import read_hardware
+from engine.placement.hardware import read_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from engine.config import ChatModelSpec
-    from engine.pictures import Pictures
+    from engine.media.images import Pictures
 
 
 _DEMO_KV_CACHE_GIB = 0.0625

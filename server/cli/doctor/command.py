@@ -17,10 +17,10 @@ import typer
 from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
-from engine.footprints import Footprints
-from engine.hardware import read_cuda, read_hardware, with_ram
-from engine.own_weights import own_folders
-from engine.placement import plan
+from engine.placement.hardware import read_cuda, read_hardware, with_ram
+from engine.placement.measured import Footprints
+from engine.placement.needs import own_folders
+from engine.placement.plan import plan
 from server.cli.doctor.files import database, rights, settings
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped
 from server.cli.doctor.machine import clock, cuda, disks, gpus, memory, port

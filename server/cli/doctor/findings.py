@@ -8,8 +8,8 @@ from functools import partial
 from typing import Literal
 
 from engine import Config
-from engine.hardware import Cuda, Hardware
-from engine.placement_types import Plan, Refusal
+from engine.placement.hardware import Cuda, Hardware
+from engine.placement.types import Plan, Refusal
 from server.observability.status import Status
 from server.settings import Settings
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine.placement_refusal import gib
-from engine.placement_report import use_line
-from engine.placement_types import Refusal
+from engine.placement.report import gib, use_line
+from engine.placement.types import Refusal
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
 from server.terminal import HEARTH, size_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import EngineError
-from engine.placement_types import Plan
+from engine.placement.types import Plan
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete, read_manifest
 from engine.weights.safety import check_folder, check_pipeline_folder

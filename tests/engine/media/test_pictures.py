@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from engine.errors import RequestError
-from engine.pictures import ImageLimits, Pictures, decode_image
+from engine.media.images import ImageLimits, Pictures, decode_image
 from engine.types import ChatRequest
 
 if TYPE_CHECKING:

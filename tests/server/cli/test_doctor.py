@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from weight_parts import NAME, REPOSITORY, model_files
 
 from engine.config import load_config
-from engine.hardware import Cuda, Gpu, Holder, imagined, read_cuda
+from engine.placement.hardware import Cuda, Gpu, Holder, imagined, read_cuda
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
 from server.cli.doctor import files as of_files

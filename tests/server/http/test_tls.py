@@ -18,7 +18,7 @@ from speech_parts import HELLO_EMMA, SPEECH
 from tls_pair import Pair, make_pair
 from typer.testing import CliRunner
 
-from engine.hardware import Cuda, imagined
+from engine.placement.hardware import Cuda, imagined
 from server.cli import app
 from server.cli.doctor.findings import Case
 from server.cli.doctor.tls import tls

@@ -115,7 +115,7 @@ async def test_mixed_load_of_four_clients_is_answered_without_thrash_and_never_o
     await asyncio.gather(*(one_client(number) for number in range(4)))
     watching.cancel()
     lasted = time.monotonic() - began
-    swaps = crowded.log().count("makes room for another model")
+    swaps = crowded.log().count(" is evicted")
     said = {model: sum(asked == model for asked, _ in answers) for model in _MODELS}
     print(  # noqa: T201  # the numbers of a long run are worth seeing
         f"{lasted:.0f} s, {said}, {swaps} swaps, at most {most_loaded} loaded, {most_processes} processes"

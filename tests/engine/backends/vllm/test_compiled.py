@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.compiled import FILE_NAME, CompiledModels
 from engine.config import ChatModelSpec, load_config
 from engine.errors import LoadError
+from engine.pool.compiled import FILE_NAME, CompiledModels
 
 if TYPE_CHECKING:
     from pathlib import Path

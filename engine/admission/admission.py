@@ -1,0 +1,410 @@
+"""Lets requests into one model: as many as it can run, the fairest next, and some room always kept for newcomers.
+
+vLLM has a queue and priorities of its own, but a running sequence is never pushed out by a waiting one there: what
+must not wait has to find a free place. The order of the waiting ones is fair_queue.py's.
+Interactive requests pass one admission, that of the loaded model. Batch and background requests wait at another one
+before, while nothing of them is rendered and they have no lease: it counts sequences alone, and lives as long as the
+model is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
+
+from engine.admission.fair_queue import Claim, FairQueue
+from engine.admission.in_flight import InFlight
+from engine.errors import OverloadedError
+from engine.stream import TokenStream
+from engine.types import ChatRequest, TextRequest, Urgency
+
+_LONGEST_RETRY_SECONDS = 120
+# How much the newest answer counts in the running means.
+_MEMORY = 0.05
+# After the last interactive request the next one is still to be expected: agents ask again at once. Longer than that,
+# and one person who asks now and then would halve a night's batches.
+_QUIET_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much may run in a model at the same time.
+
+    `sequences`: generated at the same time. `kept_for_interactive` of them are never taken by batches, and
+    `kept_for_newcomers` only by keys that have nothing running. `waiting`: interactive requests that may wait;
+    batches bound themselves. `kv_tokens`: tokens of running conversations, None where not known.
+    `beside_interactive`: of an admission before rendering; so many sequences start while interactive requests run in
+    the model, and `quiet_seconds` longer, because each running sequence makes every step longer for all.
+    """
+
+    sequences: int
+    waiting: int
+    kept_for_interactive: int = 0
+    kept_for_newcomers: int = 0
+    kv_tokens: int | None = None
+    fair: bool = True
+    beside_interactive: int | None = None
+    quiet_seconds: float = _QUIET_SECONDS
+
+    @classmethod
+    def before_rendering(cls, sequences: int, *, beside_interactive: int) -> Self:
+        """Return the room of an admission for what can wait, in a model that runs so many batch sequences."""
+        return cls(sequences, waiting=0, beside_interactive=beside_interactive)
+
+
+class _Standing(IntEnum):
+    """Who may use the places that are kept: each class those kept from the classes below it."""
+
+    NEWCOMER = 0
+    REGULAR = 1
+    BATCH = 2
+
+
+class Admission:
+    """The bounded, fair queue of one model and what runs in it. Made and used in one event loop."""
+
+    def __init__(self, room: Room, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._room = room
+        self._clock = clock
+        self._queue = FairQueue(fair=room.fair)
+        self._waiting: dict[Claim, asyncio.Future[None]] = {}
+        self._running: dict[str, int] = {}  # sequences by owner
+        self._sequences = 0
+        self._kv_tokens = 0
+        self._closed: Callable[[], Exception] | None = None
+        self._in_flight = InFlight()  # waiting, being rendered, or running
+        self._work = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._interactive = 0
+        self._quiet: asyncio.TimerHandle | None = None
+        self._paused = False
+        self._mean_answer_tokens = 256.0
+        self._mean_seconds = 5.0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, of any urgency."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """How many sequences run."""
+        return self._sequences
+
+    def resize(self, room: Room) -> None:
+        """Let in so much from now on; what runs goes on."""
+        self._room = room
+        self._dispatch()
+
+    def ticket(self, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream) -> ChatTicket:
+        """Count a request in, until its `leave`. Raises `OverloadedError` where it could only be refused later."""
+        self.arrive(request)
+        return ChatTicket(self, request, sequences, stream)
+
+    def arrive(self, request: ChatRequest | TextRequest) -> None:
+        """Count a request as in flight, waiting or running, until `depart`.
+
+        Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
+        """
+        most = self._room.sequences + self._room.waiting
+        if request.urgency == Urgency.INTERACTIVE and self._in_flight.has_share(request.owner, most):
+            raise self._overloaded()
+        self._in_flight.add(request.owner)
+        self.begin_work()
+
+    def depart(self, request: ChatRequest | TextRequest) -> None:
+        """Say that it has ended."""
+        self._in_flight.remove(request.owner)
+        self.end_work()
+
+    def begin_work(self) -> None:
+        """Count something that `idle` waits for, until `end_work`."""
+        self._work += 1
+        self._idle.clear()
+
+    def end_work(self) -> None:
+        """Count one less."""
+        self._work -= 1
+        if not self._work:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Return when nothing is in flight."""
+        await self._idle.wait()
+
+    def begin_interactive(self) -> None:
+        """Keep all but `beside_interactive` sequences from starting until `end_interactive`, once for each request."""
+        self._interactive += 1
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+
+    def end_interactive(self) -> None:
+        """Go on so a little longer, if this was the last."""
+        self._interactive -= 1
+        if not self._interactive:
+            self._quiet = asyncio.get_running_loop().call_later(self._room.quiet_seconds, self._be_quiet)
+
+    def close(self, reason: Callable[[], Exception]) -> None:
+        """Refuse all that wait or arrive later: nothing runs here any more."""
+        self._closed = reason
+        waiting, self._waiting = self._waiting, {}
+        for claim, dispatched in waiting.items():
+            self._queue.remove(claim)
+            if not dispatched.cancelled():
+                dispatched.set_exception(reason())
+
+    def enter(  # noqa: PLR0913  # what decides about its place in the queue
+        self,
+        owner: str,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        sequences: int = 1,
+        weight: float = 1.0,
+        urgency: Urgency = Urgency.INTERACTIVE,
+    ) -> Ticket:
+        """Wait until it is dispatched, and keep its room until the block is left (`async with`). May be cancelled.
+
+        Raises `OverloadedError` at once when too many wait, or later when a newcomer takes the place in the queue
+        of an owner with many.
+        """
+        room = min(sequences, self._room.sequences)
+        claim = Claim(
+            owner=owner,
+            weight=weight,
+            urgency=urgency,
+            sequences=room,
+            prompt_tokens=prompt_tokens,
+            expected_answer_tokens=room * min(float(max_tokens), self._mean_answer_tokens),
+            arrived_at=self._clock(),
+        )
+        return Ticket(self, claim)
+
+    async def begin(self, claim: Claim) -> float:
+        """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
+        if self._closed is not None:
+            raise self._closed()
+        self._queue.arrive(claim)
+        if self._queue or not self._fits(claim):
+            await self._wait(claim)
+        else:
+            self._take(claim)
+        return self._clock()
+
+    def end(self, claim: Claim, answer_tokens: int, since: float | None) -> None:
+        """Give its room back, taken at `since`; None: it was cut off, and says nothing of how long answers take."""
+        if since is None:
+            # How long an answer is that was not streamed is not known when its client leaves: the guess stays.
+            self._leave(claim, answer_tokens or claim.expected_answer_tokens, 0.0)
+        else:
+            self._leave(claim, answer_tokens, self._clock() - since)
+
+    async def _wait(self, claim: Claim) -> None:
+        if not self._fits(claim):
+            self._refuse_one(claim)
+        dispatched: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[claim] = dispatched
+        self._queue.push(claim)
+        self._dispatch()
+        try:
+            await dispatched
+        except asyncio.CancelledError:
+            if claim in self._waiting:
+                del self._waiting[claim]
+                self._queue.remove(claim)
+                self._dispatch()
+            elif not dispatched.cancelled() and dispatched.exception() is None:  # dispatched at this very moment
+                self._leave(claim, 0, 0.0)
+            raise
+
+    def _refuse_one(self, claim: Claim) -> None:
+        """Where the queue is full: refuse the newest claim of the owner with the most, which may be this one's."""
+        if claim.urgency != Urgency.INTERACTIVE or self._queue.count(Urgency.INTERACTIVE) < self._room.waiting:
+            return
+        last = self._queue.newest_of_the_longest(Urgency.INTERACTIVE)
+        mine = self._queue.waiting_of(claim.owner, Urgency.INTERACTIVE)
+        if last is None or self._queue.waiting_of(last.owner, Urgency.INTERACTIVE) <= mine + 1 or not self._room.fair:
+            raise self._overloaded()
+        self._queue.remove(last)
+        dispatched = self._waiting.pop(last)
+        if not dispatched.cancelled():
+            dispatched.set_exception(self._overloaded())
+
+    def _overloaded(self) -> OverloadedError:
+        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total - self._room.sequences) + 1
+        seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
+        return OverloadedError(
+            "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",
+            retry_after_seconds=min(max(seconds, 1), _LONGEST_RETRY_SECONDS),
+        )
+
+    def _dispatch(self) -> None:
+        """Let in what fits, in order.
+
+        A claim that does not fit holds up those behind it, so that large requests are not passed for ever: only those
+        go past it for which more places are kept.
+        """
+        while self._queue and not self._paused:
+            claim = self._next()
+            if claim is None:
+                return
+            self._queue.remove(claim)
+            dispatched = self._waiting.pop(claim)
+            if not dispatched.cancelled():  # else its client left just now
+                self._take(claim)
+                dispatched.set_result(None)
+                if self._room.beside_interactive is not None:  # one at a time: to check and render takes milliseconds
+                    self._paused = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        self._dispatch()
+
+    def _be_quiet(self) -> None:
+        self._quiet = None
+        self._dispatch()
+
+    def _next(self) -> Claim | None:
+        held_up = _Standing.BATCH + 1
+        for claim in self._queue.in_turn(self._clock()):
+            standing = self._standing(claim)
+            if standing >= held_up:
+                continue
+            if self._fits(claim):
+                return claim
+            held_up = max(standing, _Standing.REGULAR)  # newcomers do not hold up each other
+        return None
+
+    def _fits(self, claim: Claim) -> bool:
+        if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
+            return True
+        standing, kept = self._standing(claim), 0
+        if standing >= _Standing.REGULAR:
+            kept = self._room.kept_for_newcomers
+        if standing == _Standing.BATCH:
+            kept = max(kept, self._room.kept_for_interactive)
+        return not self._lacks_tokens(claim) and claim.sequences <= self._sequences_now() - self._sequences - kept
+
+    def _sequences_now(self) -> int:
+        beside = self._room.beside_interactive
+        held_back = self._interactive or self._quiet is not None
+        return beside if held_back and beside is not None else self._room.sequences
+
+    def _standing(self, claim: Claim) -> _Standing:
+        if self._is_newcomer(claim):
+            return _Standing.NEWCOMER
+        interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
+        return _Standing.REGULAR if interactive else _Standing.BATCH
+
+    def _lacks_tokens(self, claim: Claim) -> bool:
+        """Whether there is no room for its tokens.
+
+        A newcomer's are not counted: where they are too many, vLLM pauses the youngest conversation.
+        """
+        most = self._room.kv_tokens
+        return most is not None and not self._is_newcomer(claim) and self._kv_tokens + _kv_tokens(claim) > most
+
+    def _is_newcomer(self, claim: Claim) -> bool:
+        return claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._running
+
+    def _take(self, claim: Claim) -> None:
+        self._sequences += claim.sequences
+        self._kv_tokens += _kv_tokens(claim)
+        self._running[claim.owner] = self._running.get(claim.owner, 0) + claim.sequences
+        self._queue.charge(claim, claim.expected_answer_tokens)
+
+    def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
+        self._queue.charge(claim, answer_tokens)
+        self._sequences -= claim.sequences
+        self._kv_tokens -= _kv_tokens(claim)
+        self._running[claim.owner] -= claim.sequences
+        if not self._running[claim.owner]:
+            del self._running[claim.owner]
+        if answer_tokens and seconds:
+            self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
+            self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)
+        self._dispatch()
+
+
+def _kv_tokens(claim: Claim) -> int:
+    return claim.prompt_tokens + math.ceil(claim.expected_answer_tokens)
+
+
+class Ticket:
+    """`async with`: waits until a claim is dispatched, and keeps its room until the block is left.
+
+    Set `answer_tokens` to how many tokens the answer had before leaving.
+    """
+
+    __slots__ = ("_admission", "_claim", "_since", "answer_tokens")
+
+    def __init__(self, admission: Admission, claim: Claim) -> None:
+        self._admission = admission
+        self._claim = claim
+        self.answer_tokens = 0
+
+    async def __aenter__(self) -> Self:
+        """Wait. Raises like `Admission.enter`."""
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give the room back."""
+        self.end(cut_off=kind is not None)
+
+    async def begin(self) -> None:
+        """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
+        self._since = await self._admission.begin(self._claim)
+
+    def end(self, *, cut_off: bool) -> None:
+        """Give the room back. How long an answer took that was cut off is not remembered."""
+        self._admission.end(self._claim, self.answer_tokens, None if cut_off else self._since)
+
+
+class ChatTicket:
+    """One chat request at the admission, from its arrival to its end; it enters when its size is known."""
+
+    __slots__ = ("_admission", "_request", "_sequences", "_stream", "_ticket")
+
+    def __init__(
+        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream
+    ) -> None:
+        self._admission = admission
+        self._request = request
+        self._sequences = sequences
+        self._stream = stream
+        self._ticket: Ticket | None = None  # once it has been dispatched
+
+    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
+        """Have its sender's limits charged, then wait until it is dispatched; once. Both are of all its sequences."""
+        request = self._request
+        if request.before_turn is not None:
+            await request.before_turn(prompt_tokens, longest_answer_tokens)
+        ticket = self._admission.enter(
+            request.owner,
+            prompt_tokens=prompt_tokens,
+            max_tokens=longest_answer_tokens // self._sequences,
+            sequences=self._sequences,
+            weight=request.queue_share,
+            urgency=request.urgency,
+        )
+        await ticket.begin()
+        self._ticket = ticket
+        self._stream.dispatched()
+
+    def leave(self, error: BaseException | None) -> None:
+        """It has ended, whether it was dispatched or not; `error` if it was cut off."""
+        try:
+            if self._ticket is not None:
+                self._ticket.answer_tokens = self._stream.completion_tokens
+                self._ticket.end(cut_off=error is not None)
+        finally:
+            self._admission.depart(self._request)

@@ -1,0 +1,137 @@
+"""Who is served next when there are more requests than a model can run: the one whose key has had the least lately.
+
+The algorithm is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024,
+arXiv 2401.00588), with its counter lift: a key that comes back after a pause starts at the smallest counter of those
+who wait, so that it neither is punished nor has saved anything up. Changed here: an answer is charged by its expected
+length when it begins and put right when it ends, where the paper charges every decoding step; counters are divided by
+the weight of the key's tier; and classes of urgency stand above the counters. Pure data: no clock, no event loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.types import Urgency
+
+# What a token of an answer costs compared to one of the prompt, as in the paper.
+ANSWER_TOKEN_COST = 2.0
+# A batch that has waited for so long counts as interactive, so that it does not starve behind interactive requests that
+# never stop; a background request counts as a batch, and never as more.
+PATIENCE_SECONDS = 60.0
+_MOST_IDLE_OWNERS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A request that waits or runs. `cost` is what its owner's counter was charged; times are monotonic seconds."""
+
+    owner: str
+    weight: float
+    urgency: Urgency
+    sequences: int
+    prompt_tokens: int
+    expected_answer_tokens: float  # of all sequences together
+    arrived_at: float
+    cost: float = 0.0
+
+    def urgency_at(self, now: float) -> Urgency:
+        """Return how urgent it is by now."""
+        if now - self.arrived_at < PATIENCE_SECONDS:
+            return self.urgency
+        return Urgency.BATCH if self.urgency == Urgency.BACKGROUND else Urgency.INTERACTIVE
+
+
+@dataclass(slots=True)
+class FairQueue:
+    """All waiting claims of one model, and the counters of their owners.
+
+    `fair=False` makes it first come, first served (within an urgency): what most servers do, kept to compare with.
+    """
+
+    fair: bool = True
+    _waiting: dict[tuple[Urgency, str], deque[Claim]] = field(default_factory=dict)
+    _counters: dict[str, float] = field(default_factory=dict)
+    _waiting_of: dict[str, int] = field(default_factory=dict)
+    _last_served: str | None = None
+
+    def __len__(self) -> int:
+        return sum(self._waiting_of.values())
+
+    def count(self, urgency: Urgency) -> int:
+        """Return how many of this urgency wait."""
+        return sum(len(claims) for (kind, _), claims in self._waiting.items() if kind == urgency)
+
+    def arrive(self, claim: Claim) -> None:
+        """Lift the owner's counter if nothing of theirs waits. Before `push` or `charge`."""
+        if not self._waiting_of.get(claim.owner):
+            self._counters[claim.owner] = max(self._counters.get(claim.owner, 0.0), self._floor())
+
+    def push(self, claim: Claim) -> None:
+        """Let it wait behind what its owner has waiting already."""
+        self._waiting.setdefault((claim.urgency, claim.owner), deque()).append(claim)
+        self._waiting_of[claim.owner] = self._waiting_of.get(claim.owner, 0) + 1
+
+    def remove(self, claim: Claim) -> None:
+        """Take a waiting claim out: it is served, or its client has left."""
+        claims = self._waiting[claim.urgency, claim.owner]
+        if claims[0] is claim:
+            claims.popleft()
+        else:
+            claims.remove(claim)
+        if not claims:
+            del self._waiting[claim.urgency, claim.owner]
+        self._waiting_of[claim.owner] -= 1
+        if not self._waiting_of[claim.owner]:
+            del self._waiting_of[claim.owner]
+
+    def in_turn(self, now: float) -> Iterator[Claim]:
+        """Yield the first claim of every owner, the one to be served next first."""
+        heads = [
+            (*self._rank(claims[0], now), number, claims[0]) for number, claims in enumerate(self._waiting.values())
+        ]
+        heapq.heapify(heads)  # as a rule only the first is looked at
+        while heads:
+            yield heapq.heappop(heads)[-1]
+
+    def charge(self, claim: Claim, answer_tokens: float) -> None:
+        """Set what the owner's counter was charged for this claim: when it begins by guess, at its end for sure."""
+        cost = (claim.prompt_tokens + ANSWER_TOKEN_COST * answer_tokens) / claim.weight
+        self._counters[claim.owner] = self._counters.get(claim.owner, 0.0) + cost - claim.cost
+        claim.cost = cost
+        self._last_served = claim.owner
+        if len(self._counters) > _MOST_IDLE_OWNERS:
+            self._forget_idle_owners()
+
+    def newest_of_the_longest(self, urgency: Urgency) -> Claim | None:
+        """Return the claim to refuse when the queue is full: the last one of the owner with the most waiting."""
+        queues = [claims for (kind, _), claims in self._waiting.items() if kind == urgency]
+        longest = max(queues, key=len, default=None)
+        return None if longest is None else longest[-1]
+
+    def waiting_of(self, owner: str, urgency: Urgency) -> int:
+        """Return how many claims of one owner wait."""
+        return len(self._waiting.get((urgency, owner), ()))
+
+    def _rank(self, claim: Claim, now: float) -> tuple[int, float, bool, float]:
+        if not self.fair:
+            return claim.urgency_at(now), 0.0, False, claim.arrived_at
+        # A newcomer is lifted to the smallest counter, often that of a flood: nobody is served twice on a draw.
+        just_served = claim.owner == self._last_served
+        return claim.urgency_at(now), self._counters[claim.owner], just_served, claim.arrived_at
+
+    def _floor(self) -> float:
+        if self._waiting_of:
+            return min(self._counters[owner] for owner in self._waiting_of)
+        return self._counters.get(self._last_served, 0.0) if self._last_served is not None else 0.0
+
+    def _forget_idle_owners(self) -> None:
+        """Whoever is at or below the floor would be lifted to it on arrival: forgetting them changes nothing."""
+        floor = self._floor()
+        self._counters = {
+            owner: counter
+            for owner, counter in self._counters.items()
+            if counter > floor or owner in self._waiting_of or owner == self._last_served
+        }

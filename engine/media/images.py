@@ -1,0 +1,247 @@
+"""Pictures in chat requests: from `data:` URIs to RGB pixels, within limits that are checked first.
+
+Decoding runs on threads of its own. It fetches nothing: a server that allows addresses passes a `fetch` in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from engine.errors import RequestError
+from engine.types import ChatRequest
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+# More than any camera makes. Pictures that are nearly lines are resized to nothing, or to giants, by some models.
+LONGEST_TO_SHORTEST = 200
+_DATA_URI = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
+# Pixels live until the model's own processor has made features of them: at most this many requests at once have some.
+_REQUESTS_WITH_PIXELS = 4
+_DECODER_THREADS = 2
+# Of real pictures, progressive JPEGs have about ten scans, and files with rich metadata some dozen marks or chunks.
+_MOST_SCANS = 64
+_MOST_MARKS = 2000
+_JPEG_MARKS = [bytes([0xFF, kind]) for kind in (*range(0xE0, 0xF0), 0xFE, 0xC4, 0xDB)]
+
+# Our own limit is checked before a pixel is decoded; Pillow's warning would only go to the log.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", module=r"PIL\.")  # one line per odd tag: a file may hold 65,535
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What pictures may be.
+
+    `fetch` returns the bytes behind an address, or raises `RequestError` without a `param`. None: `data:` URIs only.
+    """
+
+    max_bytes: int = 10 * 2**20
+    max_megapixels: float = 36
+    fetch: Callable[[str], Awaitable[bytes]] | None = None
+
+
+class Pictures:
+    """Turns the pictures of requests into pixels. One for all models, made in an event loop."""
+
+    def __init__(self, limits: ImageLimits) -> None:
+        self._limits = limits
+        self._gate = asyncio.Semaphore(_REQUESTS_WITH_PIXELS)
+        self._threads = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="pictures")
+
+    @asynccontextmanager
+    async def decoded(self, request: ChatRequest, *, most: int) -> AsyncIterator[ChatRequest]:
+        """Give the request with `image_pil` parts in the place of `image_url` parts, as vLLM's renderer takes them.
+
+        Leave the block as soon as they are rendered: other requests wait for that. `most` is the number of pictures
+        that the model takes. Raises `RequestError` naming the part.
+        """
+        places = image_places(request)
+        if not places:
+            yield request
+            return
+        if len(places) > most:
+            raise RequestError(
+                f"This model takes at most {most} pictures per request, and these messages hold {len(places)}. Leave "
+                "some out, or ask about them one after the other.",
+                param=image_path(*places[most]),
+            )
+        urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index in places]
+        paths = [image_path(*place) for place in places]
+        # Before the gate: a slow server must not keep other requests waiting.
+        fetched = await asyncio.gather(*map(self._fetched, urls, paths))
+        async with self._gate:
+            messages = [dict(message) for message in request.messages]
+            pixels = 0
+            for (position, index), url, path, data in zip(places, urls, paths, fetched, strict=True):
+                part = await self._part(url, data, path, request.cache_salt or "")
+                pixels += part["image_pil"].width * part["image_pil"].height
+                self._check_sum(pixels, path)
+                messages[position]["content"] = list(messages[position]["content"])
+                messages[position]["content"][index] = part
+            yield replace(request, messages=messages)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _fetched(self, url: str, path: str) -> bytes | None:
+        """Return what lies at an address, None for a `data:` URI."""
+        if url[:5].lower() == "data:":
+            return None
+        if self._limits.fetch is None:
+            raise RequestError(
+                "Pictures are not fetched from addresses here. Send the picture itself, as a URI that starts with "
+                "`data:image/png;base64,` (or jpeg, or webp).",
+                param=path,
+            )
+        with _naming(path):
+            return await self._limits.fetch(url)
+
+    async def _part(self, url: str, data: bytes | None, path: str, salt: str) -> dict[str, Any]:
+        """Return the part with pixels.
+
+        Its `uuid` is the name of its features in vLLM's caches. It depends on the request's cache salt, so that the
+        time an answer takes does not show which pictures others have sent.
+        """
+        with _naming(path):
+            work = asyncio.get_running_loop().run_in_executor(self._threads, self._read, url, data, salt)
+            image, name = await work
+        return {"type": "image_pil", "image_pil": image, "uuid": name}
+
+    def _read(self, url: str, data: bytes | None, salt: str) -> tuple[Image.Image, str]:
+        if data is None:
+            data = _from_data_uri(url, self._limits.max_bytes)
+        image = decode_image(data, self._limits)
+        return image, hashlib.sha256(salt.encode() + b"\0" + data).hexdigest()
+
+    def _check_sum(self, pixels: int, path: str) -> None:
+        most = 2 * self._limits.max_megapixels
+        if pixels > most * 1e6:
+            raise RequestError(
+                f"The pictures of one request may have {most:g} megapixels together. Make them smaller, or send fewer.",
+                param=path,
+            )
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Add the part's path to what is wrong with its image."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(error.message, param=path) from error.__cause__
+
+
+def image_places(request: ChatRequest) -> list[tuple[int, int]]:
+    """Return (message, part) of each picture in the order of the conversation."""
+    return [
+        (position, index)
+        for position, message in enumerate(request.messages)
+        if isinstance(message.get("content"), list)
+        for index, part in enumerate(message["content"])
+        if part.get("type") == "image_url"
+    ]
+
+
+def image_path(position: int, index: int) -> str:
+    """Return the name of a part in errors."""
+    return f"messages[{position}].content[{index}]"
+
+
+def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
+    """Decode the first frame, upright (EXIF orientation) and in RGB, transparent parts white. Blocking.
+
+    Raises `RequestError` without a `param` for whatever is no picture, is cut off, or is too large.
+    """
+    if len(data) > limits.max_bytes:
+        raise _too_many_bytes(limits.max_bytes)
+    try:
+        _check_structure(data)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_size(image, limits)
+            image.load()
+            return _plain_rgb(ImageOps.exif_transpose(image))
+    except RequestError:
+        raise
+    except Image.DecompressionBombError as error:  # of Pillow, which looks before we can
+        raise RequestError(
+            f"A picture may have at most {limits.max_megapixels:g} megapixels, and this one has far more. Make it"
+            " smaller."
+        ) from error
+    except Exception as error:  # a decoder may fail in any way on hostile bytes
+        raise RequestError(
+            "This is not a complete PNG, JPEG or WebP picture. Open it in a picture viewer to see whether it is "
+            "damaged, or save it again in one of these formats."
+        ) from error
+
+
+def _from_data_uri(uri: str, max_bytes: int) -> bytes:
+    found = _DATA_URI.match(uri)
+    if found is None:
+        raise RequestError("A picture's URI must start with `data:image/png;base64,` (or jpeg, or webp).")
+    text = uri[found.end() :]
+    if len(text) > max_bytes * 4 // 3 + 4:
+        raise _too_many_bytes(max_bytes)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError("The picture is not valid base64.") from error
+
+
+def _check_structure(data: bytes) -> None:
+    """Refuse small files that take minutes to decode: scans of a JPEG, and chunks of a PNG, cost time without size."""
+    jpeg = data.startswith(b"\xff\xd8")
+    # Within the data of a scan 0xFF is followed by zero or a restart mark, so that these are marks, or as good as.
+    slow = data.count(b"\xff\xda") > _MOST_SCANS or sum(map(data.count, _JPEG_MARKS)) > _MOST_MARKS if jpeg else False
+    if data.startswith(b"\x89PNG"):
+        slow = _png_chunks(data) > _MOST_MARKS or data.count(b"iCCP") > 1
+    if slow:
+        raise RequestError("This picture's file has far too many parts. Save it again, as a plain PNG or JPEG.")
+
+
+def _png_chunks(data: bytes) -> int:
+    """Count the chunks of a PNG that are no pixels, and stop counting where it is too many."""
+    place, found = 8, 0
+    while place + 8 <= len(data) and found <= _MOST_MARKS:
+        found += data[place + 4 : place + 8] != b"IDAT" or data[place : place + 4] < b"\0\0\4\0"
+        place += 12 + int.from_bytes(data[place : place + 4], "big")
+    return found
+
+
+def _check_size(image: Image.Image, limits: ImageLimits) -> None:
+    width, height = image.size
+    if width * height > limits.max_megapixels * 1e6:
+        raise RequestError(
+            f"A picture may have at most {limits.max_megapixels:g} megapixels, and this one has "
+            f"{width * height / 1e6:.1f}. Make it smaller."
+        )
+    if max(width, height) > LONGEST_TO_SHORTEST * min(width, height):
+        raise RequestError(
+            f"A picture's longer side may be at most {LONGEST_TO_SHORTEST} times its shorter side, and this one is "
+            f"{width} x {height}. Cut it into pieces."
+        )
+
+
+def _plain_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion would cut them off at 255
+        return image.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
+def _too_many_bytes(max_bytes: int) -> RequestError:
+    return RequestError(f"A picture may have at most {max_bytes} bytes. Save it smaller, or as JPEG or WebP.")

@@ -1,0 +1,287 @@
+"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU (psutil), disk. It decides nothing.
+
+Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.errors import EngineError
+
+GIB = 1 << 30
+
+_SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
+_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
+_MOST_GPUS = 64
+# As it was at the start: while a model loads, it names that model's GPUs (engine/pool/loader.py).
+_ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
+# What decides how fast, or whether, a model runs on a CPU.
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+_IMAGINED_RAM_GIB = 64
+_IMAGINED_CORES = 16
+_NO_NVIDIA = "this machine has no NVIDIA GPU"
+
+
+class HardwareError(EngineError):
+    """A machine was described in a way that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that has taken memory of a GPU. `used_bytes` is None where the driver does not say (containers)."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. `index` counts as `CUDA_DEVICE_ORDER=PCI_BUS_ID` does; `compute_capability` is like (8, 9)."""
+
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    holders: tuple[Holder, ...] = ()
+
+    @property
+    def foreign_bytes(self) -> int:
+        """What is taken, and not by Hearth."""
+        used = self.total_bytes - self.free_bytes
+        ours = [holder for holder in self.holders if holder.ours]
+        if any(holder.used_bytes is None for holder in ours):
+            return min(used, sum(holder.used_bytes or 0 for holder in self.holders if not holder.ours))
+        return max(0, used - sum(holder.used_bytes or 0 for holder in ours))
+
+    @property
+    def ours_bytes(self) -> int:
+        """What Hearth has taken."""
+        return self.total_bytes - self.free_bytes - self.foreign_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A machine as it was at one moment, or an imagined one."""
+
+    gpus: tuple[Gpu, ...]
+    ram_bytes: int
+    ram_available_bytes: int
+    cpu_cores: int
+    cpu_features: tuple[str, ...] = ()
+    disk_free_bytes: int | None = None
+    driver: str | None = None
+    problem: str | None = None
+    """Why GPUs could not be asked for."""
+    imagined: bool = False
+    ram_for_models_bytes: int | None = None
+    """What models may take of RAM. None: what is available, less a margin."""
+    ram_ours_bytes: int = 0
+    """What Hearth has taken of RAM, and would be available without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuda:
+    """The newest CUDA that the driver can do, and the one that torch is built for; None: none, or not known."""
+
+    driver: tuple[int, int] | None = None
+    torch: tuple[int, int] | None = None
+
+
+def read_cuda() -> Cuda:
+    """Look for both, without loading torch."""
+    driver: tuple[int, int] | None = None
+    with contextlib.suppress(ImportError):
+        import pynvml
+
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())  # 13020 is 13.2
+            driver = (version // 1000, version % 1000 // 10)
+            pynvml.nvmlShutdown()
+    return Cuda(driver, _torch_cuda())
+
+
+def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
+    """Look at this machine (some 50 ms, blocking). What `server_pid` and its children have taken counts as ours."""
+    family = _family(server_pid)
+    gpus, driver, problem = _read_gpus(family)
+    memory = psutil.virtual_memory()
+    total = _ram_limit(memory.total)
+    available = min(memory.available, total)
+    return Hardware(
+        gpus=gpus,
+        ram_bytes=total,
+        ram_available_bytes=available,
+        ram_ours_bytes=min(sum(map(_ram_of, family)), total - available),
+        cpu_cores=len(os.sched_getaffinity(0)),
+        cpu_features=_cpu_features(),
+        disk_free_bytes=_disk_free(weights_dir),
+        driver=driver,
+        problem=problem,
+    )
+
+
+def imagined(shape: str, *, ram_gib: float = _IMAGINED_RAM_GIB) -> Hardware:
+    """Make up a machine: `2x24GiB`, `1x24GiB+1x48GiB`, or `cpu`. All of its memory is free.
+
+    Raises:
+        HardwareError: The shape cannot be read.
+    """
+    sizes: list[float] = []
+    for part in shape.split("+") if shape.strip().lower() not in {"cpu", "none", "0"} else ():
+        match = _SHAPE.match(part.strip())
+        if match is None or float(match[2]) <= 0 or int(match[1] or 1) < 1:
+            raise HardwareError(f"{shape!r} is no machine. Write it like 2x24GiB, 1x24GiB+1x48GiB, or cpu.")
+        sizes += [float(match[2])] * int(match[1] or 1)
+    if len(sizes) > _MOST_GPUS:
+        raise HardwareError(f"{shape!r} has {len(sizes)} GPUs; at most {_MOST_GPUS} can be planned for.")
+    gpus = tuple(Gpu(index, "GPU", int(size * GIB), int(size * GIB)) for index, size in enumerate(sizes))
+    ram = int(ram_gib * GIB)
+    return Hardware(gpus, ram_bytes=ram, ram_available_bytes=ram, cpu_cores=_IMAGINED_CORES, imagined=True)
+
+
+def with_ram(hardware: Hardware, ram_gib: float | None) -> Hardware:
+    """Return the machine with so much RAM for models. None: as it is."""
+    return hardware if ram_gib is None else replace(hardware, ram_for_models_bytes=int(ram_gib * GIB))
+
+
+def _read_gpus(ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str | None, str | None]:
+    try:
+        import pynvml
+    except ImportError:
+        return (), None, "nvidia-ml-py is not installed" if _has_nvidia() else _NO_NVIDIA
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), None, f"the NVIDIA driver does not answer: {error}" if _has_nvidia() else _NO_NVIDIA
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = [_read_gpu(pynvml, index, ours) for index in range(pynvml.nvmlDeviceGetCount())]
+        visible = _visible([uuid for _, uuid in found])
+        return tuple(found[index][0] for index in visible), driver, None
+    except pynvml.NVMLError as error:
+        return (), None, f"the NVIDIA driver did not say what GPUs there are: {error}"
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _has_nvidia() -> bool:
+    """Whether there is a card, or a driver that may have one (a container sees no bus)."""
+    if any(Path("/dev").glob("nvidia*")) or Path("/proc/driver/nvidia").exists():
+        return True
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                return True
+    return False
+
+
+def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    capability: tuple[int, int] | None = None
+    processes: list[Any] = []
+    with contextlib.suppress(nvml.NVMLError):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(device)
+        capability = (int(major), int(minor))
+    with contextlib.suppress(nvml.NVMLError):  # some virtual GPUs do not say
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+    holders = tuple(
+        Holder(process.pid, _name(process.pid), process.usedGpuMemory, process.pid in ours) for process in processes
+    )
+    name = str(nvml.nvmlDeviceGetName(device))
+    gpu = Gpu(index, name, int(memory.total), int(memory.free), capability, holders)
+    return gpu, str(nvml.nvmlDeviceGetUUID(device))
+
+
+def _visible(uuids: Sequence[str]) -> Iterator[int]:
+    """Which of them CUDA_VISIBLE_DEVICES leaves; like CUDA, it ends at the first entry that names no GPU."""
+    allowed = _ALLOWED_GPUS
+    if allowed is None:
+        yield from range(len(uuids))
+        return
+    for entry in (part.strip() for part in allowed.split(",")):
+        named = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if entry.isdecimal() and int(entry) < len(uuids):
+            yield int(entry)
+        elif len(named) == 1:
+            yield named[0]
+        else:
+            return
+
+
+def _family(pid: int | None) -> frozenset[int]:
+    if pid is None:
+        return frozenset()
+    with contextlib.suppress(psutil.Error):
+        return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
+    return frozenset()
+
+
+def _ram_of(pid: int) -> int:
+    """Return what would be free without a process, of what it shares its part; 0 where it cannot be read.
+
+    Files that are mapped count as available already.
+    """
+    taken = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                taken += int(line.split()[1]) * 1024
+    return taken
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return str(psutil.Process(pid).name())
+    return "?"  # of another container, or ended by now
+
+
+def _torch_cuda() -> tuple[int, int] | None:
+    """What torch's own file of versions says: an import would take seconds."""
+    found = importlib.util.find_spec("torch")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        with contextlib.suppress(OSError):
+            match = _TORCH_CUDA.search((Path(folder) / "version.py").read_text(encoding="utf-8"))
+            return (int(match[1]), int(match[2])) if match else None
+    return None
+
+
+def _ram_limit(total: int) -> int:
+    """A container may have less than the machine."""
+    with contextlib.suppress(OSError, ValueError):
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return total
+
+
+def _cpu_features() -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = set(line.partition(":")[2].split())
+                return tuple(feature for feature in _CPU_FEATURES if feature in flags)
+    return ()
+
+
+def _disk_free(folder: Path | None) -> int | None:
+    """Of the disk that `folder` is on, or will be on."""
+    for place in () if folder is None else (folder, *folder.absolute().parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    return None

@@ -1,0 +1,190 @@
+"""How much memory each variant of a model needs: stated or measured weights, activations, and KV cache.
+
+Values that models.yaml says under `engine` win. A folder that the operator put there is served whatever variants
+models.yaml names: what it needs is read off its files, and nothing is loaded for that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.config.models import VariantSpec
+from engine.placement.hardware import GIB, Hardware
+from engine.placement.measured import Footprints
+from engine.placement.types import Device, Need
+from engine.weights import is_complete
+
+DEFAULT_CONTEXT = 8192
+
+# Left free on every device: what the driver, a display and fragmentation take.
+_GPU_MARGIN, _GPU_MARGIN_LEAST = 0.05, GIB // 2
+_RAM_MARGIN, _RAM_MARGIN_LEAST = 0.10, 2 * GIB
+# What others take of RAM changes every second: it counts in steps of an eighth of the machine, rounded up, so that the
+# plan stays the same from one look to the next.
+_RAM_STEPS, _RAM_STEP_LEAST, _RAM_STEP_MOST = 8, GIB, 16 * GIB
+# A demo with the libraries that it loads: in RAM 0.6 to 0.7 GiB, measured; on a GPU mostly CUDA's context.
+_DEMO_GIB = {"gpu": 1.25, "ram": 0.75}
+# Of a folder of the operator's own.
+_SHORTEST_CONTEXT = 4096
+_CACHE_BYTES = 2  # a number of the KV cache, in bfloat16
+_LICENCE = "see its model card"
+
+
+def devices_of(hardware: Hardware) -> tuple[Device, ...]:
+    """Return the GPUs, then RAM."""
+    gpus = [
+        Device(
+            gpu.index,
+            gpu.name,
+            gpu.total_bytes,
+            gpu.foreign_bytes,
+            gpu_margin(gpu.total_bytes),
+            gpu.compute_capability,
+            gpu.ours_bytes,
+        )
+        for gpu in hardware.gpus
+    ]
+    if hardware.ram_for_models_bytes is not None:
+        return (*gpus, Device(None, "RAM", hardware.ram_for_models_bytes, 0, 0))
+    taken = in_steps(hardware.ram_bytes - hardware.ram_available_bytes - hardware.ram_ours_bytes, hardware.ram_bytes)
+    margin = max(_RAM_MARGIN_LEAST, int(_RAM_MARGIN * hardware.ram_bytes))
+    return (*gpus, Device(None, "RAM", hardware.ram_bytes, taken, margin, ours_bytes=hardware.ram_ours_bytes))
+
+
+def gpu_margin(total_bytes: int) -> int:
+    """Return what is left free on a GPU of that size."""
+    return max(_GPU_MARGIN_LEAST, int(_GPU_MARGIN * total_bytes))
+
+
+def in_steps(taken_bytes: int, ram_bytes: int) -> int:
+    """Return what others take of RAM as the plan counts it: never less than it is."""
+    step = min(_RAM_STEP_MOST, max(_RAM_STEP_LEAST, ram_bytes // _RAM_STEPS))
+    return -(-max(0, taken_bytes) // step) * step
+
+
+def needs_of(
+    spec: ModelSpec, variant: VariantSpec, devices: Sequence[Device], footprints: Footprints
+) -> tuple[Need, ...]:
+    """Return what a variant needs, for each number of GPUs it can be split over; empty if it cannot run here."""
+    gpus = [device for device in devices if device.index is not None]
+    if isinstance(spec, SpeechModelSpec) or (not gpus and variant.runs_on != "gpu"):
+        return (_need(spec, variant, 0, {"RAM"}, footprints),)
+    if not gpus or variant.runs_on == "cpu":
+        return ()
+    splits = variant.tensor_parallel_sizes if isinstance(spec, ChatModelSpec) else (1,)
+    given = explicit(spec, "tensor_parallel_size")
+    splits = (given,) if isinstance(given, int) else splits
+    names = {gpu.name for gpu in gpus}
+    return tuple(_need(spec, variant, split, names, footprints) for split in sorted(set(splits)) if split <= len(gpus))
+
+
+def demo_need(spec: ModelSpec, devices: Sequence[Device]) -> Need:
+    """Return what the demo needs that answers in place of a model."""
+    on_gpu = len(devices) > 1 and not isinstance(spec, SpeechModelSpec)
+    size = _DEMO_GIB["gpu" if on_gpu else "ram"]
+    demo = VariantSpec.model_validate({"folder": "demo", "licence": "Apache-2.0", "weights_gib": size})
+    return Need(demo, split=1 if on_gpu else 0, weights_bytes=int(size * GIB), activations_bytes=0)
+
+
+def explicit(spec: ModelSpec, key: str) -> object | None:
+    """Return what models.yaml says under `engine` of a chat model; None when it leaves that to the plan."""
+    return (
+        getattr(spec.engine, key) if isinstance(spec, ChatModelSpec) and key in spec.engine.model_fields_set else None
+    )
+
+
+def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], footprints: Footprints) -> Need:
+    """Return what it needs of each of `split` GPUs of these names (0: of RAM)."""
+    known = [footprints.of(variant, split, name) for name in sorted(names)]
+    measured = [used for used in known if used is not None]
+    resident_gib = variant.resident_gib if split else None
+    stated = int((resident_gib or variant.weights_gib) * GIB / max(1, split))
+    context = _context(spec, variant)
+    chat_bytes = 0 if context is None else _chat_bytes(variant, context, max(1, split))
+    fixed_gib = spec.engine.kv_cache_gib if isinstance(spec, ChatModelSpec) else None
+    share = explicit(spec, "gpu_memory_utilization") if split else None
+    return Need(
+        variant,
+        split,
+        weights_bytes=max(measured) if len(measured) == len(known) else stated,
+        activations_bytes=int(variant.activations_gib * GIB),
+        kv_bytes=variant.chats * chat_bytes if fixed_gib is None else int(fixed_gib * GIB),
+        chat_bytes=chat_bytes,
+        ram_bytes=0 if resident_gib is None else int(variant.weights_gib * GIB),
+        context_length=context,
+        share=share if isinstance(share, float) else None,
+        fixed_kv=fixed_gib is not None,
+        measured=len(measured) == len(known),
+    )
+
+
+def _context(spec: ModelSpec, variant: VariantSpec) -> int | None:
+    if not isinstance(spec, ChatModelSpec):
+        return None
+    return spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
+
+
+def _chat_bytes(variant: VariantSpec, context: int, split: int) -> int:
+    """KV cache of one conversation of full length, on each GPU."""
+    heads_apart = min(split, variant.kv_heads or split)
+    return int((context * variant.kv_kib_per_token * 1024 + variant.state_mib_per_chat * (1 << 20)) / heads_apart)
+
+
+def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:
+    """Return what the folders are that models.yaml names under `weights` and that are there, by model.
+
+    Nothing is raised: a folder that does not say how large it is gets no variants. Each is offered with its full
+    context and with shorter ones: how much fits is the plan's. Voices are not among them: their folder has many
+    models, and the entry's variants say what they take.
+    """
+    folders = [(spec, weights_dir / spec.weights) for spec in _without_voices(config)]
+    return {spec.id: _read_folder(spec, folder) for spec, folder in folders if folder.is_dir()}
+
+
+def variants_here(config: Config, weights_dir: Path) -> frozenset[str]:
+    """Return the folders of all variants that are on the disk, complete; voices aside, which are used side by side."""
+    variants = (variant for spec in _without_voices(config) for variant in spec.variants)
+    return frozenset(variant.id for variant in variants if is_complete(weights_dir / variant.id))
+
+
+def _without_voices(config: Config) -> list[ModelSpec]:
+    return [spec for spec in config.models.values() if not isinstance(spec, SpeechModelSpec)]
+
+
+def _read_folder(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:
+    try:
+        size_gib = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / GIB
+        if isinstance(spec, ImageModelSpec):
+            shapes: list[dict[str, Any]] = [{"activations_gib": 3.0}]
+        else:
+            shapes = _chat_shapes(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        common = {"folder": spec.weights, "licence": _LICENCE, "weights_gib": size_gib, "runs_on": "any"}
+        return tuple(VariantSpec.model_validate({**common, **shape}) for shape in shapes) if size_gib > 0 else ()
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        return ()
+
+
+def _chat_shapes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """From a Hugging Face config.json: context, KV cache and splits, once for each context that is worth trying."""
+    text = config.get("text_config") or config
+    layers = text["num_hidden_layers"]
+    kinds = text.get("layer_types") or ["full_attention"] * layers
+    heads = text["num_attention_heads"]
+    kv_heads = text.get("num_key_value_heads") or heads
+    head_size = text.get("head_dim") or text["hidden_size"] // heads
+    per_token = 2 * sum(kind == "full_attention" for kind in kinds) * kv_heads * head_size * _CACHE_BYTES
+    shape = {
+        "kv_kib_per_token": per_token / 1024,
+        "kv_heads": kv_heads,
+        "chats": 1,
+        "activations_gib": 2.5 if "vision_config" in config else 1.5,
+        "tensor_parallel_sizes": [split for split in (1, 2, 4, 8) if heads % split == 0],
+    }
+    contexts = [int(text["max_position_embeddings"])]
+    while contexts[-1] // 2 >= _SHORTEST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    return [{**shape, "context_length": context} for context in contexts]

@@ -1,0 +1,182 @@
+"""Puts models of known size into devices without exceeding any, then gives what is left to KV caches.
+
+The search is the same in whatever order models and devices come. Models that take turns share a device: of them the
+largest counts. Which variants to try is plan.py's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.placement.hardware import GIB
+from engine.placement.types import Device, DeviceUse, Need, Placed, State, SwapBy
+
+# An office's handful of models needs some dozens; past that a layout counts as not found.
+_MOST_STEPS = 4000
+# Of what is left on a device; the rest stays free for what sizes that were only stated get wrong.
+_TO_KV = 0.75
+# What a vLLM engine that sleeps keeps of each of its GPUs: CUDA's context, kernels and communication buffers.
+ASLEEP_BYTES = int(0.75 * GIB)
+
+
+@dataclass(slots=True)
+class Layout:
+    """Devices, RAM last, and the models on them so far: `swapped` are those that may take turns."""
+
+    devices: Sequence[Device]
+    placed: dict[str, Placed] = field(default_factory=dict)
+
+    def turn_bytes(self, index: int | None) -> int:
+        """Return what models that take turns need of a device, one of them at a time."""
+        return max((one.bytes_on(index) for one in self.placed.values() if one.state == "swapped"), default=0)
+
+    def free(self, device: Device) -> int:
+        resident = sum(one.bytes_on(device.index) for one in self.placed.values() if one.state == "resident")
+        return device.budget_bytes - resident - self.turn_bytes(device.index)
+
+    def can_add(self, one: Placed) -> bool:
+        """Add a model, if no device is exceeded then."""
+        self.placed[one.id] = one
+        if all(self.free(device) >= 0 for device in self.devices if one.bytes_on(device.index)):
+            return True
+        del self.placed[one.id]
+        return False
+
+
+def asleep_bytes(sleepers: int) -> int:
+    """Return what sleepers keep of a GPU that they share, while one of them is awake."""
+    return ASLEEP_BYTES * max(0, sleepers - 1)
+
+
+def pack(
+    wanted: Mapping[str, Sequence[Need]], devices: Sequence[Device], shared: Collection[str] = ()
+) -> Layout | None:
+    """Return a layout with every model in it, or None.
+
+    `wanted` has for each model what it may take, the fewest GPUs first; those in `shared` take turns. `devices` ends
+    with RAM.
+    """
+    sizes = {name: max(need.least_bytes for need in needs) for name, needs in wanted.items()}
+    order = sorted(wanted, key=lambda name: (name in shared, -sizes[name], name))
+    layout = Layout(devices)
+    steps = iter(range(_MOST_STEPS))
+    return layout if _fill(layout, [(name, wanted[name], name in shared) for name in order], steps) else None
+
+
+def _fill(layout: Layout, rest: Sequence[tuple[str, Sequence[Need], bool]], steps: Iterator[int]) -> bool:
+    if not rest:
+        return True
+    name, needs, shared = rest[0]
+    for need in needs:
+        for gpus, size in _windows(layout, need, shared=shared):
+            if next(steps, None) is None:
+                return False
+            state: State = "swapped" if shared else "resident"
+            one = Placed(name, state, "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
+            if layout.can_add(one):
+                if _fill(layout, rest[1:], steps):
+                    return True
+                del layout.placed[name]
+    return False
+
+
+def _windows(layout: Layout, need: Need, *, shared: bool) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield GPUs (none: RAM) and the bytes on each, the emptiest first; sets that look the same are tried once."""
+    found: list[tuple[tuple[object, ...], int, int]] = []
+    for position, device in enumerate(layout.devices):
+        size = need.bytes_on(device) if need.runs_on(device) else None
+        if size is None:
+            continue
+        # A model that takes turns goes where others do already, so that few devices are shared
+        more = max(0, size - layout.turn_bytes(device.index)) if shared else 0
+        found.append(((more, -layout.free(device), -device.total_bytes, device.name), position, size))
+    found.sort()
+    width = max(1, need.split)
+    tried: set[tuple[object, ...]] = set()
+    for first in range(len(found) - width + 1):
+        window = found[first : first + width]
+        look = tuple(sight for sight, _, _ in window)
+        if look not in tried:
+            tried.add(look)
+            indices = (layout.devices[position].index for _, position, _ in window)
+            gpus = tuple(sorted(index for index in indices if index is not None))
+            yield gpus, max(size for _, _, size in window)
+
+
+def shared_out(layout: Layout) -> list[Placed]:
+    """Return every model with its KV cache, and how it leaves its devices; one that shares with none is resident."""
+    turning = {name for name, one in layout.placed.items() if one.state == "swapped" and _has_company(layout, one)}
+    asleep = _sleepers(layout, turning)
+    swap_by: dict[str, SwapBy] = {name: "sleep" if name in asleep else "unload" for name in turning}
+    return [_with_share(layout, layout.placed[name], swap_by) for name in sorted(layout.placed)]
+
+
+def _has_company(layout: Layout, one: Placed) -> bool:
+    others = (other for other in layout.placed.values() if other.state == "swapped" and other.id != one.id)
+    return any(set(other.places) & set(one.places) for other in others)
+
+
+def _sleepers(layout: Layout, turning: Collection[str]) -> set[str]:
+    """Chat models sleep, if RAM is enough for their weights and their GPUs for what they keep; others are ended."""
+    *gpus, ram = layout.devices
+    chats = [one for one in layout.placed.values() if one.id in turning and one.gpus and _need(one).context_length]
+    weights = sum(_need(one).all_weights_bytes for one in chats)
+    enough = all(layout.free(gpu) >= asleep_bytes(sum(gpu.index in one.gpus for one in chats)) for gpu in gpus)
+    return {one.id for one in chats} if len(chats) > 1 and enough and weights <= layout.free(ram) else set()
+
+
+def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> Placed:
+    need, devices = _need(one), [device for device in layout.devices if device.index in one.places]
+    size = one.device_bytes + min(_more_kv(layout, one, device, swap_by) for device in devices)
+    has_kv = need.chat_bytes or need.share
+    utilization = math.floor(size / min(device.total_bytes for device in devices) * 10_000) / 10_000
+    return replace(
+        one,
+        state="swapped" if one.id in swap_by else "resident",
+        device_bytes=size,
+        kv_bytes=size - need.weights_bytes - need.activations_bytes if has_kv else 0,
+        utilization=utilization if one.gpus else None,
+        swap_by=swap_by.get(one.id),
+        ram_bytes=need.ram_bytes + (need.all_weights_bytes if swap_by.get(one.id) == "sleep" else 0),
+    )
+
+
+def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, SwapBy]) -> int:
+    """Return what a chat model gets beyond its minimum: an even part of what is left, and of its turn all of it."""
+    # On a CPU a KV cache is filled with zeros at the start: no more of it than was asked for
+    if device.index is None or not _takes_more(one):
+        return 0
+    here = [other for other in layout.placed.values() if device.index in other.places]
+    asleep = sum(swap_by.get(other.id) == "sleep" for other in here)
+    left = max(0, max(0, layout.free(device)) - asleep_bytes(asleep))
+    growing = [other.state for other in here if _takes_more(other)]
+    parts = growing.count("resident") + ("swapped" in growing)
+    of_its_turn = layout.turn_bytes(device.index) - one.device_bytes if one.state == "swapped" else 0
+    return int(_TO_KV * left / parts) + of_its_turn
+
+
+def _takes_more(one: Placed) -> bool:
+    need = _need(one)
+    return need.chat_bytes > 0 and need.share is None and not need.fixed_kv
+
+
+def _need(one: Placed) -> Need:
+    assert one.need is not None  # noqa: S101  # every model of a layout has one
+    return one.need
+
+
+def uses(devices: Sequence[Device], placed: Sequence[Placed]) -> tuple[DeviceUse, ...]:
+    """Return what is taken of each device, KV caches included."""
+    return tuple(_use(device, [one for one in placed if one.bytes_on(device.index)]) for device in devices)
+
+
+def _use(device: Device, here: Sequence[Placed]) -> DeviceUse:
+    # Weights that sleep in RAM are always there; on a GPU a sleeper keeps a little
+    in_ram = device.index is None
+    turning = [one for one in here if one.swap_by is not None and not (in_ram and one.swap_by == "sleep")]
+    always = sum(one.bytes_on(device.index) for one in here if one not in turning)
+    largest = max((one.bytes_on(device.index) for one in turning), default=0)
+    asleep = sum(one.swap_by == "sleep" for one in turning)
+    return DeviceUse(device, always + largest + asleep_bytes(asleep), tuple(sorted(one.id for one in here)))

@@ -1,0 +1,315 @@
+"""Decides what each model is served with and where: a pure function from models.yaml and a machine to a plan.
+
+The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
+`_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit.
+What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.config.models import VariantSpec
+from engine.placement.hardware import GIB, Gpu, Hardware
+from engine.placement.measured import Footprints
+from engine.placement.needs import DEFAULT_CONTEXT, demo_need, devices_of, explicit, needs_of
+from engine.placement.packing import Layout, pack, shared_out, uses
+from engine.placement.report import (
+    CONTEXT_STEP,
+    GPU_SIZES_GIB,
+    SHORTEST_CONTEXT,
+    gib,
+    lack_alone,
+    lack_together,
+    why_demo,
+    why_placed,
+    why_unplanned,
+)
+from engine.placement.types import Device, Lack, Need, Placed, Plan, Refusal
+
+_NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
+# The demo that answers for a task.
+_DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices"}
+
+
+def plan(
+    config: Config,
+    hardware: Hardware,
+    footprints: Footprints | None = None,
+    folders: Mapping[str, tuple[VariantSpec, ...]] = _NO_FOLDERS,
+    here: Collection[str] | None = None,
+) -> Plan | Refusal:
+    """Place every model of models.yaml.
+
+    `folders` has, for models whose own weights folder is there, what that folder is (`needs.own_folders`): it is
+    taken as it is, whatever variants models.yaml names. `here` has the folders of variants that are on the disk:
+    then only those are planned with, which is what can be served now, and demos for models that have none. None: all
+    of them, which is what is worth fetching. Nothing is read from disk, and nothing depends on the order of models or
+    GPUs.
+    """
+    planner = _Planner(footprints or Footprints(), folders, here)
+    fitted = planner.fit(config, hardware)
+    if isinstance(fitted, Lack):
+        if fitted.of_memory:
+            fitted = replace(fitted, change=_Change(config, hardware, planner).smallest(fitted))
+        return Refusal(hardware, fitted)
+    choices, layout = fitted
+    placed = {one.id: _explained(one, choices[one.id], layout.devices) for one in shared_out(layout)}
+    models = tuple(placed.get(name) or planner.unplanned(spec) for name, spec in config.models.items())
+    return Plan(hardware, models, uses(layout.devices, models))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A model and what it is to be served with: `needs` are those of a variant, or of its demo."""
+
+    spec: ModelSpec
+    needs: tuple[Need, ...]
+    better: tuple[tuple[Need, ...], ...] = ()
+    """Needs of better variants that fit this machine, the best first."""
+    offered: tuple[tuple[Need, ...], ...] = ()
+    """Needs of all variants, the best first; empty for those that cannot run on such a machine."""
+    is_demo: bool = False
+    is_own: bool = False
+    shared: bool = False
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether it may take turns with others."""
+        return not (isinstance(self.spec, SpeechModelSpec) or self.spec.keep_loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    footprints: Footprints
+    folders: Mapping[str, tuple[VariantSpec, ...]]
+    here: Collection[str] | None
+
+    def fit(self, config: Config, hardware: Hardware) -> tuple[dict[str, _Choice], Layout] | Lack:
+        """Choose a variant for each model, and lay them out."""
+        devices = devices_of(hardware)
+        choices: list[_Choice] = []
+        for spec in sorted(config.models.values(), key=_rank):
+            choice = self._choice(spec, devices)
+            if isinstance(choice, Lack):
+                return choice
+            if choice is not None:
+                choices.append(choice)
+        return _fit(choices, devices)
+
+    def unplanned(self, spec: ModelSpec) -> Placed:
+        why = why_unplanned(spec, own=spec.id in self.folders, absent=self.here is not None)
+        return Placed(spec.id, "unplanned", why)
+
+    def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Lack | None:
+        """Begin with the smallest variant that fits alone; None when nothing is known that could be planned with."""
+        offered = tuple(needs_of(spec, variant, devices, self.footprints) for variant in self._variants(spec))
+        is_own = spec.id in self.folders
+        fitting = tuple(needs for needs in offered if needs and pack({spec.id: needs}, devices) is not None)
+        if fitting:
+            sizes = [max(need.least_bytes for need in needs) * max(1, needs[0].split) for needs in fitting]
+            smallest = max(range(len(fitting)), key=lambda at: (-sizes[at], at))
+            return _Choice(spec, fitting[smallest], fitting[:smallest], offered, is_own=is_own)
+        if spec.demo is not None and not is_own:
+            return _Choice(spec, (demo_need(spec, devices),), offered=offered, is_demo=True)
+        return lack_alone(spec.id, offered, devices) if offered else None
+
+    def _variants(self, spec: ModelSpec) -> tuple[VariantSpec, ...]:
+        """Return what a model may be served with, best first. A voice's variants say what its folder takes."""
+        if spec.id in self.folders:
+            return self.folders[spec.id]
+        if self.here is None or isinstance(spec, SpeechModelSpec):
+            return spec.variants
+        return tuple(variant for variant in spec.variants if variant.id in self.here)
+
+
+def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
+    """Which stay loaded first: voices, which are small, then chat, then chat with vision; images last."""
+    task = {SpeechModelSpec: 0, ChatModelSpec: 1, ImageModelSpec: 2}[type(spec)]
+    return task, "vision" in spec.capabilities, spec.id
+
+
+def _fit(choices: Sequence[_Choice], devices: Sequence[Device]) -> tuple[dict[str, _Choice], Layout] | Lack:
+    movable = [choice.spec.id for choice in choices if choice.is_movable]
+    for count in (0, *range(2, len(movable) + 1)):
+        last = movable[len(movable) - count :]
+        tried = [replace(choice, shared=choice.spec.id in last) for choice in choices]
+        layout = _layout(tried, devices)
+        if layout is not None:
+            return _moved_up(tried, layout)
+    # Not even in turns: the last model that has a demo is served with that
+    for at, choice in reversed(list(enumerate(choices))):
+        if not choice.is_demo and choice.spec.demo is not None:
+            demo = replace(choice, needs=(demo_need(choice.spec, devices),), better=(), is_demo=True)
+            return _fit([*choices[:at], demo, *choices[at + 1 :]], devices)
+    if len(choices) == 1:
+        return lack_alone(choices[0].spec.id, [choices[0].needs], devices)
+    return lack_together([(choice.spec, choice.needs) for choice in choices], devices)
+
+
+def _moved_up(choices: list[_Choice], layout: Layout) -> tuple[dict[str, _Choice], Layout]:
+    """Let each in turn take the next better variant that fits beside the others, until none can."""
+    moved = True
+    while moved:
+        moved = False
+        for position, choice in enumerate(choices):
+            for at in reversed(range(len(choice.better))):
+                larger = replace(choice, needs=choice.better[at], better=choice.better[:at])
+                tried = [*choices[:position], larger, *choices[position + 1 :]]
+                found = _layout(tried, layout.devices)
+                if found is not None:
+                    choices, layout, moved = tried, found, True
+                    break
+    return {choice.spec.id: choice for choice in choices}, layout
+
+
+def _layout(choices: Sequence[_Choice], devices: Sequence[Device]) -> Layout | None:
+    shared = {choice.spec.id for choice in choices if choice.shared}
+    return pack({choice.spec.id: choice.needs for choice in choices}, devices, shared)
+
+
+def _explained(one: Placed, choice: _Choice, devices: Sequence[Device]) -> Placed:
+    if choice.is_demo:
+        return replace(one, state="demo", variant=None, why=why_demo(one, choice.spec, choice.offered, devices))
+    return replace(one, why=why_placed(one, choice.offered, devices, own=choice.is_own))
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Looks for the smallest change of `config` or `hardware` with which all models fit: each is tried whole."""
+
+    config: Config
+    hardware: Hardware
+    planner: _Planner
+
+    def smallest(self, lack: Lack) -> str:
+        """Say what would do; in general words only where nothing was found that would."""
+        specs = [self.config.models[name] for name in lack.models]
+        free = self._without_keep_loaded()
+        if free:
+            lines = f"the line{'s' if len(free) > 1 else ''} `keep_loaded: true`"
+            return f"take {lines} of {', '.join(free)} out of models.yaml, so that models take turns"
+        changes = [*self._shorter(specs), *self._other_share(specs), *self._others_ended(on_gpus=lack.on_gpus)]
+        changes = changes or list(self._more_memory(lack)) or list(self._without_one(specs))
+        return ", or ".join(changes) or "smaller variants, or fewer models, in models.yaml"
+
+    def _fits(self, config: Config, hardware: Hardware) -> bool:
+        return not isinstance(self.planner.fit(config, hardware), Lack)
+
+    def _fits_with(self, *specs: ModelSpec) -> bool:
+        models = {**self.config.models, **{spec.id: spec for spec in specs}}
+        return self._fits(replace(self.config, models=MappingProxyType(models)), self.hardware)
+
+    def _fits_on(self, **changed: Any) -> bool:
+        return self._fits(self.config, replace(self.hardware, **changed))
+
+    def _without_keep_loaded(self) -> list[str]:
+        """Return as few models as possible that need not stay loaded."""
+        kept = [spec for spec in self.config.models.values() if getattr(spec, "keep_loaded", False)]
+        freed = {spec.id: spec.model_copy(update={"keep_loaded": False}) for spec in kept}
+        if not freed or not self._fits_with(*freed.values()):
+            return []
+        for name in sorted(freed):
+            fewer = {other: spec for other, spec in freed.items() if other != name}
+            if self._fits_with(*fewer.values()):
+                freed = fewer
+        return list(freed)
+
+    def _shorter(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
+        """Yield the longest context of one model with which all fit."""
+        chats = [spec for spec in specs if isinstance(spec, ChatModelSpec) and spec.id not in self.planner.folders]
+        for spec in sorted(chats, key=lambda spec: (-_context(spec), spec.id)):
+
+            def fits(steps: int, spec: ChatModelSpec = spec) -> bool:
+                return self._fits_with(_with_engine(spec, context_length=steps * CONTEXT_STEP))
+
+            steps = _most(SHORTEST_CONTEXT // CONTEXT_STEP, (_context(spec) - 1) // CONTEXT_STEP, fits)
+            if steps is not None:
+                whose = "" if len(chats) == 1 else f" for {spec.id}"
+                yield f"context_length: {steps * CONTEXT_STEP} in place of {_context(spec)}{whose}"
+                return
+
+    def _other_share(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
+        for spec in specs:
+            share = explicit(spec, "gpu_memory_utilization")
+            for percent in range(int(share * 100) + 1, 96) if isinstance(share, float) else ():
+                assert isinstance(spec, ChatModelSpec)  # noqa: S101  # no other has a share
+                if self._fits_with(_with_engine(spec, gpu_memory_utilization=percent / 100)):
+                    yield f"gpu_memory_utilization: {percent / 100:.2f} for {spec.id}"
+                    return
+
+    def _others_ended(self, *, on_gpus: bool) -> Iterator[str]:
+        machine = self.hardware
+        if on_gpus:
+            taken = sum(gpu.foreign_bytes for gpu in machine.gpus)
+            fits = self._fits_on(gpus=tuple(replace(gpu, free_bytes=gpu.total_bytes) for gpu in machine.gpus))
+        else:
+            taken = machine.ram_bytes - machine.ram_available_bytes - machine.ram_ours_bytes
+            fits = machine.ram_for_models_bytes is None
+            fits = fits and self._fits_on(ram_available_bytes=machine.ram_bytes - machine.ram_ours_bytes)
+        if taken > 0 and fits:
+            yield f"end the other processes there, which hold {gib(taken)}"
+
+    def _more_memory(self, lack: Lack) -> Iterator[str]:
+        if lack.on_gpus:
+            yield from self._larger_gpus(lack.split)
+            return
+        first = next((size for size in (2**power for power in range(14)) if self._fits_with_ram(size)), None)
+        if first is not None:
+            more = next(size for size in range(first // 2 + 1, first + 1) if self._fits_with_ram(size))
+            yield f"{more / 10:.1f} GiB more RAM"
+
+    def _fits_with_ram(self, tenths: int) -> bool:
+        machine, more = self.hardware, int(tenths / 10 * GIB)
+        if machine.ram_for_models_bytes is not None:
+            return self._fits_on(ram_for_models_bytes=machine.ram_for_models_bytes + more)
+        return self._fits_on(ram_bytes=machine.ram_bytes + more, ram_available_bytes=machine.ram_available_bytes + more)
+
+    def _larger_gpus(self, count: int) -> Iterator[str]:
+        """Yield the size that as many GPUs must have, in place of the largest that there are."""
+        gpus = sorted(self.hardware.gpus, key=lambda gpu: (-gpu.total_bytes, gpu.index))
+        for size in GPU_SIZES_GIB:
+            larger = (_of_size(gpu, size * GIB) for gpu in gpus[:count])
+            if gpus and size * GIB > gpus[0].total_bytes and self._fits_on(gpus=(*larger, *gpus[count:])):
+                yield f"{f'{count} GPUs' if count > 1 else 'a GPU'} of {size} GiB"
+                return
+
+    def _without_one(self, specs: Sequence[ModelSpec]) -> Iterator[str]:
+        """Yield what helps where memory does not: a demo for one of the models, or one model less."""
+        for spec in reversed(specs):
+            demo = spec.model_copy(update={"demo": _DEMO_OF_TASK[spec.task]})
+            if spec.demo is None and spec.id not in self.planner.folders and self._fits_with(demo):
+                yield f"give {spec.id} a `demo` in models.yaml"
+                break
+        for spec in reversed(specs):
+            rest = {name: other for name, other in self.config.models.items() if name != spec.id}
+            if rest and self._fits(replace(self.config, models=MappingProxyType(rest)), self.hardware):
+                yield f"take {spec.id} out of models.yaml"
+                return
+
+
+def _most(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
+    """Return the largest number that fits, of which all smaller ones fit too; None where not even the least does."""
+    if most < least or not fits(least):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle - 1)
+    return least
+
+
+def _context(spec: ChatModelSpec) -> int:
+    lengths = [variant.context_length or DEFAULT_CONTEXT for variant in spec.variants]
+    return spec.engine.context_length or max(lengths, default=DEFAULT_CONTEXT)
+
+
+def _with_engine(spec: ChatModelSpec, **values: Any) -> ChatModelSpec:
+    return spec.model_copy(update={"engine": spec.engine.model_copy(update=values)})
+
+
+def _of_size(gpu: Gpu, total_bytes: int) -> Gpu:
+    return replace(gpu, total_bytes=total_bytes, free_bytes=gpu.free_bytes + total_bytes - gpu.total_bytes)

@@ -1,0 +1,283 @@
+"""The words and the plain data of a plan: why each model is where it is, or by how much models do not fit.
+
+Changes that make all models fit are plan.py's; here is what would do for one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.config import Config, ModelSpec, SpeechModelSpec
+from engine.config.models import VariantSpec
+from engine.placement.hardware import GIB
+from engine.placement.needs import gpu_margin
+from engine.placement.packing import pack
+from engine.placement.types import Device, DeviceUse, Lack, Need, Placed, Plan, Refusal
+
+GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
+CONTEXT_STEP = 1024
+SHORTEST_CONTEXT = 2048
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def why_placed(one: Placed, offered: Sequence[Sequence[Need]], devices: Sequence[Device], *, own: bool) -> str:
+    """Say what a model's memory is made of, how it takes turns, and why it has no better variant of those offered."""
+    need = one.need
+    assert need is not None  # noqa: S101  # only models that have a place are explained
+    parts = [f"{gib(need.weights_bytes)} weights{' (measured)' if need.measured else ''}"]
+    parts.append(f"{gib(need.activations_bytes)} working memory")
+    if one.kv_bytes:
+        plural = "s" if one.chats > 1 else ""
+        room = f" (room for {one.chats} conversation{plural} of {need.context_length} tokens)" if one.chats else ""
+        parts.append(f"{gib(one.kv_bytes)} KV cache{room}")
+    text = f"{', '.join(parts)}{' on each GPU' if len(one.gpus) > 1 else ''}."
+    if need.share is not None:
+        text += f" models.yaml gives it {need.share:g} of the GPU."
+    text += _turns(one)
+    if one.ram_bytes and one.swap_by != "sleep":
+        text += f" {gib(one.ram_bytes)} of weights wait in RAM."
+    return text + (" It is the folder that you put there." if own else _why_no_better(need, one.id, offered, devices))
+
+
+def _why_no_better(used: Need, model: str, offered: Sequence[Sequence[Need]], devices: Sequence[Device]) -> str:
+    better: Sequence[Need] = ()
+    for needs in offered:
+        if needs and needs[0].variant.id == used.variant.id:
+            break
+        better = needs or better
+    if not better:
+        return ""
+    if pack({model: better}, devices) is not None:
+        return f" {better[0].variant.id} would not fit beside the others."
+    reason = lack_alone(model, [better], devices).message.partition(": ")[2]
+    return f" {reason.replace(', its smallest,', '')}."
+
+
+def why_demo(one: Placed, spec: ModelSpec, offered: Sequence[Sequence[Need]], devices: Sequence[Device]) -> str:
+    """Say why nothing better than the demo answers, and what would change that."""
+    needs = [need for need in offered if need]
+    if not spec.variants:
+        is_speech = isinstance(spec, SpeechModelSpec)
+        why = "No variants in models.yaml." if is_speech else "The demo answers: models.yaml names no variants."
+    elif not offered:
+        why = "The demo answers: none of its variants is here."
+    elif any(pack({spec.id: choice}, devices) is not None for choice in needs):
+        why = "The demo answers: beside the others nothing else fits, even in turns."
+    else:
+        lack = lack_alone(spec.id, needs, devices)
+        why = f"The demo answers: {lack.message.partition(': ')[2]}. Smallest change: {lack.change}."
+    return why + _turns(one)
+
+
+def _turns(one: Placed) -> str:
+    if one.swap_by is None:
+        return ""
+    return f" Takes turns: {'its weights wait in RAM' if one.swap_by == 'sleep' else 'it is ended and loaded anew'}."
+
+
+def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool) -> str:
+    """Say why a model is left out of the account."""
+    if own:
+        return f"The folder {spec.weights} does not say how large it is; keep enough memory free for it."
+    if absent and spec.variants:
+        return "None of its variants is here, and models.yaml names no demo."
+    return "No variants and no demo in models.yaml: it is loaded only if its weights folder is there."
+
+
+def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Lack:
+    """Explain why no variant of a model fits (`needs`: of each), with the smallest change that would do for it."""
+    options = [need for choice in needs for need in choice]
+    if not options:
+        gpus = len(devices) > 1
+        message = f"{model}: none of its variants runs on a {'GPU' if gpus else 'CPU'}"
+        change = "add a variant for this device in models.yaml" if gpus else "a GPU, or a variant that `runs_on: any`"
+        return Lack((model,), message, 0, 0, change, of_memory=False)
+    pairs = [(need, device) for need in options for device in devices if need.is_kind_of(device)]
+    need, device = min(pairs, key=lambda pair: (max(0, _missing(*pair)) * max(1, pair[0].split), pair[0].split))
+    able = any(need.runs_on(device) for need, device in pairs)
+    message, available, change = _why_not_on(need, device)
+    split = min(max(1, option.split) for option in options)
+    on_gpus = any(option.split for option in options)
+    return Lack((model,), f"{model}: {message}", _least(need, device), available, change, able, on_gpus, split)
+
+
+def _why_not_on(need: Need, device: Device) -> tuple[str, int, str]:
+    """Return why it does not fit on a device of its kind, what there is, and what would do."""
+    least, missing, name = _least(need, device), _missing(need, device), need.variant.id
+    if not need.runs_on(device):
+        message = f"{name} needs a GPU of compute capability {need.variant.min_compute_capability}"
+        return message, device.budget_bytes, "a newer GPU, or a variant for older ones in models.yaml"
+    place = "in RAM" if device.index is None else f"on {'one GPU' if need.split == 1 else f'each of {need.split} GPUs'}"
+    message = f"{name}, its smallest, needs {gib(least)} {place}; "
+    if need.share is not None and need.bytes_on(device) is None:
+        given = need.share * device.total_bytes
+        share = min(1.0, (least + device.margin_bytes) / device.total_bytes)
+        message += f"gpu_memory_utilization {need.share:g} gives it {gib(given)}"
+        return message, int(given), f"gpu_memory_utilization: {share:.2f}, or none"
+    message += f"there {_there(device)}, {gib(missing)} too little"
+    return message, device.budget_bytes, _change(need, device, missing)
+
+
+def _least(need: Need, device: Device) -> int:
+    size = need.bytes_on(device)
+    return need.weights_bytes + need.activations_bytes + need.chat_bytes if size is None else size
+
+
+def _missing(need: Need, device: Device) -> int:
+    return _least(need, device) - device.budget_bytes
+
+
+def _there(device: Device) -> str:
+    parts = [f"{gib(device.margin_bytes)} stay free"]
+    if device.foreign_bytes:
+        most = "up to " if device.index is None else ""
+        parts.insert(0, f"{most}{gib(device.foreign_bytes)} are taken by others")
+    if device.ours_bytes:
+        parts.append(f"{gib(device.ours_bytes)} that the running server has count as free")
+    return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
+
+
+def _change(need: Need, device: Device, missing: int) -> str:
+    """Lower the context if that is enough; else ask for memory."""
+    changes: list[str] = []
+    if need.context_length and need.chat_bytes and not need.fixed_kv and need.share is None:
+        chats = need.kv_bytes / need.chat_bytes
+        per_token = need.chat_bytes / need.context_length
+        shorter = int((need.kv_bytes - missing) / chats / per_token) // CONTEXT_STEP * CONTEXT_STEP
+        if shorter >= SHORTEST_CONTEXT:
+            changes.append(f"context_length: {shorter} in place of {need.context_length}")
+    if device.foreign_bytes >= missing:
+        changes.append(f"end the other processes there, which hold {gib(device.foreign_bytes)}")
+    return ", or ".join(changes) or _more_memory(need, device, missing)
+
+
+def _more_memory(need: Need, device: Device, missing: int) -> str:
+    if device.index is None:
+        return f"{gib(missing)} more RAM"
+    needed = _least(need, device) + device.foreign_bytes
+    size = next((size for size in GPU_SIZES_GIB if size * GIB - gpu_margin(size * GIB) >= needed), None)
+    gpus = f"{need.split} GPUs" if need.split > 1 else "a GPU"
+    return f"{gpus} of {size} GiB" if size else f"{gpus} with {gib(missing)} more, or a smaller variant"
+
+
+def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Lack:
+    """Explain why models do not fit together; what would change that is left open."""
+    *gpus, ram = devices
+    smallest = {spec.id: min(needs, key=lambda need: need.weights_bytes) for spec, needs in wanted}
+    in_ram = {name: need.ram_bytes if need.split else _least(need, ram) for name, need in smallest.items()}
+    kept = [spec.id for spec, _ in wanted if getattr(spec, "keep_loaded", False)]
+    stay = f" while {', '.join(kept)} stay{'s' if len(kept) == 1 else ''} loaded (`keep_loaded`)"
+    turns = stay if kept else ", even in turns"
+    needed = sum(in_ram.values())
+    if needed > ram.budget_bytes:
+        names = tuple(name for name, size in in_ram.items() if size)
+        need_text = f"together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
+        return Lack(names, f"{', '.join(names)}: {need_text}", needed, ram.budget_bytes, "")
+    on_gpus = {name: need for name, need in smallest.items() if need.split}
+    needed = sum(_least(need, devices[0]) * need.split for need in on_gpus.values())
+    available = sum(device.budget_bytes for device in gpus)
+    need_text = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
+    split = max((need.split for need in on_gpus.values()), default=1)
+    message = f"{', '.join(on_gpus)}: {need_text}"
+    return Lack(tuple(on_gpus), message, needed, available, "", on_gpus=True, split=split)
+
+
+def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> dict[str, VariantSpec]:
+    """Return, by model, the variant of `best` that is better than what `now` has; voices aside."""
+    found: dict[str, VariantSpec] = {}
+    for model, variant in ({} if isinstance(best, Refusal) else best.chosen).items():
+        spec = config.models[model]
+        served = None if isinstance(now, Refusal) else now.chosen[model]
+        if variant not in spec.variants or isinstance(spec, SpeechModelSpec):  # or a folder of the operator's own
+            continue
+        if served is None or spec.variants.index(variant) < spec.variants.index(served):
+            found[model] = variant
+    return found
+
+
+def headline(found: Plan | Refusal) -> str:
+    """Describe the machine in one line."""
+    machine = found.hardware
+    sizes = [f"{gpu.name}, {gib(gpu.total_bytes)}" for gpu in machine.gpus]
+    same = len(set(sizes)) == 1
+    gpus = f"{len(sizes)} x {sizes[0]}" if same and len(sizes) > 1 else "; ".join(sizes)
+    cpu = f"{machine.cpu_cores} CPU cores, {gib(machine.ram_bytes)} RAM"
+    return f"{'Imagined: ' if machine.imagined else ''}{gpus or 'no GPU'}; {cpu}"
+
+
+def use_line(use: DeviceUse) -> str:
+    """Describe what is taken of one device."""
+    device = use.device
+    name = "RAM" if device.index is None else f"GPU {device.index}"
+    line = f"{name}: {gib(use.used_bytes)} of {gib(device.budget_bytes)} planned, {gib(device.margin_bytes)} stay free"
+    most = "up to " if device.index is None else ""
+    others = f", {most}{gib(device.foreign_bytes)} taken by others" if device.foreign_bytes else ""
+    ours = f"; {gib(device.ours_bytes)} that the running server has count as free" if device.ours_bytes else ""
+    idle = "" if use.used_bytes or device.index is None else "; nothing is planned on it: it stays idle"
+    return line + others + ours + idle
+
+
+def where(one: Placed) -> str:
+    """Return where a model goes, in a word or two."""
+    if one.gpus:
+        return ("GPU " if len(one.gpus) == 1 else "GPUs ") + ", ".join(str(index) for index in one.gpus)
+    return "RAM" if one.need is not None else "-"
+
+
+def as_data(found: Plan | Refusal) -> dict[str, Any]:
+    """Return the plan, or the refusal, as plain data; sizes are bytes."""
+    if isinstance(found, Refusal):
+        return {
+            "fits": False,
+            "machine": headline(found),
+            "models": list(found.lack.models),
+            "message": found.message,
+            "needed_bytes": found.lack.needed_bytes,
+            "available_bytes": found.lack.available_bytes,
+            "change": found.change,
+        }
+    return {
+        "fits": True,
+        "machine": headline(found),
+        "models": [_model_data(one) for one in found.models],
+        "devices": [
+            {
+                "gpu": use.device.index,
+                "name": use.device.name,
+                "total_bytes": use.device.total_bytes,
+                "budget_bytes": use.device.budget_bytes,
+                "taken_by_others_bytes": use.device.foreign_bytes,
+                "taken_by_us_bytes": use.device.ours_bytes,
+                "planned_bytes": use.used_bytes,
+                "models": list(use.models),
+            }
+            for use in found.devices
+        ],
+    }
+
+
+def _model_data(one: Placed) -> dict[str, Any]:
+    variant, need = one.variant, one.need
+    return {
+        "id": one.id,
+        "state": one.state,
+        "swap_by": one.swap_by,
+        "variant": variant.id if variant else None,
+        "repository": variant.repository if variant else None,
+        "revision": variant.revision if variant else None,
+        "licence": variant.licence if variant else None,
+        "gpus": list(one.gpus),
+        "tensor_parallel_size": max(1, need.split) if need else None,
+        "context_length": need.context_length if need else None,
+        "full_length_chats": one.chats,
+        "bytes_per_device": one.device_bytes,
+        "weights_bytes_per_device": need.weights_bytes if need else 0,
+        "kv_cache_bytes_per_device": one.kv_bytes,
+        "ram_bytes": one.ram_bytes,
+        "measured": need.measured if need else False,
+        "why": one.why,
+    }

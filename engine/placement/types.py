@@ -1,0 +1,178 @@
+"""What a plan is made of, as frozen plain data; how it is made is plan.py's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config.models import VariantSpec
+from engine.placement.hardware import Hardware
+
+# resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
+# Hearth answers. unplanned: its folder is there, but does not say its size; or nothing is there.
+State = Literal["resident", "swapped", "demo", "unplanned"]
+SwapBy = Literal["sleep", "unload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Memory that models are placed in. `index` is a GPU's, None for RAM; `budget_bytes` is what may be planned."""
+
+    index: int | None
+    name: str
+    total_bytes: int
+    foreign_bytes: int
+    margin_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    ours_bytes: int = 0
+    """Taken by the server that runs, and planned with as if it were free."""
+
+    @property
+    def budget_bytes(self) -> int:
+        return max(0, self.total_bytes - self.foreign_bytes - self.margin_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one variant needs on each of `split` GPUs (0: in RAM alone), in bytes."""
+
+    variant: VariantSpec
+    split: int
+    weights_bytes: int
+    activations_bytes: int
+    kv_bytes: int = 0
+    """KV cache for as many full-length conversations as were asked for."""
+    chat_bytes: int = 0
+    """KV cache of one of them."""
+    ram_bytes: int = 0
+    """RAM beside the GPUs, for weights that are offloaded."""
+    context_length: int | None = None
+    share: float | None = None
+    """The share of a GPU that models.yaml gives it."""
+    fixed_kv: bool = False
+    measured: bool = False
+
+    @property
+    def least_bytes(self) -> int:
+        """What it takes at least where models.yaml gives it no share."""
+        return self.weights_bytes + self.activations_bytes + self.kv_bytes
+
+    @property
+    def all_weights_bytes(self) -> int:
+        """Its weights on all of its devices together."""
+        return self.weights_bytes * max(1, self.split)
+
+    def bytes_on(self, device: Device) -> int | None:
+        """Return the bytes it takes there; None when the share that models.yaml gives it is too small."""
+        if self.share is None:
+            return self.least_bytes
+        given = int(self.share * device.total_bytes)
+        enough = self.weights_bytes + self.activations_bytes + (self.kv_bytes if self.fixed_kv else self.chat_bytes)
+        return given if given >= enough else None
+
+    def is_kind_of(self, device: Device) -> bool:
+        """Whether both are of GPUs, or both of RAM."""
+        return (self.split == 0) == (device.index is None)
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether it is the right kind of device, and new enough."""
+        capability = device.compute_capability
+        is_new = capability is None or capability[0] + capability[1] / 10 >= self.variant.min_compute_capability
+        return is_new and self.is_kind_of(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where one model goes, and why."""
+
+    id: str
+    state: State
+    why: str = ""
+    variant: VariantSpec | None = None
+    need: Need | None = None
+    gpus: tuple[int, ...] = ()
+    device_bytes: int = 0
+    """On each of `gpus`; in RAM where there are none."""
+    kv_bytes: int = 0
+    """Of them, the KV cache."""
+    utilization: float | None = None
+    """`device_bytes` as a share of the smallest of its GPUs, rounded down."""
+    swap_by: SwapBy | None = None
+    ram_bytes: int = 0
+    """RAM beside that: weights that are offloaded, or asleep."""
+
+    @property
+    def chats(self) -> int:
+        """Conversations of full length for which the KV cache is large enough."""
+        return self.kv_bytes // self.need.chat_bytes if self.need and self.need.chat_bytes else 0
+
+    @property
+    def places(self) -> tuple[int | None, ...]:
+        """The devices that it runs on, by index: GPUs, or RAM alone."""
+        return self.gpus or (None,)
+
+    def bytes_on(self, index: int | None) -> int:
+        """Return the bytes that it takes of a device."""
+        return (self.device_bytes if index in self.places else 0) + (self.ram_bytes if index is None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A device and what the plan takes of it; of models that take turns, the largest counts."""
+
+    device: Device
+    used_bytes: int
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every model goes. Models in the order of models.yaml, devices as NVML counts them, RAM last."""
+
+    hardware: Hardware
+    models: tuple[Placed, ...]
+    devices: tuple[DeviceUse, ...]
+
+    @property
+    def chosen(self) -> dict[str, VariantSpec | None]:
+        """The variant of each model; None for one that a demo, or something unknown, answers for."""
+        return {placed.id: placed.variant for placed in self.models}
+
+    def of(self, model: str) -> Placed | None:
+        """Return where a model goes."""
+        return next((placed for placed in self.models if placed.id == model), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Which models cannot be placed, by how much, and the smallest change that would do."""
+
+    models: tuple[str, ...]
+    message: str
+    needed_bytes: int
+    available_bytes: int
+    change: str
+    of_memory: bool = True
+    """False: there is no device of the right kind, and no memory would help."""
+    on_gpus: bool = False
+    """Whether GPUs are too small; else RAM is."""
+    split: int = 1
+    """Over how many GPUs the model is split at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No plan, and why."""
+
+    hardware: Hardware
+    lack: Lack
+
+    @property
+    def message(self) -> str:
+        """What does not fit, with the numbers."""
+        return self.lack.message
+
+    @property
+    def change(self) -> str:
+        """The smallest change that would do."""
+        return self.lack.change

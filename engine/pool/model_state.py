@@ -1,0 +1,276 @@
+"""One model of the pool: its state, what that means for requests, and what it is to become.
+
+When the state changes is the pool's to decide (pool.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.backends import Backend
+from engine.config import ModelSpec
+from engine.errors import ModelLoadingError, UnavailableError, engine_died
+from engine.pool.times import LoadTimes
+from engine.types import ModelHealth, ModelStatus
+
+NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
+    "loading": frozenset({"loading", "ready", "failed", "unloaded"}),
+    "ready": frozenset({"loading", "failed", "unloaded", "sleeping"}),
+    "failed": frozenset({"loading", "unloaded"}),
+    "unloaded": frozenset({"unloaded", "loading"}),
+    "sleeping": frozenset({"ready", "loading", "failed", "unloaded"}),
+}
+_log = logging.getLogger("hearth.pool")
+
+_LONGEST_RETRY_SECONDS = 60
+_SEE_LOG = "The server's log says why."
+
+
+_LONGEST_BACKOFF_SECONDS = 60.0
+STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
+_FIRST_LOAD_ATTEMPTS = 3
+_MOST_FAILURES = 5
+REST_SECONDS = 600.0
+
+Verdict = Literal["again", "rest", "never"]
+
+
+class Streak:
+    """The failures of one model in a row: starts that failed, and deaths within a minute of being ready."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._ready_at: float | None = None
+        self._refused = False
+
+    def refused(self) -> None:
+        """It can never be loaded as it is configured."""
+        self._refused = True
+
+    def start_failed(self) -> None:
+        """Its engine did not start."""
+        self.failures += 1
+
+    def ready(self, now_seconds: float) -> None:
+        """It answers now. Only time tells whether that ends the streak."""
+        self._ready_at = now_seconds
+
+    def died(self, now_seconds: float) -> None:
+        """Its engine is gone."""
+        ready_at = now_seconds if self._ready_at is None else self._ready_at
+        self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do next.
+
+        A model that was never ready is most likely not configured for this machine. One that was can be brought down by
+        what is sent to it, and must come back by itself when that has passed.
+        """
+        if self._refused or (self._ready_at is None and self.failures >= _FIRST_LOAD_ATTEMPTS):
+            return "never"
+        return "rest" if self.failures >= _MOST_FAILURES else "again"
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait before it is tried again."""
+        return REST_SECONDS if self.verdict == "rest" else backoff_seconds(self.failures)
+
+
+def backoff_seconds(failures: int) -> float:
+    """0 at first, then 1, 2, 4 ... up to a minute."""
+    return 0.0 if failures == 0 else min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+
+
+@dataclass(slots=True)
+class ModelState:
+    """What is known of a model, made in an event loop. What changes its state is for the pool alone."""
+
+    spec: ModelSpec
+    status: ModelStatus = "loading"
+    phase: str = "waiting for its turn"
+    progress: float = 0.0
+    times: LoadTimes = field(default_factory=LoadTimes)
+    clock: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)
+    since: float = field(init=False)
+    backend: Backend | None = None
+    leaving: Backend | None = None  # takes no more requests and ends with its last answer
+    loads: int = 0
+    phases: list[tuple[str, float]] = field(default_factory=list)  # of this load, with the moment when each began
+    restarts: int = 0
+    died: bool = False  # since it was last ready
+    error: str | None = None
+    reason: str | None = None
+    streak: Streak = field(default_factory=Streak)
+    wanted: ModelSpec | None = field(init=False)  # None: it is to go
+    stale: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # whenever it is not loading
+
+    def __post_init__(self) -> None:
+        self.wanted = self.spec
+        self.since = self.clock()
+        self.phases.append((self.phase, self.since))
+
+    def want(self, spec: ModelSpec | None) -> None:
+        """Take a new configuration: in place where that will do, else by way of `stale`."""
+        self.wanted = spec
+        if spec is None or needs_another_engine(self.spec, spec) or self.status == "failed":
+            self.stale.set()
+        else:
+            self.spec = spec
+
+    def renew(self) -> bool:
+        """Begin with the configuration that is wanted now; False when there is none."""
+        self.stale.clear()
+        if self.wanted is None:
+            return False
+        self.spec, self.streak = self.wanted, Streak()
+        return True
+
+    def enter(self, status: ModelStatus, phase: str, progress: float) -> None:
+        """Change the state. Raises `ValueError` if it cannot follow the present one: a bug of ours."""
+        if status not in NEXT[self.status]:
+            raise ValueError(f"{self.spec.id}: {status} cannot follow {self.status}")
+        self.status, self.phase, self.progress, self.since = status, phase, progress, self.clock()
+        if status == "unloaded":
+            self.died = False  # what died is gone, and nothing restarts before somebody asks
+        if status == "loading":
+            self.settled.clear()
+            self.phases = [(phase, self.since)]
+        else:
+            self.settled.set()
+
+    def enter_phase(self, phase: str) -> None:
+        """Say what it does, in the same state."""
+        self.phase, self.since = phase, self.clock()
+
+    def load_on(self, phase: str, progress: float) -> None:
+        """Say how far the load is."""
+        self.phase, self.progress = phase, progress
+        self.phases.append((phase, self.clock()))
+
+    def remaining_seconds(self) -> float | None:
+        """How long the load should take yet, going by the last one; None where that is not known."""
+        if self.status != "loading":
+            return None
+        phase, began = self.phases[-1]
+        return self.times.remaining(self.spec.id, phase, self.clock() - began, again=self.loads > 0)
+
+    def become_ready(self, backend: Backend) -> None:
+        if self.status == "loading":  # and was not asleep
+            self.times.keep(self.spec.id, self.phases, self.clock(), again=self.loads > 0)
+            self.loads += 1
+        self.backend = backend
+        self.died = False
+        self.error = self.reason = None
+        self.streak.ready(self.clock())
+        self.enter("ready", "ready", 1.0)
+
+    def lose(self) -> None:
+        """Its process is gone."""
+        self.backend = None
+        self.restarts += 1
+        self.died = True
+        self.streak.died(self.clock())
+        if self.streak.verdict == "again":
+            self.enter("loading", "restarting after its engine died", 0.0)
+        else:
+            self._give_up()
+
+    def refuse(self, error: str) -> None:
+        """It cannot be loaded as it is configured. `error` is for the operator alone."""
+        self.streak.refused()
+        self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
+        self.enter("failed", "failed", 0.0)
+
+    def fail(self) -> None:
+        """Its engine did not start, this time: say what follows."""
+        self.streak.start_failed()
+        if self.streak.verdict == "again":
+            self.error = f"The engine did not start. {_SEE_LOG}"
+            self.enter("loading", f"did not start; trying again in {self.streak.pause_seconds:.0f} s", 0.0)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """For good, or for a long while."""
+        streak = self.streak
+        if streak.verdict == "never":
+            self.reason = f"Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
+        else:
+            self.reason = (
+                f"Its engine failed {streak.failures} times in a row: it did not start, or died within a minute. It is "
+                f"tried again after {REST_SECONDS / 60:.0f} minutes, or by `hearth reload`. {_SEE_LOG}"
+            )
+        self.error = self.reason
+        _log.error("%s: %s", self.spec.id, self.reason)
+        self.enter("failed", "failed", 0.0)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it will not be ready again unless somebody does something."""
+        return self.status == "failed" and self.streak.verdict == "never" and not self.stale.is_set()
+
+    def reviving(self) -> bool:
+        """Whether its process died and it is going to be loaded again."""
+        gone = self.backend is not None and self.backend.died.is_set()
+        return gone or (self.died and self.status == "loading")
+
+    async def revived(self) -> None:
+        """Return when it is not being restarted after a death (any more)."""
+        while self.wanted is not None and self.reviving():
+            if self.status == "loading":
+                await self.settled.wait()
+            else:
+                await asyncio.sleep(0)  # its task is about to notice
+
+    def unavailable(self) -> UnavailableError:
+        """Say why it is not handed out, and for how long."""
+        if self.status == "failed":
+            return self._failed()
+        if self.died or self.backend is not None:
+            return engine_died()
+        remaining = self.remaining_seconds()
+        if remaining is None:
+            remaining = 5 if self.progress >= 0.5 else 10
+        return ModelLoadingError(
+            f"This model is still being loaded ({self.phase}). Try again in a few seconds.",
+            retry_after_seconds=min(max(math.ceil(remaining), 1), _LONGEST_RETRY_SECONDS),
+        )
+
+    def _failed(self) -> UnavailableError:
+        ask = "Ask whoever runs this server: its log says why."
+        if self.streak.verdict == "never":
+            return UnavailableError(f"This model could not be loaded. {ask}", retry_after_seconds=None)
+        rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
+        return UnavailableError(
+            f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s before it "
+            f"is started again. {ask}",
+            retry_after_seconds=rest_seconds,
+        )
+
+    def health(self) -> ModelHealth:
+        """Return what it is doing."""
+        remaining = self.remaining_seconds()
+        return ModelHealth(
+            id=self.spec.id,
+            status=self.status,
+            phase=self.phase,
+            progress=self.progress,
+            elapsed_seconds=round(self.clock() - self.since, 1),
+            remaining_seconds=None if remaining is None else round(remaining, 1),
+            restarts=self.restarts,
+            error=self.error,
+            reason=self.reason,
+        )
+
+
+def needs_another_engine(old: ModelSpec, new: ModelSpec) -> bool:
+    """Whether a model has to be loaded again for its entry to take effect."""
+    in_place = {"tier", "owned_by", "description"}
+    return old.model_dump(exclude=in_place) != new.model_dump(exclude=in_place)

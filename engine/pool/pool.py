@@ -1,0 +1,360 @@
+"""Keeps every configured model loaded: one task per model moves it from state to state; and leases models to requests.
+
+How a model is loaded is left to the `load` function it is given (loader.py), what a state means, and when a failed one
+is tried again, to model_state.py, and which models share memory to leases.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from engine.admission import Admission, Room
+from engine.backends import Backend, end
+from engine.config import ChatModelSpec, ModelSpec
+from engine.errors import LoadError, UnknownModelError
+from engine.pool.leases import Lease, Leases
+from engine.pool.memory import Ledger
+from engine.pool.model_state import ModelState
+from engine.pool.times import LoadTimes
+from engine.types import ChatRequest, ModelHealth, TextRequest, Urgency
+
+Report = Callable[[str, float], None]
+Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
+
+_log = logging.getLogger("hearth.pool")
+
+
+class Pool:
+    """One state per model, each looked after by one task. All methods belong to the event loop."""
+
+    def __init__(
+        self, specs: Iterable[ModelSpec], load: Load, ledger: Ledger | None = None, times: LoadTimes | None = None
+    ) -> None:
+        """`ledger`: the memory that models share; None: there is enough. `times`: how long earlier loads took."""
+        self._new_model = partial(ModelState, times=times or LoadTimes())
+        self._models = {spec.id: self._new_model(spec) for spec in specs}
+        self._load = load
+        self._ledger = ledger or Ledger()
+        self._leases = Leases(self._ledger, asyncio.get_running_loop().time)
+        self._admissions: dict[str, Admission] = {}  # of what can wait, before it has a lease
+        self._size_admissions()
+        self._director: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._hopeless = asyncio.Event()
+        self._stopping = False
+
+    def start(self) -> None:
+        """Begin to load every model that there is room for, and return at once."""
+        self._director = asyncio.create_task(self._leases.direct(), name="pool-director")
+        for model in self._models.values():
+            self._look_after(model)
+
+    def update(self, specs: Iterable[ModelSpec], outdated: Collection[str] = ()) -> None:
+        """Make the models those of `specs`, without cutting an answer short; new ones are loaded.
+
+        The ledger has the new plan already. Models that are not among them, `outdated`, or in need of another engine
+        take no more requests, end with their last answer, and are loaded again as they are now. All else changes in
+        place.
+        """
+        wanted = {spec.id: spec for spec in specs}
+        for name, model in self._models.items():
+            model.want(wanted.get(name))
+            if name in outdated:
+                model.stale.set()
+        self._ledger.end_soon(name for name, model in self._models.items() if model.stale.is_set())
+        ending = {name: model for name, model in self._models.items() if name not in wanted}
+        self._models = {name: self._models.get(name) or self._new_model(spec) for name, spec in wanted.items()} | ending
+        self._size_admissions()
+        for model in list(self._models.values()):
+            self._look_after(model)
+        self._notify()
+
+    async def stop(self) -> None:
+        """Stop loading and restarting, then end every model gracefully."""
+        self._stopping = True
+        await self._cancel_tasks()
+        await asyncio.gather(*(end(backend) for backend in self._take_backends()))
+
+    async def terminate(self) -> None:
+        """The same at once: whatever runs is lost."""
+        self._stopping = True
+        for backend in self._take_backends():
+            backend.terminate()
+        await self._cancel_tasks()
+
+    def get(self, name: str) -> Backend:
+        """Return the ready backend of a model.
+
+        Raises `UnknownModelError`, or an `UnavailableError` that says what is going on and for how long.
+        """
+        model = self._model(name)
+        if model.backend is None or model.backend.died.is_set():
+            raise model.unavailable()
+        return model.backend
+
+    async def acquire(self, name: str) -> Lease:
+        """Lease a model for a request. One that comes and goes is waited for and stays meanwhile; others: see `get`."""
+        self._model(name)  # raises: it is unknown
+        return await self._leases.acquire(name, partial(self._is_loaded, name))
+
+    async def acquire_for(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        """Lease the model of a chat or text request, which has so many sequences. Returns what releases it.
+
+        An interactive one keeps what can wait from starting. What can wait is admitted first, and waits for its model
+        if that is being restarted. The order matters: a leased model is not evicted, so that with a lease nothing may
+        be waited for that can be taken by a request which waits for that model. Raises like `get`.
+        """
+        if request.urgency != Urgency.INTERACTIVE:
+            return await self._acquire_after_admission(request, sequences)
+        lease = await self.acquire(request.model)
+        try:
+            self.get(request.model)
+            admission = self._admissions[request.model]
+        except BaseException:
+            lease.release()
+            raise
+        admission.begin_interactive()
+
+        def release() -> None:
+            admission.end_interactive()
+            lease.release()
+
+        return release
+
+    async def _acquire_after_admission(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+        await self.revived(request.model)  # before it waits: an unknown model is refused at once
+        ticket = self._admissions[request.model].enter(
+            request.owner,
+            prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
+            max_tokens=0,
+            sequences=sequences,
+            weight=request.queue_share,
+            urgency=request.urgency,
+        )
+        async with contextlib.AsyncExitStack() as acquired:
+            await acquired.enter_async_context(ticket)
+            lease = acquired.enter_context(await self.acquire(request.model))
+            await self.revived(request.model)
+            acquired.pop_all()
+
+        def release() -> None:
+            lease.release()
+            ticket.end(cut_off=False)
+
+        return release
+
+    def _size_admissions(self) -> None:
+        for model in self._models.values():
+            spec = model.wanted
+            if not isinstance(spec, ChatModelSpec):
+                continue
+            sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
+            room = Room.before_rendering(sequences, beside_interactive=max(1, sequences // 32))
+            if spec.id in self._admissions:
+                self._admissions[spec.id].resize(room)
+            else:
+                self._admissions[spec.id] = Admission(room)
+
+    def _is_loaded(self, name: str) -> bool:
+        model = self._model(name)
+        if model.status == "failed" or model.died or self._stopping:
+            self.get(name)
+        return model.backend is not None and not model.backend.died.is_set()
+
+    def _model(self, name: str) -> ModelState:
+        model = self._models.get(name)
+        if model is None or model.wanted is None:
+            raise UnknownModelError("There is no such model here. GET /v1/models lists the ones that you may use.")
+        return model
+
+    async def revived(self, name: str) -> None:
+        """Wait for a model that is restarted after a death. Raises like `get`; if it comes and goes, when it failed."""
+        await self._model(name).revived()
+        look = self._is_loaded if self._ledger.is_evictable(name) else self.get
+        look(name)
+
+    def health(self) -> tuple[ModelHealth, ...]:
+        """What every model is doing, in the order of models.yaml."""
+        wanted = [model for model in self._models.values() if model.wanted is not None]
+        return tuple(replace(model.health(), waiting=self._leases.waiting(model.spec.id)) for model in wanted)
+
+    async def wait_for_change(self) -> None:
+        """Return when any model's state or phase has changed since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    @property
+    def swaps(self) -> int:
+        """How often models were evicted for another one."""
+        return self._leases.swaps
+
+    async def hopeless(self) -> None:
+        """Return when every model has failed for good: nothing can be served until somebody changes something."""
+        await self._hopeless.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._ledger.changes.notify()
+        wanted = [model for model in self._models.values() if model.wanted is not None]
+        if wanted and all(model.given_up for model in wanted):
+            self._hopeless.set()
+        else:
+            self._hopeless.clear()
+
+    def _look_after(self, model: ModelState) -> None:
+        task = self._tasks.get(model.spec.id)
+        if task is not None and not task.done():
+            return
+        if model.wanted is None:  # nothing to end: it is not loaded
+            self._forget(model)
+        elif task is None or model.stale.is_set():
+            self._tasks[model.spec.id] = asyncio.create_task(self._keep_loaded(model), name=f"pool-{model.spec.id}")
+
+    async def _keep_loaded(self, model: ModelState) -> None:
+        while model.renew():
+            await self._keep_this_loaded(model)
+            if not model.stale.is_set():  # it failed for good, or all is to end
+                return
+        model.settled.set()  # what waits for it looks again
+        self._forget(model)
+
+    def _forget(self, model: ModelState) -> None:
+        del self._models[model.spec.id]
+        self._tasks.pop(model.spec.id, None)
+
+    async def _keep_this_loaded(self, model: ModelState) -> None:
+        """Load and restart it as it is configured, until that is changed or it fails for good."""
+        while not (model.stale.is_set() or model.given_up or self._stopping):
+            await first_of(asyncio.sleep(model.streak.pause_seconds), model.stale.wait())
+            if model.stale.is_set() or not await self._memory_granted(model):
+                return
+            model.enter("loading", "waiting for its turn", 0.0)
+            self._notify()
+            backend = await self._try_load(model)
+            if backend is not None:
+                self._leases.loaded(model.spec.id)
+                await self._live(model, backend)
+            if model.stale.is_set() or model.status != "loading" or not self._leases.has_memory(model.spec.id):
+                self._ledger.release(model.spec.id)  # else it starts again, in the memory that it has
+            self._notify()
+
+    async def _memory_granted(self, model: ModelState) -> bool:
+        """Wait for memory, if it shares that with others. False: it is to become something else first."""
+        name = model.spec.id
+        if not self._leases.has_memory(name):
+            self._ledger.release(name)  # evicted while it was being restarted
+            if model.status != "unloaded":
+                reason = "not loaded: it shares memory with others, and is loaded when it is asked for"
+                model.enter("unloaded", reason, 0.0)
+                self._notify()
+        await first_of(self._leases.until_granted(name), model.stale.wait())
+        if model.stale.is_set():
+            self._ledger.release(name)
+        return not model.stale.is_set()
+
+    async def _live(self, model: ModelState, backend: Backend) -> None:
+        """See it through to its end: by death, because it is to be replaced, or because it is evicted."""
+        while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
+            model.become_ready(backend)
+            self._leases.loaded(model.spec.id)
+            self._notify()
+        model.backend, model.leaving = None, backend
+        if backend.died.is_set():
+            _log.error("%s: its engine is gone", model.spec.id)
+            model.lose()
+            self._notify()
+        elif model.stale.is_set():
+            model.enter("loading", "waiting for the last answers of its old configuration", 0.0)
+            self._notify()
+            await first_of(backend.idle(), backend.died.wait())
+        elif model.status != "unloaded":
+            model.enter("unloaded", "evicted: others need its memory", 0.0)
+            self._notify()
+        await end(backend)
+        model.leaving = None
+
+    async def _stays(self, model: ModelState, backend: Backend) -> bool:
+        """Wait while it answers. True: it is evicted, and no lease is left. False: it is at its end."""
+        await first_of(backend.died.wait(), model.stale.wait(), self._leases.until_evicted(model.spec.id))
+        return not (backend.died.is_set() or model.stale.is_set())
+
+    async def _slept_and_woke(self, model: ModelState, backend: Backend) -> bool:
+        """Have it sleep, and wake it when there is memory. False: it could not, or is to become something else."""
+        name = model.spec.id
+        _log.info("%s is evicted", name)
+        model.backend, model.leaving = None, backend
+        model.enter("sleeping", "evicted: others need its memory", 0.0)
+        self._notify()
+        if not await backend.sleep():
+            return False
+        model.enter_phase("asleep: its weights wait in RAM until it is asked for")
+        self._ledger.release(name, asleep=True)
+        self._notify()
+        await first_of(self._leases.until_granted(name), backend.died.wait(), model.stale.wait())
+        if backend.died.is_set() or model.stale.is_set():
+            return False
+        try:
+            await backend.wake()
+        except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is loaded anew
+            _log.exception("%s did not wake up; it is loaded anew", name)
+            return False
+        model.leaving = None
+        return True
+
+    async def _try_load(self, model: ModelState) -> Backend | None:
+        def report(phase: str, progress: float) -> None:
+            loop.call_soon_threadsafe(self._report, model, phase, progress)
+
+        loop = asyncio.get_running_loop()
+        try:
+            backend = await self._load(model.spec, report)
+        except LoadError as error:
+            _log.error("%s cannot be loaded. %s", model.spec.id, error.message)  # ours, no trace needed
+            model.refuse(error.message)
+            self._notify()
+            return None
+        except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
+            _log.exception("%s: its engine did not start", model.spec.id)
+            model.fail()
+            self._notify()
+            return None
+        model.become_ready(backend)
+        self._notify()
+        return backend
+
+    def _report(self, model: ModelState, phase: str, progress: float) -> None:
+        if model.status == "loading":
+            model.load_on(phase, progress)
+            self._changed.set()
+
+    def _take_backends(self) -> list[Backend]:
+        models = self._models.values()
+        taken = [backend for model in models for backend in (model.backend, model.leaving) if backend is not None]
+        for model in models:
+            model.backend = model.leaving = None
+            model.enter("unloaded", "stopped", 0.0)
+        self._notify()
+        return taken
+
+    async def _cancel_tasks(self) -> None:
+        tasks = [*self._tasks.values(), *([self._director] if self._director is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Return when the first of them ends; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
