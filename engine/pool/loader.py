@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from engine import demo
 from engine.backends import Backend
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.media.images import Pictures
 from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
@@ -333,7 +333,7 @@ class Planned:
         """
         found = self._real_folder(spec)
         if found is None and spec.demo is not None:
-            return demo.weights_dir(spec.demo), True
+            return weights_dir(spec.demo), True
         if found is None:
             best = self._best.of(spec.id) if isinstance(self._best, Plan) else None
             pull = f" 2. hearth weights pull {spec.id};" if best and best.variant else ""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
-from engine.footprints import Footprints
-from engine.own_weights import own_folders
 from plan_parts import config_of, model, shipped, variant
 from serving import Server
 
@@ -18,6 +16,8 @@ from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
 from engine.placement.hardware import GIB, imagined
+from engine.placement.measured import Footprints
+from engine.placement.needs import own_folders
 from engine.pool.loader import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 
