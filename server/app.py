@@ -29,10 +29,10 @@ from server.api.responses import routes as responses
 from server.auth.limits import Limiter
 from server.auth.metering import ImageQuota, Meter
 from server.http.cors import Cors
-from server.http.disconnect import ClientGoneError, Drain, client_gone
-from server.http.middleware import Authentication, Crowd, Gate, RequestContext
+from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
+from server.http.middleware import Authentication, ConcurrencyLimit, DrainGate, RequestContext
 from server.observability.access_log import AccessLog
-from server.observability.metrics import KeptPage, Metrics
+from server.observability.metrics import CachedPage, Metrics
 from server.settings import database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
@@ -68,7 +68,7 @@ class HearthApp(FastAPI):
         """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
-        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests)))
+        app: ASGIApp = DrainGate(Authentication(ConcurrencyLimit(routed, settings.max_running_requests)))
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 
@@ -96,9 +96,9 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.certificate = None  # theirs, too
     app.state.terminate = False
     app.state.metrics = Metrics(lambda: app.state.config.models)
-    app.state.metrics_page = KeptPage()
+    app.state.metrics_page = CachedPage()
     errors.install(app)
-    app.add_exception_handler(ClientGoneError, client_gone)
+    app.add_exception_handler(ClientDisconnectedError, client_disconnected)
     for module in _ROUTES:
         app.include_router(module.router)
     return app

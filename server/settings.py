@@ -5,7 +5,6 @@ Addresses as settings name them: where clients reach us, whose pages may ask, wh
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from engine.config.messages import near_miss
 from server.store.sqlite import FILE_NAME, sqlite_url
 from server.validation import sentence
 
@@ -187,8 +187,8 @@ def _unknown_names() -> list[str]:
     problems = []
     for name in sorted(os.environ):
         if name.startswith(_PREFIX) and name not in known | _REMOVED:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            near = near_miss(name, known)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}"
             problems.append(f"{name}: there is no such setting; {hint}")
     return problems
 

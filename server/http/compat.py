@@ -1,7 +1,7 @@
 """Every name of uvicorn, FastAPI, Starlette and CPython that promises nothing and that the server relies on.
 
-All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. What stands in a list
-like this, and how it is checked, is engine/compat.py's.
+All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. What belongs in such
+a list, and how it is checked, is engine/compat.py's.
 """
 
 from __future__ import annotations
@@ -30,35 +30,27 @@ def _python(name: str, why: str, parameters: tuple[str, ...] | None = None) -> F
 
 
 NAMES: tuple[ForeignName, ...] = (
-    _uvicorn(
-        f"{_PROTOCOL}._start_asgi_task", "overridden: puts an exchange around the app", "cycle app", overridden=True
-    ),
     _uvicorn(f"{_PROTOCOL}.connection_made", "overridden: limits on time begin", "transport", overridden=True),
     _uvicorn(f"{_PROTOCOL}.connection_lost", "overridden: every request learns of it", "exc", overridden=True),
     _uvicorn(f"{_PROTOCOL}.data_received", "overridden: heads are limited", "data", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_message_begin", "overridden, likewise", "", overridden=True),
-    _uvicorn(f"{_PROTOCOL}.on_url", "overridden, likewise", "url", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_header", "overridden, likewise", "name value", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_headers_complete", "overridden, likewise", "", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_message_complete", "overridden, likewise", "", overridden=True),
     _uvicorn(
-        f"{_PROTOCOL}.pause_writing", "overridden: a client that reads nothing has limited time", "", overridden=True
+        f"{_PROTOCOL}.timeout_keep_alive_handler", "overridden: a slow client gets all of it", "", overridden=True
     ),
-    _uvicorn(f"{_PROTOCOL}.resume_writing", "overridden, likewise", "", overridden=True),
-    _uvicorn(f"{_PROTOCOL}.on_response_complete", "overridden, likewise", "", overridden=True),
-    _uvicorn(f"{_PROTOCOL}.timeout_keep_alive_handler", "overridden, likewise", "", overridden=True),
     _uvicorn(f"{_PROTOCOL}.timeout_keep_alive_task", "whether the connection was idle"),
     _uvicorn(f"{_PROTOCOL}.timeout_keep_alive", "for how long it may be"),
     _uvicorn(f"{_PROTOCOL}.send_400_response", "overridden: our own errors", "msg", overridden=True),
+    _uvicorn(f"{_PROTOCOL}.url", "to measure a head"),
+    _uvicorn(f"{_PROTOCOL}.headers", "likewise"),
     _uvicorn(f"{_PROTOCOL}.cycle", "the newest request of a connection"),
     _uvicorn(f"{_PROTOCOL}.transport", "to close it"),
     _uvicorn(f"{_PROTOCOL}.loop", "for timers"),
     _uvicorn(f"{_PROTOCOL}.config", "leads to the app"),
-    _uvicorn(f"{_CYCLE}.transport", "replaced: what is sent in one go leaves in one write"),
-    _uvicorn(f"{_CYCLE}.on_response", "replaced, to flush at the end"),
-    _uvicorn(f"{_CYCLE}.receive", "the body", ""),
-    _uvicorn(f"{_CYCLE}.message_event", "whether the body has come; set when the client has left"),
-    _uvicorn(f"{_CYCLE}.more_body", "whether there is more of it"),
+    _uvicorn(f"{_CYCLE}.transport", "written to, past `send`"),
+    _uvicorn(f"{_CYCLE}.message_event", "set when the client has left"),
     _uvicorn(f"{_CYCLE}.chunked_encoding", "whether a piece can be written past `send`"),
     _uvicorn(f"{_CYCLE}.flow", "leads to the two below"),
     _uvicorn("uvicorn.protocols.http.flow_control.FlowControl.write_paused", "whether the client keeps up"),
