@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
@@ -33,16 +35,8 @@ from server.http.disconnect import ClientDisconnectedError, Drain, client_discon
 from server.http.middleware import Authentication, ConcurrencyLimit, DrainGate, RequestContext
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
-from server.settings import database_url
+from server.settings import Settings, database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.types import ASGIApp
-
-    from server.settings import Settings
-
 
 _ROUTES = (
     chat,
@@ -65,7 +59,7 @@ class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
+        """Wrap the app, from the outside in."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
         app: ASGIApp = DrainGate(Authentication(ConcurrencyLimit(routed, settings.max_running_requests)))
@@ -92,8 +86,8 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     )
     app.state.settings = settings
     app.state.config = config
-    app.state.base_url = None  # known to whoever listens
-    app.state.certificate = None  # theirs, too
+    app.state.base_url = None  # known once a socket listens
+    app.state.certificate = None  # likewise
     app.state.terminate = False
     app.state.metrics = Metrics(lambda: app.state.config.models)
     app.state.metrics_page = CachedPage()

@@ -69,7 +69,7 @@ def run(settings: Settings, config: Config) -> None:
     ):
         exit_status = runner.run(_serve(settings, config, listener, certificate))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
-        # still renders or tokenises what nobody waits for would hold us up for minutes.
+        # still renders or tokenises for a client that left would hold us up for minutes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_status)
@@ -105,14 +105,14 @@ class _Server(uvicorn.Server):
         self._systemd = Systemd()
         self._status: StatusSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._hopeless = False
+        self._unservable = False
 
     @property
     def exit_status(self) -> int:
-        """What the process ends with: whoever supervises it must be able to tell an end from a failure."""
+        """What the process ends with: a supervisor must be able to tell an end from a failure."""
         if not self.started:
             return 1  # the log has said why
-        return os.EX_UNAVAILABLE if self._hopeless else 0
+        return os.EX_UNAVAILABLE if self._unservable else 0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
         self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
-        self._tasks.append(asyncio.create_task(self._end_when_hopeless()))
+        self._tasks.append(asyncio.create_task(self._end_when_unservable()))
         self._systemd.listening()
 
     def on_signal(self) -> None:
@@ -150,11 +150,11 @@ class _Server(uvicorn.Server):
         else:  # nothing has been loaded by the old models.yaml
             renew_certificate(self._app)
 
-    async def _end_when_hopeless(self) -> None:
+    async def _end_when_unservable(self) -> None:
         await self._app.state.engine.hopeless()
         if self._app.state.drain.draining:
             return
-        self._hopeless = True
+        self._unservable = True
         _log.error(
             "None of the models can be served, for the reasons above, so Hearth ends. Correct models.yaml or the "
             "weights (docs/models-yaml.md) and start it again."
@@ -238,7 +238,7 @@ def _make_key(settings: Settings) -> str:
 
 
 async def _first_key(settings: Settings, config: Config) -> str | None:
-    """Make an admin key if the store has none. Beyond this machine nobody may be served before keys were issued."""
+    """Make an admin key if the store has none. Other machines are not served before keys were issued."""
     async with await Database.open(database_url(settings)) as database:
         store = KeyStore(database)
         if await store.count_active():
@@ -260,7 +260,7 @@ class Banner:
     def __init__(
         self, base_url: str, outside_url: str | None, first_key: str | None, *, make_key: str, remark: str | None = None
     ) -> None:
-        """`make_key`: the command that makes a key; `remark`: what else whoever starts it should know."""
+        """`make_key`: the command that makes a key; `remark`: what else to know at the start."""
         self._base_url = base_url
         self._outside_url = outside_url
         self._first_key = first_key

@@ -21,7 +21,7 @@ def _uvicorn(name: str, why: str, parameters: str | None = None, *, overridden: 
 
 def _fastapi(name: str, why: str, parameters: str | None = None, since: str = "FastAPI 0.136") -> ForeignName:
     known = None if parameters is None else tuple(parameters.split())
-    without = "Routes that answer a model's work cannot be called."
+    without = "Bodies are not read as strict JSON."
     return ForeignName(name, "needed", "routes", why, since, without, known)
 
 
@@ -58,22 +58,11 @@ NAMES: tuple[ForeignName, ...] = (
     _uvicorn(f"{_CYCLE}.disconnected", "set when the client has left"),
     _uvicorn(f"{_CYCLE}.response_started", "whether an error can still be sent"),
     _uvicorn(f"{_CYCLE}.response_complete", "whether a request has been answered"),
-    _fastapi("fastapi._compat.ModelField", "checks a body"),
-    _fastapi("fastapi._compat.ModelField.validate", "likewise", "value values loc"),
-    _fastapi("fastapi._compat.ModelField.field_info", "whether a body is required"),
-    _fastapi("fastapi.routing.APIRoute.dependant", "what a route asks for"),
-    _fastapi("fastapi.routing.APIRoute.body_field", "its body"),
-    _fastapi("fastapi.routing.APIRoute.response_field", "whether FastAPI makes the answer"),
+    _fastapi("fastapi.routing.APIRoute.dependant", "leads to the key that a route asks for"),
+    _fastapi(f"{_DEPENDANT}.dependencies", "likewise"),
+    _fastapi(f"{_DEPENDANT}.call", "likewise"),
+    _fastapi("fastapi.routing.APIRoute.body_field", "whether a route has a body"),
     _fastapi("fastapi.routing.APIRoute.get_route_handler", "overridden: bodies are strict JSON", ""),
-    *(
-        _fastapi(f"{_DEPENDANT}.{field}", "whether we can call it ourselves")
-        for field in (
-            *("call", "dependencies", "is_coroutine_callable", "name", "body_params", "path_params", "query_params"),
-            *("header_params", "cookie_params", "request_param_name", "http_connection_param_name"),
-            *("websocket_param_name", "response_param_name", "background_tasks_param_name"),
-            "security_scopes_param_name",
-        )
-    ),
     _fastapi("starlette.requests.Request._body", "set: the body is read once", since="Starlette 1.10"),
     _fastapi("starlette.requests.Request._json", "set: and parsed once", since="Starlette 1.10"),
     _python("re._parser.parse", "reads a pattern, to measure it before it is compiled", ("str",)),

@@ -11,14 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from logging.handlers import RotatingFileHandler
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine import ChatResult, ChatStep, Usage
+from engine import ChatResult, ChatStep, Usage
 
 _FILE_BYTES = 64 * 2**20
 _FILES_KEPT = 4

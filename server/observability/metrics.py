@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import shutil
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -17,19 +18,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine import Engine
 from engine.hardware import read_hardware
 from engine.types import ModelStatus
+from server.http.disconnect import Drain
+from server.observability.access_log import RequestRecord
 from server.observability.status import LastMinute, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-
-    from engine import Engine
-    from server.http.disconnect import Drain
-    from server.observability.access_log import RequestRecord
-    from server.settings import Settings
-    from server.store import Usage
-
+from server.settings import Settings
+from server.store import Usage
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
