@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import re
 import secrets
 import socket
@@ -280,7 +281,8 @@ def _limit_stall(transport: asyncio.Transport, seconds: float) -> None:
     """
     found: socket.socket | None = transport.get_extra_info("socket")
     if found is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
+        milliseconds = min(math.ceil(seconds * 1000), 2**31 - 1)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
