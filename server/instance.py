@@ -1,6 +1,6 @@
 """The server of a data directory as other processes see it: a lock, a signal to reload, and a file with the outcome.
 
-Imported by the command line: it loads neither the engine nor the store.
+The command line imports it, so it knows nothing of the app.
 """
 
 from __future__ import annotations
