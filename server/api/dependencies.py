@@ -14,7 +14,7 @@ from server.auth.access import KeyIfSent, KeyWith
 from server.auth.metering import Meter, MeteredEngine
 from server.errors import ApiError
 from server.http.disconnect import Drain
-from server.observability.metrics import KeptPage, Metrics
+from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings
 from server.store import Actor, ApiKey, AuditLog
 
@@ -144,16 +144,16 @@ async def metrics_of(request: Request) -> Metrics:
     return metrics
 
 
-async def metrics_page_of(request: Request) -> KeptPage:
+async def metrics_page_of(request: Request) -> CachedPage:
     """Return the page of these counts."""
-    kept: KeptPage = request.app.state.metrics_page
+    kept: CachedPage = request.app.state.metrics_page
     return kept
 
 
 TheEngine = Annotated[Engine, Depends(engine_of)]
 TheActor = Annotated[Actor, Depends(actor_of)]
 TheAudit = Annotated[AuditLog, Depends(audit_of)]
-TheMetricsPage = Annotated[KeptPage, Depends(metrics_page_of)]
+TheMetricsPage = Annotated[CachedPage, Depends(metrics_page_of)]
 TheMetrics = Annotated[Metrics, Depends(metrics_of)]
 TheMeter = Annotated[Meter, Depends(meter_of)]
 ChatEngine = Annotated[MeteredEngine, Depends(metered("chat"))]

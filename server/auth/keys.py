@@ -6,9 +6,9 @@ What a key's fields may hold in themselves is the store's to check.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from engine import Config
+from engine.config.messages import near_miss
 from server.store import SCOPES, KeyFieldError
 
 
@@ -33,7 +33,7 @@ def _check_known(kind: str, field: str, given: str, known: Iterable[str]) -> Non
     names = list(known)
     if given in names:
         return
-    near = get_close_matches(given, names, n=1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    near = near_miss(given, names)
+    meant = f" Did you mean {near!r}?" if near else ""
     shown = repr(given) if len(given) <= 64 and given.isprintable() else "of this name"
     raise KeyFieldError(field, f"There is no {kind} {shown}.{meant} Known: {', '.join(names)}.")

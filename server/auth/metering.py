@@ -26,7 +26,7 @@ from engine.chat_fold import fold
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream
 from server.auth.limits import headers_of, quota_spent
 from server.errors import ApiError
-from server.http.disconnect import ClientGoneError
+from server.http.disconnect import ClientDisconnectedError
 from server.store import QuotaTaken, StoreUnavailableError
 from server.store import Usage as Used
 from server.tasks import SideTasks
@@ -335,7 +335,7 @@ class MeteredCall:
 
 
 def _has_left(error: BaseException | None) -> bool:
-    return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientGoneError))
+    return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from chat_parts import MODEL, PROMPTS, assert_error, assert_well, events
 from leaving_parts import ask_and_leave, line_of
 from serving import CANARY
-from test_hangup import until_engines_rest
+from test_disconnect import until_engines_rest
 
 from server.api.completions.schema import CompletionBody
 

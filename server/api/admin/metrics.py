@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from server.api.dependencies import TheDrain, TheEngine, TheMetrics, TheMetricsPage, TheSettings, key_with
-from server.observability.metrics import CONTENT_TYPE, machine, page, standing
+from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 
 router = APIRouter(tags=["metrics"], dependencies=[Depends(key_with("metrics"))])
 
@@ -20,9 +20,9 @@ async def read_metrics(
     """Give everything that is counted, in Prometheus' text format; at most a second old."""
 
     async def make() -> bytes:
-        now = standing(engine, drain)
+        now = server_gauges(engine, drain)
         collectors = [metrics.registry, *engine.vllm_metrics()]
-        now += await asyncio.to_thread(machine, settings)
+        now += await asyncio.to_thread(machine_gauges, settings)
         return await asyncio.to_thread(page, collectors, now)
 
     return Response(await kept.read(make), headers={"content-type": CONTENT_TYPE})

@@ -6,12 +6,12 @@ Voices, and the models that speak with them, as the API shows them; and what may
 from __future__ import annotations
 
 import secrets
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine import AudioFormat, SpeechRequest, language_code
+from engine.config.messages import near_miss
 from server.api.chat_schema import NoEngineFields, Strict
 from server.api.schema import Asked, Model
 from server.errors import ApiError
@@ -106,8 +106,8 @@ class VoiceQuery(Asked):
 
 
 def _unknown(param: str, given: str, rule: str, known: Sequence[str]) -> ApiError:
-    near = get_close_matches(given.lower()[:64], known, n=1)
-    meant = f" Did you mean `{near[0]}`?" if near else ""
+    near = near_miss(given.lower(), known)
+    meant = f" Did you mean `{near}`?" if near else ""
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     there = ", ".join(f"`{name}`" for name in known[:_LISTED])
     return ApiError(400, "invalid_value", f"`{param}` {rule}.{meant} There is {there}{more}.", param=param)

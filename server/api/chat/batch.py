@@ -19,7 +19,7 @@ from server.api.chat_request import Caller, answer_all, total
 from server.api.chat_schema import Strict
 from server.api.dependencies import BatchEngine, TheAccess, TheDrain, TheMeter, TheSettings, key_with
 from server.errors import ApiError
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 from server.store import ApiKey
 
@@ -60,7 +60,7 @@ async def create_batch(
     created = int(time.time())
     caller = Caller(key, access, settings, engine)
     with engine.running():
-        responses = await until_hangup(answer_all(body.requests, caller), request, drain)
+        responses = await until_disconnect(answer_all(body.requests, caller), request, drain)
     usage = total(responses)
     failed = sum("error" in response for response in responses)
     record: RequestRecord = request.state.record

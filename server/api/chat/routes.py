@@ -13,7 +13,7 @@ from server.api import chat_answer
 from server.api.chat_request import to_chat_request
 from server.api.chat_schema import ChatCompletionBody
 from server.api.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse, TokenEvents
 from server.store import ApiKey
@@ -48,7 +48,7 @@ async def create_chat_completion(
         )
         events = TokenEvents(lambda: engine.chat(chat), encoder, record, head=encoder.start())
         return StreamedResponse(events, drain=drain, keep_alive_seconds=settings.keep_alive_seconds)
-    result = await until_hangup(engine.whole(chat), request, drain)
+    result = await until_disconnect(engine.whole(chat), request, drain)
     record.answered(result)
     answer = chat_answer.completion(
         result, id_=f"chatcmpl-{chat.request_id}", created=int(time.time()), model=chat.model

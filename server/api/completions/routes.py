@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from server.api.completions.answer import TextChunkEncoder, text_completion
 from server.api.completions.schema import CompletionBody, to_text_request
 from server.api.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings, key_with
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse, TokenEvents
 from server.store import ApiKey
@@ -43,7 +43,7 @@ async def create_completion(
         encoder = TextChunkEncoder(id_=id_, created=created, model=text.model, include_usage=include_usage)
         events = TokenEvents(lambda: engine.text(text), encoder, record)
         return StreamedResponse(events, drain=drain, keep_alive_seconds=settings.keep_alive_seconds)
-    result = await until_hangup(engine.whole(text), request, drain)
+    result = await until_disconnect(engine.whole(text), request, drain)
     record.answered(result)
     answer = text_completion(result, id_=id_, created=created, model=text.model)
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -23,7 +23,7 @@ from server.api.images.files import ImageFiles
 from server.api.images.links import ImageLinks, public_base_url
 from server.api.images.schema import ImageGenerationBody, to_image_request
 from server.errors import ApiError
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.store import ApiKey
@@ -79,7 +79,7 @@ async def create_images(
             keep_alive_seconds=settings.keep_alive_seconds,
             failure=failed,
         )
-    answer = await until_hangup(whole(engine.images(wanted), delivery, wanted), request, drain)
+    answer = await until_disconnect(whole(engine.images(wanted), delivery, wanted), request, drain)
     return Response(answer, media_type="application/json")
 
 

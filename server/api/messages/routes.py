@@ -17,7 +17,7 @@ from server.api.dependencies import Access, ChatEngine, TheAccess, TheDrain, The
 from server.api.messages.answer import EventEncoder, error_event, message
 from server.api.messages.prompt import FieldNames, translate
 from server.api.messages.schema import CountTokensBody, MessagesBody
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse, TokenEvents
 from server.settings import Settings
@@ -55,7 +55,7 @@ async def create_message(
             failure=error_event,
         )
     with names.as_sent():
-        result = await until_hangup(engine.whole(chat), request, drain)
+        result = await until_disconnect(engine.whole(chat), request, drain)
     record.answered(result)
     answer = message(result, id_=id_, model=chat.model)
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -76,7 +76,7 @@ async def count_tokens(
     record: RequestRecord = request.state.record
     record.model = body.model
     with names.as_sent():
-        tokens = await until_hangup(engine.count_tokens(chat), request, drain)
+        tokens = await until_disconnect(engine.count_tokens(chat), request, drain)
     record.prompt_tokens = tokens
     return Response(msgspec.json.encode({"input_tokens": tokens}), media_type="application/json")
 

@@ -16,7 +16,7 @@ from server.api.dependencies import ChatEngine, TheAccess, TheDrain, TheSettings
 from server.api.responses.answer import ResponseEvents, ResponseObject
 from server.api.responses.chat import named_as_sent, to_chat_body, to_conversation
 from server.api.responses.schema import ResponseBody
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse, TokenEvents
 from server.store import ApiKey
@@ -54,7 +54,7 @@ async def create_response(
             keep_alive_seconds=settings.keep_alive_seconds,
             failure=encoder.failed,
         )
-    await until_hangup(_read(events), request, drain)
+    await until_disconnect(_read(events), request, drain)
     if encoder.response is None:
         raise GenerationError("The model gave no answer. Send the request again.")
     return Response(msgspec.json.encode(encoder.response), media_type="application/json")
