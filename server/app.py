@@ -18,7 +18,6 @@ from server.api.audio import routes as audio
 from server.api.chat import batch
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
-from server.api.dependencies import Access
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageFolder
 from server.api.images.links import ImageLinks
@@ -26,8 +25,9 @@ from server.api.messages import routes as messages
 from server.api.models import routes as models
 from server.api.openapi import describe
 from server.api.responses import routes as responses
-from server.auth.limits import Limiter
-from server.auth.metering import ImageQuota, Meter
+from server.auth.access import Access
+from server.auth.limits import ImageQuota, Limiter
+from server.auth.metering import Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientGoneError, Drain, client_gone
 from server.http.middleware import Authentication, Crowd, Gate, RequestContext

@@ -5,33 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
 from engine import ChatRequest, Urgency, Usage
 from server.api import chat_answer
 from server.api.chat_schema import ChatCompletionBody
+from server.api.dependencies import Caller
 from server.errors import ApiError, invalid_body, to_api_error
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from server.api.dependencies import Access
-    from server.auth.metering import MeteredEngine
-    from server.settings import Settings
-    from server.store import ApiKey
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, and what holds for everything they ask."""
-
-    key: ApiKey
-    access: Access
-    settings: Settings
-    engine: MeteredEngine
 
 
 async def answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, Any]]:
@@ -53,7 +36,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     id_ = f"chatcmpl-{secrets.token_hex(12)}"
     try:
         body = _checked(item)
-        chat = to_chat_request(body, caller.key, caller.access, caller.settings, urgency=Urgency.BATCH)
+        chat = to_chat_request(body, caller, urgency=Urgency.BATCH)
         result = await caller.engine.whole(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
@@ -87,21 +70,15 @@ def total(answers: Sequence[dict[str, Any]]) -> Usage:
     )
 
 
-def to_chat_request(  # who asks, what for, and how
-    body: ChatCompletionBody,
-    key: ApiKey,
-    access: Access,
-    settings: Settings,
-    *,
-    urgency: Urgency = Urgency.INTERACTIVE,
-) -> ChatRequest:
+def to_chat_request(body: ChatCompletionBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
     The request id is ours: a client's never reaches the engine. Raises `ApiError`.
     """
-    access.check(key, body.model)
-    if len(body.messages) > settings.max_messages:
-        sentence = f"`messages` must have at most {settings.max_messages} items."
+    caller.access.check(caller.key, body.model)
+    most = caller.settings.max_messages
+    if len(body.messages) > most:
+        sentence = f"`messages` must have at most {most} items."
         raise ApiError(400, "invalid_value", sentence, param="messages")
     tool_choice: Any = body.tool_choice
     if tool_choice is not None and not isinstance(tool_choice, str):
@@ -129,9 +106,9 @@ def to_chat_request(  # who asks, what for, and how
         ),
         reasoning_effort=body.reasoning_effort,
         chat_template_kwargs=body.chat_template_kwargs,
-        cache_salt=key.public_id,  # one user's cached prompts must not be told by their speed to another
+        cache_salt=caller.key.public_id,  # one user's cached prompts must not be told by their speed to another
         ignore_eos=bool(body.ignore_eos),
-        owner=key.public_id,
+        owner=caller.key.public_id,
         urgency=urgency,
     )
 

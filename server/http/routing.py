@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 
-from server.auth.access import KeyWith
+from server.auth.access import RequiresScope
 from server.errors import ApiError
 from server.http.disconnect import ClientGoneError
 from server.http.headers import header_of
@@ -51,7 +51,7 @@ class StrictRoute(APIRoute):
         if self.body_field is None:
             return
         for below in self.dependant.dependencies:
-            if isinstance(below.call, KeyWith):
+            if isinstance(below.call, RequiresScope):
                 below.call.check(request)
         await _read_into(request)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from engine import ANSWERS
+from engine import ANSWERS, ModelHealth
 from server.api.dependencies import TheDrain, TheEngine
-
-if TYPE_CHECKING:
-    from engine import ModelHealth
 
 router = APIRouter(prefix="/health", tags=["health"])
 

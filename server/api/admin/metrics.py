@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from server.api.dependencies import TheDrain, TheEngine, TheMetrics, TheMetricsPage, TheSettings, key_with
-from server.observability.metrics import CONTENT_TYPE, machine, page, standing
+from server.api.dependencies import TheDrain, TheEngine, TheSettings, of_app
+from server.auth.access import KeyWith
+from server.observability.metrics import CONTENT_TYPE, KeptPage, Metrics, machine, page, standing
 
-router = APIRouter(tags=["metrics"], dependencies=[Depends(key_with("metrics"))])
+router = APIRouter(tags=["metrics"], dependencies=[Depends(KeyWith("metrics"))])
 
 
 @router.get("/metrics", response_class=Response, include_in_schema=False)
 async def read_metrics(
-    engine: TheEngine, drain: TheDrain, metrics: TheMetrics, kept: TheMetricsPage, settings: TheSettings
+    engine: TheEngine,
+    drain: TheDrain,
+    settings: TheSettings,
+    metrics: Annotated[Metrics, Depends(of_app("metrics"))],
+    kept: Annotated[KeptPage, Depends(of_app("metrics_page"))],
 ) -> Response:
     """Give everything that is counted, in Prometheus' text format; at most a second old."""
 

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from server.api.admin.schema import ChangedVoices, Entry, EntryList, Reloaded, RenewedCertificate
 from server.api.admin.usage import AuditQuery
-from server.api.dependencies import TheActor, TheAudit, key_with
+from server.api.dependencies import TheActor, TheAudit
+from server.auth.access import KeyWith
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key_with("admin"))])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 
 
 @router.get("/audit")

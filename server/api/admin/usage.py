@@ -9,14 +9,14 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.dependencies import TheMeter, any_key
+from server.api.dependencies import AnyKey, TheMeter
 from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
-from server.store import ApiKey, GroupBy
+from server.store import GroupBy
 from server.store.api_key import utc_now
 from server.validation import FieldError
 
@@ -117,9 +117,7 @@ class UsageList(BaseModel):
 
 
 @router.get("/usage")
-async def read_usage(
-    query: Annotated[UsageQuery, Query()], key: Annotated[ApiKey, Depends(any_key)], meter: TheMeter
-) -> UsageList:
+async def read_usage(query: Annotated[UsageQuery, Query()], key: AnyKey, meter: TheMeter) -> UsageList:
     """Sum up requests and tokens by hour, day, model, kind or key, up to this moment."""
     whose = query.key
     if "admin" not in key.scopes:

@@ -1,35 +1,25 @@
-"""`POST /v1/chat/completions/batch`: many conversations in one call.
-
-The envelope of a batch. Its items are chat bodies, each checked on its own: a bad one fails alone.
-"""
+"""`POST /v1/chat/completions/batch`: many conversations in one call, each checked on its own: a bad one fails alone."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import Field, WithJsonSchema
 
+from server.api.answering import json_response
 from server.api.chat_answer import usage_object
-from server.api.chat_request import Caller, answer_all, total
+from server.api.chat_request import answer_all, total
 from server.api.chat_schema import Strict
-from server.api.dependencies import BatchEngine, TheAccess, TheDrain, TheMeter, TheSettings, key_with
+from server.api.dependencies import Caller, CallerWith
 from server.errors import ApiError
 from server.http.disconnect import until_hangup
 from server.http.routing import StrictRoute
-from server.store import ApiKey
-
-if TYPE_CHECKING:
-    from server.observability.access_log import RequestRecord
-
 
 router = APIRouter(prefix="/v1", tags=["batch"], route_class=StrictRoute)
-
-
 _ITEM = {"type": "object", "description": "A body of POST /v1/chat/completions, and `custom_id` if you like."}
 
 
@@ -41,29 +31,19 @@ class BatchBody(Strict):
 
 
 @router.post("/chat/completions/batch", response_class=Response)
-async def create_batch(
-    body: BatchBody,
-    request: Request,
-    key: Annotated[ApiKey, Depends(key_with("batch"))],
-    engine: BatchEngine,
-    access: TheAccess,
-    settings: TheSettings,
-    drain: TheDrain,
-    meter: TheMeter,
-) -> Response:
+async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(CallerWith("batch"))]) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
-    allowed = meter.limiter.limits(key).batch_items
-    most = settings.max_batch_items if allowed is None else min(allowed, settings.max_batch_items)
+    allowed, most = caller.engine.limits.batch_items, caller.settings.max_batch_items
+    most = most if allowed is None else min(allowed, most)
     if len(body.requests) > most:
         sentence = f"`requests` must have at most {most} items. Send several batches."
         raise ApiError(400, "batch_too_large", sentence, param="requests")
     created = int(time.time())
-    caller = Caller(key, access, settings, engine)
-    with engine.running():
-        responses = await until_hangup(answer_all(body.requests, caller), request, drain)
+    with caller.engine.running():
+        responses = await until_hangup(answer_all(body.requests, caller), caller.request, caller.drain)
     usage = total(responses)
     failed = sum("error" in response for response in responses)
-    record: RequestRecord = request.state.record
+    record = caller.record
     record.items, record.failed_items = len(responses), failed
     record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
     answer = {
@@ -74,4 +54,4 @@ async def create_batch(
         "usage": usage_object(usage),
         "counts": {"total": len(responses), "succeeded": len(responses) - failed, "failed": failed},
     }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response(answer)
