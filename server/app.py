@@ -10,8 +10,8 @@ from fastapi import FastAPI
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api.admin import health, metrics, usage
 from server.api.admin import keys as admin_keys
+from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
 from server.api.admin.keys import KeyAdmin
 from server.api.audio import routes as audio
@@ -56,8 +56,7 @@ _ROUTES = (
     usage,
     admin_keys,
     admin,
-    health,
-    metrics,
+    monitoring,
 )
 
 

@@ -1,8 +1,8 @@
-"""Runs what a caller asked of a language model: as events, or to the end. What either looks like is the endpoint's."""
+"""Answers a caller with events or in one piece, the same way for every endpoint. What either looks like is theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,7 +28,12 @@ def token_events(
     return TokenEvents(lambda: caller.engine.tokens(asked), encoder, caller.record, head=head, naming=naming)
 
 
-def streamed(caller: Caller, events: TokenEvents, *, failure: Callable[[ApiError], bytes] = error_event) -> Response:
+def streamed(
+    caller: Caller,
+    events: TokenEvents | AsyncIterator[bytes],
+    *,
+    failure: Callable[[ApiError], bytes] = error_event,
+) -> Response:
     """Answer with events; `failure` encodes an error that comes after the first."""
     return StreamedResponse(
         events, drain=caller.drain, keep_alive_seconds=caller.settings.keep_alive_seconds, failure=failure

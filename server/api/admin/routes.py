@@ -32,16 +32,16 @@ async def status(request: Request) -> Status:
 @router.post("/reload")
 async def reload(request: Request, by: TheActor) -> Reloaded:
     """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
-    taken = await take_over(request.app, by)
+    applied = await take_over(request.app, by)
     renewal = renew_certificate(request.app)
     return Reloaded(
-        models=list(taken.config.models),
-        tiers=list(taken.config.tiers),
-        added=list(taken.models.added),
-        changed=list(taken.models.changed),
-        removed=list(taken.models.removed),
-        voices=ChangedVoices(**asdict(taken.voices)),
-        warnings=list(taken.warnings),
-        later=list(taken.later),
+        models=list(applied.config.models),
+        tiers=list(applied.config.tiers),
+        added=list(applied.models.added),
+        changed=list(applied.models.changed),
+        removed=list(applied.models.removed),
+        voices=ChangedVoices(**asdict(applied.voices)),
+        warnings=list(applied.warnings),
+        later=list(applied.later),
         certificate=None if renewal is None else RenewedCertificate(**asdict(renewal)),
     )

@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
+from server.api import answering
 from server.api.audio.answer import MEDIA_TYPES, as_events, as_file, failed
 from server.api.audio.schema import SpeechBody, SpeechModelList, VoiceList, VoiceQuery, to_speech_request
 from server.api.dependencies import Caller, CallerWith, TheAccess, TheEngine
@@ -45,9 +46,4 @@ async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("
     if body.stream_format != "sse":
         pieces, media_type = as_file(lambda: caller.engine.speech(asked)), MEDIA_TYPES[asked.response_format]
         return StreamedResponse(pieces, media_type=media_type, drain=caller.drain, failure=None)
-    return StreamedResponse(
-        as_events(lambda: caller.engine.speech(asked), asked),
-        drain=caller.drain,
-        keep_alive_seconds=caller.settings.keep_alive_seconds,
-        failure=failed,
-    )
+    return answering.streamed(caller, as_events(lambda: caller.engine.speech(asked), asked), failure=failed)

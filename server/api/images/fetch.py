@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import TYPE_CHECKING
+import ssl
+from collections.abc import Callable
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from engine import RequestError
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
 
 _SECONDS = 5.0
 _AT_ONCE = 8

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from starlette.responses import HTMLResponse
 
+from server.api import answering
 from server.api.dependencies import Caller, CallerWith, TheSettings, of_app
 from server.api.images.answer import Delivery, ImageAnswer, failed, streamed, whole
 from server.api.images.files import ImageFiles
@@ -19,7 +20,6 @@ from server.api.images.schema import ImageGenerationBody, to_image_request
 from server.errors import ApiError
 from server.http.disconnect import until_hangup
 from server.http.routing import StrictRoute
-from server.http.streaming import StreamedResponse
 
 TheImageFiles = Annotated[ImageFiles, Depends(of_app("image_files"))]
 TheImageLinks = Annotated[ImageLinks, Depends(of_app("image_links"))]
@@ -46,9 +46,7 @@ async def create_images(
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
         events = streamed(lambda: caller.engine.images(asked), delivery, asked, progress=progress)
-        return StreamedResponse(
-            events, drain=caller.drain, keep_alive_seconds=caller.settings.keep_alive_seconds, failure=failed
-        )
+        return answering.streamed(caller, events, failure=failed)
     answer = await until_hangup(whole(caller.engine.images(asked), delivery, asked), caller.request, caller.drain)
     return Response(answer, media_type="application/json")
 
