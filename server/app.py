@@ -12,15 +12,14 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api.admin import health, metrics, usage
 from server.api.admin import keys as admin_keys
+from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
 from server.api.admin.keys import KeyAdmin
 from server.api.audio import routes as audio
 from server.api.chat import batch
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
-from server.api.dependencies import Access
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageFolder
 from server.api.images.links import ImageLinks
@@ -28,8 +27,9 @@ from server.api.messages import routes as messages
 from server.api.models import routes as models
 from server.api.openapi import describe
 from server.api.responses import routes as responses
-from server.auth.limits import Limiter
-from server.auth.metering import ImageQuota, Meter
+from server.auth.access import Access
+from server.auth.limits import ImageQuota, Limiter
+from server.auth.metering import Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Authentication, ConcurrencyLimit, DrainGate, RequestContext
@@ -50,8 +50,7 @@ _ROUTES = (
     usage,
     admin_keys,
     admin,
-    health,
-    metrics,
+    monitoring,
 )
 
 

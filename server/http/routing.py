@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from server.auth.access import KeyWith
+from server.auth.access import RequiresScope
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
 from server.http.protocol import header_of
@@ -48,7 +48,7 @@ class StrictRoute(APIRoute):
         if self.body_field is None:
             return
         for below in self.dependant.dependencies:
-            if isinstance(below.call, KeyWith):
+            if isinstance(below.call, RequiresScope):
                 below.call.check(request)
         await _read_into(request)
 

@@ -1,29 +1,22 @@
-"""The body of a speech request, checked field by field, and what it means to the engine.
-
-Voices, and the models that speak with them, as the API shows them; and what may be asked of the list.
-"""
+"""What may be asked of speech, checked field by field, and how voices and the models that speak are shown."""
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+import engine
 from engine import AudioFormat, SpeechRequest, language_code
 from engine.config.messages import near_miss
 from server.api.chat_schema import NoEngineFields, Strict
+from server.api.dependencies import Caller
 from server.api.schema import Asked, Model
 from server.errors import ApiError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import engine
-    from server.api.dependencies import Access
-    from server.store import ApiKey
-
-
+_LISTED = 30
 VoiceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -52,12 +45,12 @@ class SpeechBody(NoEngineFields):
     """The same seed gives the same sound. Default: by chance."""
 
 
-def to_speech_request(body: SpeechBody, key: ApiKey, access: Access) -> SpeechRequest:
+def to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
     The request id is ours. Raises `ApiError`.
     """
-    access.check(key, body.model)
+    caller.access.check(caller.key, body.model)
     return SpeechRequest(
         request_id=secrets.token_hex(12),
         model=body.model,
@@ -67,9 +60,6 @@ def to_speech_request(body: SpeechBody, key: ApiKey, access: Access) -> SpeechRe
         seed=body.seed,
         response_format=body.response_format or "mp3",
     )
-
-
-_LISTED = 30
 
 
 class VoiceQuery(Asked):
