@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api.admin import health, metrics, usage
 from server.api.admin import keys as admin_keys
+from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
 from server.api.admin.keys import KeyAdmin
 from server.api.audio import routes as audio
 from server.api.chat import batch
 from server.api.chat import routes as chat
 from server.api.completions import routes as completions
-from server.api.dependencies import Access
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageFolder
 from server.api.images.links import ImageLinks
@@ -26,23 +27,16 @@ from server.api.messages import routes as messages
 from server.api.models import routes as models
 from server.api.openapi import describe
 from server.api.responses import routes as responses
-from server.auth.limits import Limiter
-from server.auth.metering import ImageQuota, Meter
+from server.auth.access import Access
+from server.auth.limits import ImageQuota, Limiter
+from server.auth.metering import Meter
 from server.http.cors import Cors
-from server.http.disconnect import ClientGoneError, Drain, client_gone
-from server.http.middleware import Authentication, Crowd, Gate, RequestContext
+from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
+from server.http.middleware import Authentication, ConcurrencyLimit, DrainGate, RequestContext
 from server.observability.access_log import AccessLog
-from server.observability.metrics import KeptPage, Metrics
-from server.settings import database_url
+from server.observability.metrics import CachedPage, Metrics
+from server.settings import Settings, database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.types import ASGIApp
-
-    from server.settings import Settings
-
 
 _ROUTES = (
     chat,
@@ -56,8 +50,7 @@ _ROUTES = (
     usage,
     admin_keys,
     admin,
-    health,
-    metrics,
+    monitoring,
 )
 
 
@@ -65,10 +58,10 @@ class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the app: first the request's id and access line, then web pages, the end, the key, the crowd."""
+        """Wrap the app, from the outside in."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
-        app: ASGIApp = Gate(Authentication(Crowd(routed, settings.max_running_requests)))
+        app: ASGIApp = DrainGate(Authentication(ConcurrencyLimit(routed, settings.max_running_requests)))
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 
@@ -92,13 +85,13 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     )
     app.state.settings = settings
     app.state.config = config
-    app.state.base_url = None  # known to whoever listens
-    app.state.certificate = None  # theirs, too
+    app.state.base_url = None  # known once a socket listens
+    app.state.certificate = None  # likewise
     app.state.terminate = False
     app.state.metrics = Metrics(lambda: app.state.config.models)
-    app.state.metrics_page = KeptPage()
+    app.state.metrics_page = CachedPage()
     errors.install(app)
-    app.add_exception_handler(ClientGoneError, client_gone)
+    app.add_exception_handler(ClientDisconnectedError, client_disconnected)
     for module in _ROUTES:
         app.include_router(module.router)
     return app

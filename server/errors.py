@@ -6,24 +6,21 @@ Routes raise; nothing here shows the text of an exception that is not ours, a ke
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
 import engine
 from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
 from server.validation import first_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fastapi import FastAPI
-    from starlette.requests import Request
 
 _log = logging.getLogger("hearth.server")
 
@@ -88,15 +85,15 @@ _TABLE: tuple[tuple[type[engine.EngineError], _Row], ...] = (
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Translate any failure. One that nobody expected is logged with its trace and becomes a 500."""
+    """Translate any failure. An unexpected one is logged with its trace and becomes a 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, engine.EngineError):
         for kind, row in _TABLE:
             if isinstance(error, kind):
                 return _from_row(error, row)
-    if isinstance(error, StoreError) and (told := _of_the_store(error)):
-        return told
+    if isinstance(error, StoreError) and (known := _of_the_store(error)):
+        return known
     _log.error("unexpected failure", exc_info=error)
     return ApiError(
         500,

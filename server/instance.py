@@ -1,20 +1,26 @@
-"""One server per data directory: a lock that its process holds, and by which `hearth reload` finds it."""
+"""The server of a data directory as other processes see it: a lock, a signal to reload, and a file with the outcome.
+
+The command line imports it, so it knows nothing of the app.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
 
-from server import reload
+import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from engine.files import write_atomically
 
-_FILE = "server.lock"
+OUTCOME_FILE = "reload.json"
+_LOCK_FILE = "server.lock"
+_POLL_SECONDS = 0.05
 
 
 class InstanceError(Exception):
@@ -23,9 +29,9 @@ class InstanceError(Exception):
 
 @contextmanager
 def only_one(data_dir: Path) -> Iterator[None]:
-    """Hold the directory until the block or the process ends. Raises `InstanceError` if somebody else holds it."""
+    """Lock the directory until the block or the process ends. Raises `InstanceError` if another process has it."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (data_dir / _FILE).open("a+", encoding="ascii") as file:
+    with (data_dir / _LOCK_FILE).open("a+", encoding="ascii") as file:
         try:
             # Freed with the last copy of the open file; engines are started by exec, which closes theirs.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,7 +41,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
                 f"Another Hearth (process {file.read().strip() or 'unknown'}) uses the data directory {data_dir}. Pick "
                 "one: 1. stop it; 2. give this one its own directory with --data-dir."
             ) from error
-        (data_dir / reload.FILE).unlink(missing_ok=True)  # of a server before, perhaps with this process id
+        (data_dir / OUTCOME_FILE).unlink(missing_ok=True)  # of a server before, perhaps with this process id
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -45,7 +51,7 @@ def only_one(data_dir: Path) -> Iterator[None]:
 
 def running_pid(data_dir: Path) -> int | None:
     """Return the process id of the server of this directory, None if there is none."""
-    with suppress(OSError), (data_dir / _FILE).open("r+", encoding="ascii") as file:
+    with suppress(OSError), (data_dir / _LOCK_FILE).open("r+", encoding="ascii") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -64,3 +70,83 @@ def ask_to_reload(data_dir: Path) -> int:
         f"No Hearth runs on the data directory {data_dir}. Start one with scripts/serve, or name the directory of the "
         "one that runs with --data-dir."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs from before, by name."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def sentences(self, what: str = "") -> list[str]:
+        """Return like `added a, b`, with `what` before it."""
+        parts = (("added", self.added), ("changed", self.changed), ("removed", self.removed))
+        return [f"{what}{verb}: {', '.join(names)}" for verb, names in parts if names]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of the certificate: whether it is another one now, or why it stays as it was."""
+
+    renewed: bool = False
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one reload. `refused` has the reason, and then nothing has changed.
+
+    `began_at_ns` is when the file was about to be read, by the machine's monotonic clock: this answers every
+    request for a reload from before that.
+    """
+
+    pid: int
+    began_at_ns: int
+    path: str
+    refused: str | None = None
+    models: Difference = Difference()
+    voices: Difference = Difference()
+    warnings: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    """Models that keep the memory that they have until they are loaded again."""
+    certificate: Renewal | None = None
+    """None: plain HTTP is spoken."""
+
+    def sentences(self) -> list[str]:
+        """Say what has changed; empty when nothing has."""
+        later = [f"at the next load, the memory that is planned now: {', '.join(self.later)}"] if self.later else []
+        certificate = ["the TLS certificate is renewed"] if self.certificate and self.certificate.renewed else []
+        return [*self.models.sentences(), *self.voices.sentences("voices "), *later, *certificate]
+
+
+def write_outcome(data_dir: Path, outcome: Outcome) -> None:
+    """Put it in the place of the one before, whole. Blocks. Raises OSError."""
+    write_atomically(data_dir / OUTCOME_FILE, msgspec.json.encode(outcome))
+
+
+def wait_for_outcome(data_dir: Path, pid: int, asked_at_ns: int, seconds: float) -> Outcome | None:
+    """Return the outcome of a reload that was asked for at `asked_at_ns`; None if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and _is_alive(pid):
+        outcome = _read(data_dir / OUTCOME_FILE)
+        if outcome is not None and outcome.pid == pid and outcome.began_at_ns >= asked_at_ns:
+            return outcome
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _read(file: Path) -> Outcome | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Outcome)
+    except (OSError, msgspec.DecodeError):  # none yet, or of another release
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,8 +1,6 @@
-"""Takes a changed models.yaml, and new voices, into the running server. A wrong file changes nothing.
+"""Takes a changed models.yaml, new voices and a renewed certificate into the running server.
 
-What came of the last reload: a small file in the data directory, by which the server answers `hearth reload`.
-
-When to reload and what it means is reload.py's; the signal that asks for it is instance.py's.
+A wrong file changes nothing. How a reload is asked for, and answered, is server/instance.py's.
 """
 
 from __future__ import annotations
@@ -11,25 +9,16 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
+from fastapi import FastAPI
 
-from engine import ConfigError, load_config
-from engine.files import write_atomically
+from engine import Config, ConfigError, Engine, load_config
 from server.http.tls import TlsError
-from server.store import AuditLog, StoreUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from fastapi import FastAPI
-
-    from engine import Config, Engine
-    from server.store import Actor
-
+from server.instance import Difference, Outcome, Renewal, write_outcome
+from server.store import Actor, AuditLog, StoreUnavailableError
 
 _log = logging.getLogger("hearth.reload")
 
@@ -50,7 +39,7 @@ class Taken:
 
 
 async def reload_config(app: FastAPI) -> None:
-    """Do what a SIGHUP asks for, and say in the log, and to `hearth reload`, what came of it."""
+    """Do what a SIGHUP asks for, and report the outcome in the log and to `hearth reload`."""
     began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
     certificate = renew_certificate(app)
     try:
@@ -67,9 +56,9 @@ async def reload_config(app: FastAPI) -> None:
         _log.log(level, "models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
     try:
         async with app.state.reloading:  # in the order in which they began
-            await asyncio.to_thread(write, app.state.settings.data_dir, outcome)
+            await asyncio.to_thread(write_outcome, app.state.settings.data_dir, outcome)
     except OSError as error:
-        _log.error("what came of the reload cannot be told to `hearth reload`: %s", error.strerror)
+        _log.error("the outcome of the reload cannot be written for `hearth reload`: %s", error.strerror)
 
 
 def renew_certificate(app: FastAPI) -> Renewal | None:
@@ -122,87 +111,3 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Differen
         changed=tuple(name for name in after if name in before and before[name] != after[name]),
         removed=tuple(name for name in before if name not in after),
     )
-
-
-FILE = "reload.json"
-_POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What differs from before, by name."""
-
-    added: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-
-    def sentences(self, what: str = "") -> list[str]:
-        """Return like `added a, b`, with `what` before it."""
-        parts = (("added", self.added), ("changed", self.changed), ("removed", self.removed))
-        return [f"{what}{verb}: {', '.join(names)}" for verb, names in parts if names]
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """What became of the certificate: whether it is another one now, or why it stays as it was."""
-
-    renewed: bool = False
-    refused: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the server says of one reload. `refused` has the reason, and then nothing has changed.
-
-    `began_at_ns` is when the file was about to be read, by the machine's monotonic clock: whoever asked before that
-    has their answer here, however many asked.
-    """
-
-    pid: int
-    began_at_ns: int
-    path: str
-    refused: str | None = None
-    models: Difference = Difference()
-    voices: Difference = Difference()
-    warnings: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
-    """Models that keep the memory that they have until they are loaded again."""
-    certificate: Renewal | None = None
-    """None: plain HTTP is spoken."""
-
-    def sentences(self) -> list[str]:
-        """Say what has changed; empty when nothing has."""
-        later = [f"at the next load, the memory that is planned now: {', '.join(self.later)}"] if self.later else []
-        certificate = ["the TLS certificate is renewed"] if self.certificate and self.certificate.renewed else []
-        return [*self.models.sentences(), *self.voices.sentences("voices "), *later, *certificate]
-
-
-def write(data_dir: Path, outcome: Outcome) -> None:
-    """Put it in the place of the one before, whole. Blocks. Raises OSError."""
-    write_atomically(data_dir / FILE, msgspec.json.encode(outcome))
-
-
-def wait_for(data_dir: Path, pid: int, asked_at_ns: int, seconds: float) -> Outcome | None:
-    """Return what this server says of a reload that was asked for at `asked_at_ns`; None if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and _is_alive(pid):
-        outcome = _read(data_dir / FILE)
-        if outcome is not None and outcome.pid == pid and outcome.began_at_ns >= asked_at_ns:
-            return outcome
-        time.sleep(_POLL_SECONDS)
-    return None
-
-
-def _read(file: Path) -> Outcome | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Outcome)
-    except (OSError, msgspec.DecodeError):  # none yet, or of another release
-        return None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,16 +1,10 @@
-"""Runs the server: its socket, its signals, and what it tells the person who started it.
-
-What the person who started the server sees: address, key, progress of the models, and a line to try.
-
-Tells systemd how far the server is (`Type=notify`) and that it still lives. Without systemd it does nothing.
-
-What goes to standard error while the server runs.
-"""
+"""Runs the server: its socket, its signals, and what it tells the terminal (`Banner`) and systemd (`Systemd`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -18,40 +12,43 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine import ANSWERS, SETTLED
+from engine import ANSWERS, SETTLED, Config, Engine, ModelHealth, ModelInfo
 from engine.pool.compiled import compiler
-from server.app import create_app
-from server.heap import collect_rarely, freeze_when_settled, give_back_when_idle
+from server.app import HearthApp, create_app
+from server.http.disconnect import Drain
 from server.http.protocol import http_config
-from server.http.tls import certificate_of
+from server.http.tls import Certificate, certificate_of
 from server.instance import only_one
 from server.observability.status import read_status
 from server.observability.status_socket import StatusSocket
 from server.reload import reload_config, renew_certificate
-from server.settings import database_url, is_loopback
+from server.settings import Settings, database_url, is_loopback
 from server.store import SCOPES, Database, KeyStore
 from server.terminal import HEARTH, keys_command, time_left
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from engine import Config, Engine, ModelHealth, ModelInfo
-    from server.app import HearthApp
-    from server.http.disconnect import Drain
-    from server.http.tls import Certificate
-    from server.settings import Settings
-
-
 _log = logging.getLogger("hearth.serve")
+
+_CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+# What to try, by a model's first capability: the path, the fields, and where the answer goes.
+_REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/chat/completions", _CHAT, ""),
+    "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
+    "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
+}
+_COUNTDOWN_SECONDS = 1.0
+_SETTLED_POLL_SECONDS = 0.5
+# Python's own are 700, 10, 10: with hundreds of streams the first is reached within one engine step.
+_GC_THRESHOLDS = (20_000, 20, 20)
 
 
 class StartError(Exception):
@@ -72,7 +69,7 @@ def run(settings: Settings, config: Config) -> None:
     ):
         exit_status = runner.run(_serve(settings, config, listener, certificate))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
-        # still renders or tokenises what nobody waits for would hold us up for minutes.
+        # still renders or tokenises for a client that left would hold us up for minutes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_status)
@@ -108,14 +105,14 @@ class _Server(uvicorn.Server):
         self._systemd = Systemd()
         self._status: StatusSocket | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._hopeless = False
+        self._unservable = False
 
     @property
     def exit_status(self) -> int:
-        """What the process ends with: whoever supervises it must be able to tell an end from a failure."""
+        """What the process ends with: a supervisor must be able to tell an end from a failure."""
         if not self.started:
             return 1  # the log has said why
-        return os.EX_UNAVAILABLE if self._hopeless else 0
+        return os.EX_UNAVAILABLE if self._unservable else 0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -124,13 +121,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell the person at the terminal."""
-        collect_rarely()
+        gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
         self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
-        for follow in (self._banner.follow, self._systemd.follow, freeze_when_settled):
+        for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
-        self._tasks.append(asyncio.create_task(give_back_when_idle(self._app.state.drain)))
-        self._tasks.append(asyncio.create_task(self._end_when_hopeless()))
+        self._tasks.append(asyncio.create_task(self._end_when_unservable()))
         self._systemd.listening()
 
     def on_signal(self) -> None:
@@ -154,11 +150,11 @@ class _Server(uvicorn.Server):
         else:  # nothing has been loaded by the old models.yaml
             renew_certificate(self._app)
 
-    async def _end_when_hopeless(self) -> None:
+    async def _end_when_unservable(self) -> None:
         await self._app.state.engine.hopeless()
         if self._app.state.drain.draining:
             return
-        self._hopeless = True
+        self._unservable = True
         _log.error(
             "None of the models can be served, for the reasons above, so Hearth ends. Correct models.yaml or the "
             "weights (docs/models-yaml.md) and start it again."
@@ -177,6 +173,18 @@ class _Server(uvicorn.Server):
         if self._status is not None:
             await self._status.close()
         await super().shutdown(sockets)
+
+
+async def _freeze_when_settled(engine: Engine) -> None:
+    """Once every model is loaded or has failed, take what lives out of all garbage collections.
+
+    The modules and tables of vLLM, torch and our own are about a million objects: to look through them would halt all
+    streams for a third of a second each time. Once only: what a later load leaves behind in cycles must be found.
+    """
+    while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the banner alone waits for changes
+        await asyncio.sleep(_SETTLED_POLL_SECONDS)
+    gc.collect()
+    gc.freeze()
 
 
 def _base_urls(settings: Settings, port: int) -> tuple[str, str | None]:
@@ -230,7 +238,7 @@ def _make_key(settings: Settings) -> str:
 
 
 async def _first_key(settings: Settings, config: Config) -> str | None:
-    """Make an admin key if the store has none. Beyond this machine nobody may be served before keys were issued."""
+    """Make an admin key if the store has none. Other machines are not served before keys were issued."""
     async with await Database.open(database_url(settings)) as database:
         store = KeyStore(database)
         if await store.count_active():
@@ -246,31 +254,20 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
         return text
 
 
-_CHAT = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-# What to try, by a model's first capability: the path, the fields, and where the answer goes.
-_REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "chat": ("/chat/completions", _CHAT, ""),
-    "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
-    "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
-}
-
-_COUNTDOWN_SECONDS = 1.0
-
-
 class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
     def __init__(
         self, base_url: str, outside_url: str | None, first_key: str | None, *, make_key: str, remark: str | None = None
     ) -> None:
-        """`make_key`: the command that makes a key; `remark`: what else whoever starts it should know."""
+        """`make_key`: the command that makes a key; `remark`: what else to know at the start."""
         self._base_url = base_url
         self._outside_url = outside_url
         self._first_key = first_key
         self._make_key = make_key
         self._remark = remark
         self._console = Console(highlight=False, soft_wrap=True)
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._bars = Progress(
             TextColumn("  {task.description:<16}"),
             BarColumn(bar_width=24),
@@ -327,9 +324,9 @@ class Banner:
 
     def _report(self, health: ModelHealth) -> None:
         """One line per new phase where bars cannot be drawn, and afterwards everywhere."""
-        if self._said.get(health.id) == health.phase:
+        if self._reported.get(health.id) == health.phase:
             return
-        self._said[health.id] = health.phase
+        self._reported[health.id] = health.phase
         if not self._bars.live.is_started:
             left = time_left(health.remaining_seconds)
             self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")
@@ -398,34 +395,22 @@ class Systemd:
         self._send("STOPPING=1", "STATUS=Draining")
 
     async def follow(self, engine: Engine) -> None:
-        """Show the models in `systemctl status`, and feed the watchdog from the event loop that serves."""
+        """Show the models in `systemctl status`, and reset the watchdog from the event loop that serves."""
         if not self._address:
             return
-        said = ""
+        reported = ""
         while True:
             ready = [health.status == "ready" for health in engine.health()]
             status = f"STATUS={sum(ready)} of {len(ready)} models ready"
-            if status != said or self._watchdog_seconds:
+            if status != reported or self._watchdog_seconds:
                 self._send(status, "WATCHDOG=1")
-                said = status
+                reported = status
             await asyncio.sleep(self._watchdog_seconds / 3 or 5)
 
     def _send(self, *states: str) -> None:
         if not self._address:
             return
-        # A manager that is not there must not stop a server that is
+        # A missing manager must not stop the server
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager, suppress(OSError):
             manager.settimeout(0)
             manager.sendto("\n".join(states).encode(), self._address)
-
-
-# What uvicorn says when a file is cut off, which happens on purpose: sse.py says why.
-_CUT_OFF = "ASGI callable returned without completing response."
-
-
-def set_up_log(level: str) -> None:
-    """Write ours at the level asked for; of libraries only what goes wrong."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
-    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _CUT_OFF)
-    logging.getLogger("hearth").setLevel(level.upper())

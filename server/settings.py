@@ -1,11 +1,7 @@
-"""How this machine runs Hearth: environment variables `HEARTH_*`, read once. What is served is models.yaml's.
-
-Addresses as settings name them: where clients reach us, whose pages may ask, which proxies are believed.
-"""
+"""How this machine runs Hearth: environment variables `HEARTH_*`, read once. What is served is models.yaml's."""
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
@@ -16,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from engine.config.messages import near_miss
 from server.store.sqlite import FILE_NAME, sqlite_url
 from server.validation import sentence
 
@@ -24,6 +21,9 @@ _PREFIX = "HEARTH_"
 _NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the last three are for examples
 _REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has it set starts all the same
 _CHECKOUT = Path(__file__).parents[1]
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class SettingsError(Exception):
@@ -33,15 +33,6 @@ class SettingsError(Exception):
 def _in_checkout(name: str) -> Path:
     """Defaults lie in the checkout, wherever the command is called from; an installed package has none."""
     return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
-
-
-ANY_ORIGIN = "*"
-
-
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
-
-
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def base_address(value: str | None) -> str | None:
@@ -164,7 +155,7 @@ class Settings(BaseSettings):
 
 
 def database_url(settings: Settings) -> str:
-    """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` and nobody else."""
+    """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` alone."""
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
     return sqlite_url(settings.data_dir / FILE_NAME)
@@ -187,8 +178,8 @@ def _unknown_names() -> list[str]:
     problems = []
     for name in sorted(os.environ):
         if name.startswith(_PREFIX) and name not in known | _REMOVED:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            near = near_miss(name, known)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}"
             problems.append(f"{name}: there is no such setting; {hint}")
     return problems
 

@@ -1,24 +1,22 @@
-"""Work that goes on beside requests: nobody waits for it, nothing of it is forgotten, and a shutdown lets it end."""
+"""Background work that outlives the request that started it, and that a shutdown lets end."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 
 class SideTasks:
-    """Tasks of one owner, on one event loop. asyncio itself would let go of a task that nobody holds."""
+    """Tasks of one owner, on one event loop. asyncio itself keeps no reference to a task."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Begin `work`. Whoever wants its result, or its error, asks the task."""
+        """Begin `work`. Its result, or its error, is the task's."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -1,7 +1,8 @@
-"""What is said in a terminal: how `hearth` is typed here, tables in which no word is lost, sizes and times."""
+"""What is printed in a terminal: how `hearth` is typed here, tables that cut no word, sizes and times, the log."""
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
 import shutil
@@ -16,6 +17,8 @@ from server.settings import Settings  # a plain import does no harm here
 
 _CHART_WIDTH = 160
 _PIPE_WIDTH = 10_000
+# What uvicorn says when a file is cut off, which StreamedResponse does on purpose.
+_CUT_OFF = "ASGI callable returned without completing response."
 
 
 def typed(script: Path, found: str | None, here: Path) -> str:
@@ -68,3 +71,11 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= 1 << shift:
             return f"{size_bytes / (1 << shift):.1f} {unit}"
     return f"{size_bytes:.0f} bytes"
+
+
+def set_up_log(level: str) -> None:
+    """Write ours at the level asked for; of libraries only what goes wrong."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are a line per stranger's mistake
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != _CUT_OFF)
+    logging.getLogger("hearth").setLevel(level.upper())

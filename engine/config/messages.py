@@ -24,9 +24,14 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean `{shown(near)}`?" if near else ""
 
 
+def near_misses(word: str, choices: Iterable[str], most: int) -> list[str]:
+    """Return what `word` may have been meant to be, the most similar first. `word` may come from a client."""
+    return difflib.get_close_matches(word[:64], list(choices), n=most)
+
+
 def near_miss(word: str, choices: Iterable[str]) -> str | None:
-    matches = difflib.get_close_matches(word[:64], list(choices), n=1)
-    return matches[0] if matches else None
+    """Return the most similar choice; None if none is near."""
+    return next(iter(near_misses(word, choices, 1)), None)
 
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ Every folder is read by its family's reader; nothing is loaded. A voice that lac
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import logging
 import os
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config import Config, SpeechModelSpec
+from engine.config.messages import near_misses
 from engine.config.yaml import shown
 from engine.demo import weights_dir as demo_weights_dir
 from engine.errors import LoadError, RequestError
@@ -89,7 +89,7 @@ class Voices:
         """Up to three ids and aliases that look like this one, of voices that can speak."""
         ids = [one.id for one in self.of(model) if one.available]
         aliases = [name for name, of in self._specs[model].aliases.items() if of in ids]
-        return difflib.get_close_matches(voice.lower()[:64], [*ids, *aliases], n=3)
+        return near_misses(voice.lower(), [*ids, *aliases], 3)
 
     def find(self, model: str, voice: str) -> Voice:
         """Return a voice by its id or alias. Raises `RequestError`."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from engine import (
-        ChatChoice,
-        ChatDelta,
-        ChatResult,
-        ChatStep,
-        TokenLogprob,
-        ToolCall,
-        ToolCallDelta,
-        Usage,
-    )
+from engine import (
+    ChatChoice,
+    ChatDelta,
+    ChatResult,
+    ChatStep,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"

@@ -1,12 +1,8 @@
-"""The body of a chat request, checked field by field: strict types, bounds, and what may not reach the engine.
+"""The body of a chat request, checked field by field, and what other bodies share with it.
 
-Unknown fields are ignored, since real clients send many. Messages of validators never repeat a value.
-
-Checks of single values in a chat body that types alone cannot express. Their sentences follow the field's name.
-
-Each takes the value as it was sent and returns it as the schema keeps it, or raises `ValueError`.
-
-Fields that would reach into the engine: refused by name in every body that makes a model write.
+Types are strict, numbers bounded, unknown fields ignored, since real clients send many; fields that would reach into
+the engine are refused by name. A check takes the value as it was sent and returns it as the schema keeps it, or raises
+`ValueError` with a sentence that follows the field's name. No message repeats a value.
 """
 
 from __future__ import annotations
@@ -25,6 +21,65 @@ from server.validation import FieldError
 MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
 _INT64_MAX = 2**63 - 1
 _NOT_FOR_REQUESTS = "is set by whoever runs this server and cannot be sent with a request"
+
+
+def token_biases(value: Any) -> Any:
+    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
+    if value is None:
+        return value
+    sentence = "must map at most 1024 token ids (digits) to numbers from -100 to 100"
+    if not isinstance(value, dict) or len(value) > 1024:
+        raise ValueError(sentence)
+    for token, bias in value.items():
+        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
+        if not number or not re.fullmatch(r"[0-9]{1,9}", token):
+            raise ValueError(sentence)
+    return value
+
+
+def template_switches(value: Any) -> Any:
+    if value is None:
+        return value
+    known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
+    if not known or not all(isinstance(switch, bool) for switch in value.values()):
+        raise ValueError("may hold `enable_thinking` (true or false) only")
+    return value
+
+
+def object_schema(value: Any) -> Any:
+    """A JSON schema has to be an object of limited size, or null."""
+    if value is None:
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")  # noqa: TRY004  # pydantic makes a finding of a ValueError only
+    check_schema(value)
+    return value
+
+
+def call_arguments(arguments: str) -> str:
+    """Text that is no JSON is a call the model never finished, and taken for no arguments further down.
+
+    JSON that only a lenient parser reads (lone surrogates, NaN, thousands of levels or digits) would fail there.
+    """
+    sentence = "must be JSON text without NaN, lone surrogates, huge numbers or deep nesting"
+    try:
+        json.loads(arguments)
+        parse_strict_json(arguments.encode())
+    except json.JSONDecodeError:
+        return arguments
+    except (ValueError, RecursionError, ApiError) as error:
+        raise ValueError(sentence) from error
+    return arguments
+
+
+def stop_sequences(value: Any) -> Any:
+    if value is None:
+        return ()
+    sequences = [value] if isinstance(value, str) else value
+    good = isinstance(sequences, list) and len(sequences) <= 4
+    if not good or not all(isinstance(item, str) and 1 <= len(item) <= 256 for item in sequences):
+        raise ValueError("must be a string or an array of at most 4 strings, each of 1 to 256 characters")
+    return tuple(sequences)
 
 
 def _refused(sentence: str) -> BeforeValidator:
@@ -46,6 +101,20 @@ class Strict(BaseModel):
     """Strict types; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+class NoEngineFields(Strict):
+    """A body in which none of them may be set."""
+
+    chat_template: EngineField = None
+    mm_processor_kwargs: EngineField = None
+    media_io_kwargs: EngineField = None
+    prompt_embeds: EngineField = None
+    extra_args: EngineField = None
+    guided_json: EngineField = None
+    guided_regex: EngineField = None
+    guided_choice: EngineField = None
+    guided_grammar: EngineField = None
 
 
 class TextPart(Strict):
@@ -257,76 +326,3 @@ class ChatCompletionBody(Strict):
         if self.tool_choice == "required" and not names:
             raise FieldError("tool_choice", "needs `tools`")
         return self
-
-
-def token_biases(value: Any) -> Any:
-    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
-    if value is None:
-        return value
-    sentence = "must map at most 1024 token ids (digits) to numbers from -100 to 100"
-    if not isinstance(value, dict) or len(value) > 1024:
-        raise ValueError(sentence)
-    for token, bias in value.items():
-        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
-        if not number or not re.fullmatch(r"[0-9]{1,9}", token):
-            raise ValueError(sentence)
-    return value
-
-
-def template_switches(value: Any) -> Any:
-    if value is None:
-        return value
-    known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
-    if not known or not all(isinstance(switch, bool) for switch in value.values()):
-        raise ValueError("may hold `enable_thinking` (true or false) only")
-    return value
-
-
-def object_schema(value: Any) -> Any:
-    """A JSON schema has to be an object of bearable size, or null."""
-    if value is None:
-        return value
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")  # noqa: TRY004  # pydantic makes a finding of a ValueError only
-    check_schema(value)
-    return value
-
-
-def call_arguments(arguments: str) -> str:
-    """Text that is no JSON is a call the model never finished, and taken for no arguments further down.
-
-    JSON that only a lenient parser reads (lone surrogates, NaN, thousands of levels or digits) would fail there.
-    """
-    sentence = "must be JSON text without NaN, lone surrogates, huge numbers or deep nesting"
-    try:
-        json.loads(arguments)
-        parse_strict_json(arguments.encode())
-    except json.JSONDecodeError:
-        return arguments
-    except (ValueError, RecursionError, ApiError) as error:
-        raise ValueError(sentence) from error
-    return arguments
-
-
-def stop_sequences(value: Any) -> Any:
-    if value is None:
-        return ()
-    sequences = [value] if isinstance(value, str) else value
-    good = isinstance(sequences, list) and len(sequences) <= 4
-    if not good or not all(isinstance(item, str) and 1 <= len(item) <= 256 for item in sequences):
-        raise ValueError("must be a string or an array of at most 4 strings, each of 1 to 256 characters")
-    return tuple(sequences)
-
-
-class NoEngineFields(Strict):
-    """A body in which none of them may be set."""
-
-    chat_template: EngineField = None
-    mm_processor_kwargs: EngineField = None
-    media_io_kwargs: EngineField = None
-    prompt_embeds: EngineField = None
-    extra_args: EngineField = None
-    guided_json: EngineField = None
-    guided_regex: EngineField = None
-    guided_choice: EngineField = None
-    guided_grammar: EngineField = None

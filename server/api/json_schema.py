@@ -1,23 +1,19 @@
 """How large a JSON schema from a client may be: a larger one would keep the grammar compiler busy for minutes.
 
-Whether a schema makes sense is left to vLLM. Pure functions over parsed JSON of at most 64 levels.
-
-How large a regular expression of a JSON schema becomes once its repeats are written out, as the compiler does.
+Its patterns count with their repeats written out, as the compiler does it. Whether a schema makes sense is left to
+vLLM. Pure functions over parsed JSON of at most 64 levels.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from re import _constants as kinds  # type: ignore[attr-defined]  # Python's own parser; not public
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _MAX_BYTES = 64 * 2**10
 _MAX_PROPERTIES = 256
@@ -26,6 +22,15 @@ _MAX_PATTERN_SIZE = 2000
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _MAX_COUNTED_PROPERTIES = 16
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+_MAX_CHARACTERS = 256
+_ENDLESS = 4  # what `+` and `*` count for, within another repeat or alone
+_BRACES = re.compile(r"(?<!\\)\{(?!\d{1,6}(,\d{0,6})?\})")
+
+
+class SchemaTooComplexError(ValueError):
+    """The sentence follows the name of the field."""
+
+    code = "schema_too_complex"
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -37,19 +42,19 @@ def check_schema(schema: dict[str, Any]) -> None:
     if len(msgspec.json.encode(schema)) > _MAX_BYTES:
         raise SchemaTooComplexError(f"must be at most {_MAX_BYTES // 2**10} KiB long")
     properties = size = 0
-    stand_ins: TopologicalSorter[int] = TopologicalSorter()
+    substitutes: TopologicalSorter[int] = TopologicalSorter()
     for node in _objects(schema):
         listed = node.get("properties")
         properties += len(listed) if isinstance(listed, dict) else 0
         size += _checked_size(node)
-        stand_ins.add(id(node), *map(id, _stand_ins(node, schema)))
+        substitutes.add(id(node), *map(id, _substitutes(node, schema)))
     if size > _MAX_PATTERN_SIZE:
         sentence = f"must have patterns that stand for at most {_MAX_PATTERN_SIZE} symbols in all, repeats written out"
         raise SchemaTooComplexError(sentence)
     if properties > _MAX_PROPERTIES:
         raise SchemaTooComplexError(f"must have at most {_MAX_PROPERTIES} properties in all")
     try:
-        stand_ins.prepare()
+        substitutes.prepare()
     except CycleError:
         sentence = "must not refer to itself without a property or an item in between"
         raise SchemaTooComplexError(sentence) from None
@@ -72,10 +77,10 @@ def _checked_size(node: dict[str, Any]) -> int:
     if any(isinstance(count, int) and count > _MAX_COUNTED_PROPERTIES for count in counted):
         raise SchemaTooComplexError(f"must not count more than {_MAX_COUNTED_PROPERTIES} of its named properties")
     pattern = node.get("pattern")
-    return pattern_size(pattern) if isinstance(pattern, str) else 0
+    return _pattern_size(pattern) if isinstance(pattern, str) else 0
 
 
-def _stand_ins(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
+def _substitutes(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
     """What a value must satisfy in place of `node`. A circle of these can never end."""
     reference = node.get("$ref")
     found = [_resolve(reference, schema)] if isinstance(reference, str) else []
@@ -99,21 +104,10 @@ def _resolve(reference: str, schema: dict[str, Any]) -> Any:
     return here
 
 
-_MAX_CHARACTERS = 256
-_ENDLESS = 4  # what `+` and `*` count for, within another repeat or alone
-_BRACES = re.compile(r"(?<!\\)\{(?!\d{1,6}(,\d{0,6})?\})")
-
-
-class SchemaTooComplexError(ValueError):
-    """The sentence follows the name of the field."""
-
-    code = "schema_too_complex"
-
-
-def pattern_size(pattern: str) -> int:
+def _pattern_size(pattern: str) -> int:
     """Return the number of symbols that `pattern` stands for.
 
-    Measured with xgrammar on a CPU: `(a|b|[a-z]+){1,1000}` twenty times blocks everybody for 8 s. Lookaround is not
+    Measured with xgrammar on a CPU: `(a|b|[a-z]+){1,1000}` twenty times blocks all requests for 8 s. Lookaround is not
     followed but silently left out there, so it is refused. Raises `SchemaTooComplexError`.
     """
     if len(pattern) > _MAX_CHARACTERS:

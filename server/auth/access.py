@@ -1,43 +1,128 @@
-"""Asks of a request's key that it has a scope. Who has asked with which key is the middleware's to know."""
+"""What a key may do: its scopes, the models of its tier and of its own list, and whether what it names is configured.
+
+Who asks with which key is the middleware's to know; what a key's fields may hold in themselves is the store's to check.
+"""
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastapi import Request
 
+from engine import Config, Engine, ModelInfo
+from engine.config.messages import near_miss
 from server.errors import ApiError
-from server.store import ApiKey
+from server.store import SCOPES, ApiKey, KeyFieldError
 
 
 @dataclass(frozen=True, slots=True)
-class KeyWith:
-    """A dependency that gives the request's key if it has `scope`, and a 403 otherwise."""
+class RequiresScope:
+    """What every dependency that requires a scope of the request's key is built on."""
 
     scope: str
 
-    async def __call__(self, request: Request) -> ApiKey:
-        """Raise `ApiError` 403."""
-        return self.check(request)
-
     def check(self, request: Request) -> ApiKey:
-        """Return the key without a wait. Raises `ApiError` 403."""
-        found: ApiKey = request.state.key
-        if self.scope not in found.scopes:
+        """Return the key. Raises `ApiError` 403 if it lacks the scope."""
+        key: ApiKey = request.state.key
+        if self.scope not in key.scopes:
             raise ApiError(
                 403,
                 "insufficient_permissions",
                 f"This key lacks the scope `{self.scope}`. Ask whoever runs this server for a key that has it.",
                 type="permission_error",
             )
-        return found
+        return key
 
 
-@dataclass(frozen=True, slots=True)
-class KeyIfSent:
+class KeyWith(RequiresScope):
+    """A dependency that gives the request's key if it has `scope`, and a 403 otherwise."""
+
+    __slots__ = ()
+
+    async def __call__(self, request: Request) -> ApiKey:
+        """Raise `ApiError` 403."""
+        return self.check(request)
+
+
+class KeyIfSent(RequiresScope):
     """The same for what a setting may open: None where no key was sent."""
 
-    scope: str
+    __slots__ = ()
 
     async def __call__(self, request: Request) -> ApiKey | None:
         """Raise `ApiError` 403."""
-        return None if request.state.key is None else KeyWith(self.scope).check(request)
+        return None if request.state.key is None else self.check(request)
+
+
+class Access:
+    """Which models a key may use: those of its tier, and of its own list if it has one."""
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+
+    def use(self, config: Config) -> None:
+        """From now on these are the tiers."""
+        self._config = config
+
+    def models(self, key: ApiKey) -> list[ModelInfo]:
+        """Return what the key may use, in the order of models.yaml."""
+        return [model for model in self._engine.models() if self._allows(key, model.id, model.tier)]
+
+    def speech_models(self, key: ApiKey | None) -> list[ModelInfo]:
+        """Return the models that speak, and that the key may use; without one, all of them."""
+        models = self._engine.models() if key is None else self.models(key)
+        return [model for model in models if "speech" in model.capabilities]
+
+    def model(self, key: ApiKey, model: str) -> ModelInfo:
+        """Return one model. An unknown one and one that the key may not use get the same answer."""
+        for info in self.models(key):
+            if info.id == model:
+                return info
+        raise _no_such_model()
+
+    def check(self, key: ApiKey, model: str) -> None:
+        """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
+        spec = self._config.models.get(model)
+        if spec is None or not self._allows(key, model, spec.tier):
+            raise _no_such_model()
+
+    def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
+        own = self._config.tiers.get(key.tier)
+        return own is not None and tier in own.models and (key.models is None or model in key.models)
+
+
+def _no_such_model() -> ApiError:
+    return ApiError(
+        404,
+        "model_not_found",
+        "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
+        param="model",
+    )
+
+
+def check_scopes(scopes: Iterable[str]) -> None:
+    """Raise `KeyFieldError` for a scope that there is not. For the command line and HTTP, like `check_rights`."""
+    for scope in scopes:
+        _check_known("scope", "scopes", scope, SCOPES)
+
+
+def check_rights(config: Config, tier: str, models: Iterable[str]) -> None:
+    """Raise `KeyFieldError` unless the tier is configured and may use each of the models."""
+    _check_known("tier", "tier", tier, config.tiers)
+    for model in models:
+        _check_known("model", "models", model, config.models)
+        needed = config.models[model].tier
+        if needed not in config.tiers[tier].models:
+            message = f"Keys of tier {tier!r} may not use the model {model!r}: it is for tier {needed!r}."
+            raise KeyFieldError("models", message)
+
+
+def _check_known(kind: str, field: str, given: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if given in names:
+        return
+    near = near_miss(given, names)
+    meant = f" Did you mean {near!r}?" if near else ""
+    shown = repr(given) if len(given) <= 64 and given.isprintable() else "of this name"
+    raise KeyFieldError(field, f"There is no {kind} {shown}.{meant} Known: {', '.join(names)}.")

@@ -1,24 +1,39 @@
 """What a key may still do: its tier's limits, changed by its own, taken before work begins and given back after it.
 
-Exactness is the store's (buckets); which requests count, and what a refused client is told, is decided here.
+Exactness is the store's (buckets, quotas); which requests count, and what a refused client reads, is decided here.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from types import TracebackType
+from typing import Self
 
+from engine import Config, TierSpec
 from engine.admission.in_flight import InFlight
 from server.errors import ApiError
-from server.store import Ask, Refused, TooLarge
-
-if TYPE_CHECKING:
-    from engine import Config, TierSpec
-    from server.store import ApiKey, Buckets, Level
+from server.store import (
+    ApiKey,
+    Ask,
+    Buckets,
+    Level,
+    QuotaExceeded,
+    Quotas,
+    QuotaTaken,
+    Refused,
+    StoreUnavailableError,
+    TooLarge,
+)
+from server.tasks import SideTasks
 
 _LONGEST_RETRY_SECONDS = 120
+_IMAGES = "images"
+_log = logging.getLogger("hearth.limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +157,56 @@ def _one_request(key: ApiKey, most: int) -> Ask:
     return Ask.per_minute(f"{key.public_id}:requests", 1, most)
 
 
+class ImageQuota:
+    """Images per day, of all keys by their public ids. Use as `async with`, on one event loop."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._tasks = SideTasks()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Wait until everything that was taken or given back is written."""
+        await self._tasks.finish()
+
+    async def take(self, key: str, images: int, per_day: int) -> QuotaTaken:
+        """Count `images`, all or none. Raises `ApiError` where they are too many, and StoreUnavailableError.
+
+        For a caller that is cancelled nothing stays counted.
+        """
+        taking = self._tasks.start(self._quotas.take(key, _IMAGES, images, per_day))
+        try:
+            taken = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(partial(self._came_late, key, images))
+            raise
+        if isinstance(taken, QuotaTaken):
+            return taken
+        raise _no_images_left(taken, images)
+
+    def give_back(self, key: str, images: int, taken: QuotaTaken) -> None:
+        """Uncount images that were not made. Does not wait or fail."""
+        if images > 0:
+            self._tasks.start(self._try_to_give_back(key, images, taken))
+
+    async def _try_to_give_back(self, key: str, images: int, taken: QuotaTaken) -> None:
+        try:
+            await self._quotas.give_back(key, _IMAGES, images, taken.day)
+        except StoreUnavailableError as error:
+            _log.warning("%d images of key %s stay counted for today: %s", images, key, error.message)
+
+    def _came_late(self, key: str, images: int, taking: asyncio.Task[QuotaTaken | QuotaExceeded]) -> None:
+        if not taking.cancelled() and taking.exception() is None and isinstance(taken := taking.result(), QuotaTaken):
+            self.give_back(key, images, taken)
+
+
 def headers_of(levels: tuple[Level, ...]) -> dict[str, str]:
     """Return `x-ratelimit-*` headers, of the buckets that the key has."""
     headers = {}
@@ -202,4 +267,16 @@ def _never_fits(large: TooLarge) -> ApiError:
         f"This request may need {large.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your key "
         f"has {large.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
         param="max_tokens",
+    )
+
+
+def _no_images_left(spent: QuotaExceeded, images: int) -> ApiError:
+    if spent.limit == 0:
+        return quota_spent("Your key may make no images at all. Ask whoever runs this server.")
+    hours, minutes = divmod(int(spent.reset_seconds) // 60, 60)
+    fewer = " Ask for fewer with `n`, or" if 0 < spent.remaining < images else " Until then"
+    return quota_spent(
+        f"Your key may make {spent.limit} images a day and has {spent.remaining} of them left; this request asks for"
+        f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask whoever runs this"
+        " server for more."
     )

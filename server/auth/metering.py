@@ -1,159 +1,48 @@
 """The engine as one HTTP request may use it: every call is held to the key's limits and written into the usage book.
 
-Routes call it like the engine itself. What the limits are is limits.py's, in what order calls run the engine's.
-
-One call of the engine as a key may make it: what is taken for it, what it uses, and what goes back when it ends.
-
-What a process keeps of all keys: what they may use, and what they have used.
-
-Images of a key per day: taken before the work begins, and what was not made given back after it.
-
-The counting is the store's (quotas.py), which limit a key has limits.py's.
+Routes call it like the engine itself. What the limits are, and how they are taken, is limits.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from engine import ChatRequest
+from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
 from engine.chat_fold import fold
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream
-from server.auth.limits import headers_of, quota_spent
+from server.auth.limits import ImageQuota, Limiter, Limits, headers_of
 from server.errors import ApiError
-from server.http.disconnect import ClientGoneError
-from server.store import QuotaTaken, StoreUnavailableError
-from server.store import Usage as Used
-from server.tasks import SideTasks
+from server.http.disconnect import ClientDisconnectedError
+from server.observability.access_log import RequestRecord
+from server.observability.metrics import Metrics
+from server.store import ApiKey, Ask, QuotaTaken, StoreUnavailableError, Usage, UsageBook
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-
-    from engine import (
-        ChatResult,
-        Engine,
-        ImageRequest,
-        SpeechRequest,
-        TextRequest,
-        Usage,
-    )
-    from server.auth.limits import Limiter, Limits
-    from server.observability.access_log import RequestRecord
-    from server.observability.metrics import Metrics
-    from server.store import ApiKey, Ask, QuotaExceeded, Quotas, QuotaTaken, UsageBook
+_Stream = TypeVar("_Stream", bound=Stream[Any])
 
 
-_Request = TypeVar("_Request", "ChatRequest", "TextRequest")
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """What a process keeps of all keys: what they may use, and what they have used."""
+
+    limiter: Limiter
+    book: UsageBook
+    images: ImageQuota
+    metrics: Metrics
 
 
+@dataclass(slots=True, eq=False)
 class MeteredEngine:
-    """Made anew for each HTTP request; all calls of one request count as one that runs."""
+    """One per HTTP request: all its calls together count as one that runs. `kind` names them in the usage book.
 
-    def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, *, kind: str) -> None:
-        self._engine = engine
-        self._request = MeteredRequest(meter, key, record, kind)
+    Its methods are those of `Engine`, and raise `ApiError` where a limit is met.
+    """
 
-    def running(self) -> MeteredRequest:
-        """Count this HTTP request as one that runs, once however many calls it makes (`with`). Raises `ApiError`."""
-        return self._request
-
-    async def chat(self, request: ChatRequest) -> TokenStream:
-        """Like `Engine.chat`; raises `ApiError` where a limit is met."""
-        return await self._begun(request, self._engine.chat)
-
-    async def text(self, request: TextRequest) -> TokenStream:
-        """Like `Engine.text`."""
-        return await self._begun(request, self._engine.text)
-
-    async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
-        """Return a whole answer. Cancelling aborts it."""
-        if isinstance(request, ChatRequest):
-            stream = await self.chat(replace(request, whole=True))
-        else:
-            stream = await self.text(request)
-        async with stream:
-            return await fold(stream)
-
-    async def _begun(
-        self, request: _Request, begin: Callable[[_Request, TokenStream], Awaitable[TokenStream]]
-    ) -> TokenStream:
-        call = MeteredCall(self._request, request.model, takes_tokens=True)
-        await call.begin()
-        stream = call.stream = TokenStream()
-        stream.on_end(call.end)
-        try:
-            return await begin(self._known(request, call), stream)
-        except BaseException as error:
-            await call.count(error)
-            raise
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """Like `Engine.count_tokens`. It costs a request and no tokens."""
-        async with MeteredCall(self._request, request.model):
-            return await self._engine.count_tokens(request)
-
-    async def images(self, request: ImageRequest) -> ImageStream:
-        """Like `Engine.images`. Images that were not finished are not counted, neither for the day nor as used."""
-        call = MeteredCall(self._request, request.model)
-        await call.begin()
-        stream = call.stream = ImageStream()
-        stream.on_end(call.end)
-        return await self._engine.images(self._known_images(request, call), stream)
-
-    async def speech(self, request: SpeechRequest) -> SpeechStream:
-        """Like `Engine.speech`. What was spoken until its client left or it failed is counted."""
-        call = MeteredCall(self._request, request.model)
-        await call.begin()
-        stream = call.stream = SpeechStream()
-        stream.on_end(call.end)
-        share = self._request.limits.queue_share
-        return await self._engine.speech(replace(request, owner=self._request.key.public_id, queue_share=share), stream)
-
-    def _known_images(self, request: ImageRequest, call: MeteredCall) -> ImageRequest:
-        limits = self._request.limits
-
-        async def take(images: int) -> None:
-            if limits.images_per_day is None:
-                return
-            with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than nobody served
-                call.images_taken = await self._request.meter.images.take(
-                    self._request.key.public_id, images, limits.images_per_day
-                )
-                call.images_asked = images
-            call.queued_at = time.monotonic()
-
-        return replace(
-            request,
-            owner=self._request.key.public_id,
-            queue_share=limits.queue_share,
-            before_turn=take,
-        )
-
-    def _known(self, request: _Request, call: MeteredCall) -> _Request:
-        async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
-            asked = request.max_tokens is not None
-            call.prompt_tokens = prompt_tokens
-            await call.take_tokens(prompt_tokens + longest_answer_tokens, asked=asked)
-            call.queued_at = time.monotonic()
-
-        known: dict[str, Any] = {
-            "owner": self._request.key.public_id,
-            "queue_share": self._request.limits.queue_share,
-            "before_turn": take,
-        }
-        return replace(request, **known)
-
-
-@dataclass(slots=True)
-class MeteredRequest:
-    """One HTTP request of a key: all the calls that it makes count as one that runs (`with` around each)."""
-
+    engine: Engine
     meter: Meter
     key: ApiKey
     record: RequestRecord
@@ -165,35 +54,90 @@ class MeteredRequest:
         """What the key may do now."""
         return self.meter.limiter.limits(self.key)
 
-    def __enter__(self) -> None:
-        """See `begin`."""
-        self.begin()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count this HTTP request as one that runs, once however many calls it makes. Raises `ApiError`."""
+        self.begin_call()
+        try:
+            yield
+        finally:
+            self.end_call()
 
-    def __exit__(self, *_: object) -> None:
-        """See `end`."""
-        self.end()
-
-    def begin(self) -> None:
-        """Count one more of them. Raises `ApiError` where the key has too many requests that run."""
+    def begin_call(self) -> None:
+        """Count one more call. Raises `ApiError` where the key has too many requests that run."""
         if self.calls == 0:
             self.meter.limiter.begin(self.key)
         self.calls += 1
 
-    def end(self) -> None:
+    def end_call(self) -> None:
         """Count one less."""
         self.calls -= 1
         if self.calls == 0:
             self.meter.limiter.end(self.key)
 
+    async def tokens(self, request: ChatRequest | TextRequest) -> TokenStream:
+        """Like `Engine.chat` or `Engine.text`."""
+        call = MeteredCall(self, request.model, takes_tokens=True)
+        stream = await call.open(TokenStream())
+
+        async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
+            call.prompt_tokens = prompt_tokens
+            await call.take_tokens(prompt_tokens + longest_answer_tokens, asked=request.max_tokens is not None)
+            call.queued_at = time.monotonic()
+
+        owned: dict[str, Any] = {**self._owner(), "before_turn": take}
+        try:
+            if isinstance(request, ChatRequest):
+                return await self.engine.chat(replace(request, **owned), stream)
+            return await self.engine.text(replace(request, **owned), stream)
+        except BaseException as error:
+            await call.count(error)
+            raise
+
+    async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
+        """Return a whole answer. Cancelling aborts it."""
+        asked = replace(request, whole=True) if isinstance(request, ChatRequest) else request
+        async with await self.tokens(asked) as stream:
+            return await fold(stream)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """It costs a request and no tokens."""
+        async with MeteredCall(self, request.model):
+            return await self.engine.count_tokens(request)
+
+    async def images(self, request: ImageRequest) -> ImageStream:
+        """Images that were not finished are not counted, neither for the day nor as used."""
+        call = MeteredCall(self, request.model)
+        stream = await call.open(ImageStream())
+
+        async def take(images: int) -> None:
+            if (per_day := self.limits.images_per_day) is None:
+                return
+            with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than no service
+                call.images_taken = await self.meter.images.take(self.key.public_id, images, per_day)
+                call.images_asked = images
+            call.queued_at = time.monotonic()
+
+        owned: dict[str, Any] = {**self._owner(), "before_turn": take}
+        return await self.engine.images(replace(request, **owned), stream)
+
+    async def speech(self, request: SpeechRequest) -> SpeechStream:
+        """What was spoken until its client left or it failed is counted."""
+        stream = await MeteredCall(self, request.model).open(SpeechStream())
+        return await self.engine.speech(replace(request, **self._owner()), stream)
+
+    def _owner(self) -> dict[str, Any]:
+        return {"owner": self.key.public_id, "queue_share": self.limits.queue_share}
+
 
 @dataclass(slots=True, eq=False)
 class MeteredCall:
-    """`async with`: what was taken for it, and what it has used so far. Raises `ApiError` where a limit is met.
+    """One call of the engine: what was taken for it, what it uses, and what goes back when it ends.
 
-    No generator: each request passes through it.
+    `open` ties it to a stream, which ends it; a call without one is an `async with`. Both raise `ApiError`.
     """
 
-    request: MeteredRequest
+    request: MeteredEngine
     model: str
     takes_tokens: bool = False
     counted: bool = False  # as a request of its key
@@ -204,62 +148,42 @@ class MeteredCall:
     images_asked: int = 0
     images_taken: QuotaTaken | None = None
     queued_at: float = field(default_factory=time.monotonic)
-    errors: int = 0  # 1 if it failed
-    aborted: int = 0  # 1 if its client left
 
     async def __aenter__(self) -> Self:
-        """See `begin`."""
-        await self.begin()
+        await self._begin()
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """See `end`."""
         try:
             await self.count(error)
         finally:
-            self.end(error)
+            self._end(error)
 
-    async def begin(self) -> None:
-        """Count the request, before any work is done for it; with its tokens, where those are limited.
+    async def open(self, stream: _Stream) -> _Stream:
+        """Begin; the call ends when the stream does."""
+        await self._begin()
+        self.stream = stream
+        stream.on_end(self._end)
+        return stream
 
-        `end` follows, unless this raises.
-        """
+    async def _begin(self) -> None:
+        """Count the request, before any work is done for it; with its tokens, where those are limited."""
         try:
-            self.request.begin()
+            self.request.begin_call()
             try:
-                limiter, key = self.request.meter.limiter, self.request.key
-                limiter.refuse_early(key)
+                self.request.meter.limiter.refuse_early(self.request.key)
                 if not self.takes_tokens or self.request.limits.tokens_per_minute is None:
                     await self._take()
             except BaseException:
-                self.request.end()
+                self.request.end_call()
                 raise
         except BaseException as error:
             self._settle(error)
             raise
 
-    def end(self, error: BaseException | None) -> None:
-        """Give back what was not used, and write down the rest."""
-        self.request.end()
+    def _end(self, error: BaseException | None) -> None:
+        self.request.end_call()
         self._settle(error)
-
-    @property
-    def usage(self) -> Usage | None:
-        """What its answer has taken so far, sent or not; None where it has no tokens."""
-        return self.stream.usage if isinstance(self.stream, TokenStream) else None
-
-    @property
-    def _images(self) -> int:
-        return self.stream.images if isinstance(self.stream, ImageStream) else 0
-
-    @property
-    def _audio_seconds(self) -> float:
-        return self.stream.seconds if isinstance(self.stream, SpeechStream) else 0.0
-
-    @property
-    def _dispatched_at(self) -> float | None:
-        """When its turn came: from there on it costs."""
-        return None if self.stream is None else self.stream.dispatched_at
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> None:
         """Take them from the key's bucket, and with them the request if that is not counted so far."""
@@ -274,7 +198,7 @@ class MeteredCall:
         try:
             self.tokens, levels = await limiter.take(key, tokens, request=not self.counted, asked=asked)
         except StoreUnavailableError:
-            levels = ()  # better unlimited for a moment than nobody served; keys are checked all the same
+            levels = ()  # better unlimited for a moment than no service; keys are checked all the same
         self.counted = True
         self.request.record.headers.update(headers_of(levels))
 
@@ -290,125 +214,46 @@ class MeteredCall:
             await self._take()
 
     def _settle(self, error: BaseException | None) -> None:
-        if _has_left(error):
-            self.aborted = 1
-        elif isinstance(error, Exception):
-            self.errors = 1
-        meter, key = self.request.meter, self.request.key
+        """Give back what was not used, and write down the rest."""
+        meter, key, record, kind = self.request.meter, self.request.key, self.request.record, self.request.kind
+        used = self._used(error)
         if self.tokens is not None:
-            meter.limiter.give_back(self.tokens, self.reserved - self._tokens_spent())
+            meter.limiter.give_back(self.tokens, self.reserved - self._tokens_spent(used))
         if self.images_taken is not None:
-            meter.images.give_back(key.public_id, self.images_asked - self._images, self.images_taken)
-        used = self._used()
+            meter.images.give_back(key.public_id, self.images_asked - used.images, self.images_taken)
         if isinstance(self.stream, ImageStream):
-            self.request.record.images = self._images
+            record.images = used.images
         if isinstance(self.stream, SpeechStream):
-            self.request.record.audio_seconds = round(self._audio_seconds, 3)
-        meter.book.add(key.public_id, self.model, self.request.kind, used)
-        at = self._dispatched_at
-        meter.metrics.used(self.model, self.request.kind, used, None if at is None else at - self.queued_at)
+            record.audio_seconds = round(used.audio_seconds, 3)
+        meter.book.add(key.public_id, self.model, kind, used)
+        at = None if self.stream is None else self.stream.dispatched_at
+        meter.metrics.used(self.model, kind, used, None if at is None else at - self.queued_at)
 
-    def _tokens_spent(self) -> int:
-        """How many of the tokens that were taken for it are not given back, once it has ended."""
-        if self.usage is not None:
-            return self.usage.prompt_tokens + self.usage.completion_tokens
-        # Left before its end, and not streamed: nobody knows how far it had come, so what was taken stays taken.
-        return self.reserved if self._dispatched_at and self.aborted else 0
+    def _tokens_spent(self, used: Usage) -> int:
+        """How many of the tokens that were taken for it are not given back."""
+        if isinstance(self.stream, TokenStream) and self.stream.usage is not None:
+            return used.prompt_tokens + used.completion_tokens
+        # Left before its end, and not streamed: how far it had come is not known, so what was taken stays taken.
+        dispatched = self.stream is not None and self.stream.dispatched_at
+        return self.reserved if dispatched and used.aborted else 0
 
-    def _used(self) -> Used:
-        """Return what goes into the usage book, once it has ended."""
-        usage = self.usage
-        return Used(
-            requests=1,
-            prompt_tokens=usage.prompt_tokens
-            if usage
-            else self.prompt_tokens
-            if (self._dispatched_at is not None)
-            else 0,
-            completion_tokens=usage.completion_tokens if usage else 0,
-            cached_tokens=(usage.cached_tokens or 0) if usage else 0,
-            images=self._images,
-            audio_seconds=self._audio_seconds,
-            errors=self.errors,
-            aborted=self.aborted,
-        )
+    def _used(self, error: BaseException | None) -> Usage:
+        left, stream = _has_left(error), self.stream
+        used = Usage(requests=1, aborted=int(left), errors=int(isinstance(error, Exception) and not left))
+        if isinstance(stream, ImageStream):
+            return replace(used, images=stream.images)
+        if isinstance(stream, SpeechStream):
+            return replace(used, audio_seconds=stream.seconds)
+        if isinstance(stream, TokenStream) and (spent := stream.usage) is not None:
+            return replace(
+                used,
+                prompt_tokens=spent.prompt_tokens,
+                completion_tokens=spent.completion_tokens,
+                cached_tokens=spent.cached_tokens or 0,
+            )
+        dispatched = stream is not None and stream.dispatched_at is not None  # from there on a prompt costs
+        return replace(used, prompt_tokens=self.prompt_tokens if dispatched else 0)
 
 
 def _has_left(error: BaseException | None) -> bool:
-    return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientGoneError))
-
-
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """Made once; each call of the engine is held to it."""
-
-    limiter: Limiter
-    book: UsageBook
-    images: ImageQuota
-    metrics: Metrics
-
-
-_log = logging.getLogger("hearth.limits")
-_KIND = "images"
-
-
-class ImageQuota:
-    """For all keys of a process, by their public ids. Use as `async with`, on one event loop."""
-
-    def __init__(self, quotas: Quotas) -> None:
-        self._quotas = quotas
-        self._tasks = SideTasks()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.finish()
-
-    async def finish(self) -> None:
-        """Wait until everything that was taken or given back is written."""
-        await self._tasks.finish()
-
-    async def take(self, key: str, images: int, per_day: int) -> QuotaTaken:
-        """Count `images`, all or none. Raises `ApiError` where they are too many, and StoreUnavailableError.
-
-        For a caller that is cancelled nothing stays counted.
-        """
-        taking = self._tasks.start(self._quotas.take(key, _KIND, images, per_day))
-        try:
-            taken = await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            taking.add_done_callback(partial(self._came_late, key, images))
-            raise
-        if isinstance(taken, QuotaTaken):
-            return taken
-        raise _too_many(taken, images)
-
-    def give_back(self, key: str, images: int, taken: QuotaTaken) -> None:
-        """Uncount images that were not made. Does not wait or fail."""
-        if images > 0:
-            self._tasks.start(self._try_to_give_back(key, images, taken))
-
-    async def _try_to_give_back(self, key: str, images: int, taken: QuotaTaken) -> None:
-        try:
-            await self._quotas.give_back(key, _KIND, images, taken.day)
-        except StoreUnavailableError as error:
-            _log.warning("%d images of key %s stay counted for today: %s", images, key, error.message)
-
-    def _came_late(self, key: str, images: int, taking: asyncio.Task[QuotaTaken | QuotaExceeded]) -> None:
-        if not taking.cancelled() and taking.exception() is None and isinstance(taken := taking.result(), QuotaTaken):
-            self.give_back(key, images, taken)
-
-
-def _too_many(spent: QuotaExceeded, images: int) -> Exception:
-    if spent.limit == 0:
-        return quota_spent("Your key may make no images at all. Ask whoever runs this server.")
-    hours, minutes = divmod(int(spent.reset_seconds) // 60, 60)
-    fewer = " Ask for fewer with `n`, or" if 0 < spent.remaining < images else " Until then"
-    return quota_spent(
-        f"Your key may make {spent.limit} images a day and has {spent.remaining} of them left; this request asks for"
-        f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask whoever runs this"
-        " server for more."
-    )
+    return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError))

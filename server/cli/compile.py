@@ -30,8 +30,8 @@ from server.cli.options import (
     refuse,
     settings_for,
 )
-from server.serve import set_up_log
 from server.settings import Settings
+from server.terminal import set_up_log
 
 
 def compile_models(

@@ -13,7 +13,7 @@ from engine import TierSpec
 from engine.config import load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
-from server.auth.keys import check_rights, check_scopes
+from server.auth.access import check_rights, check_scopes
 from server.auth.limits import limits_of
 from server.cli.options import (
     AsJson,

@@ -17,9 +17,9 @@ from server.cli.compile import compile_models
 from server.cli.doctor.command import doctor
 from server.http.tls import TlsError
 from server.instance import InstanceError
-from server.serve import set_up_log
 from server.settings import SettingsError, load_settings, removed_names
 from server.store import StoreError
+from server.terminal import set_up_log
 
 _log = logging.getLogger("hearth.serve")
 

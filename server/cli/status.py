@@ -15,10 +15,9 @@ from rich.text import Text
 from engine.config import load_config
 from engine.errors import EngineError
 from server.cli.options import AsJson, DataDir, Models, refuse, settings_for
-from server.instance import InstanceError, ask_to_reload, running_pid
+from server.instance import InstanceError, Outcome, ask_to_reload, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status
 from server.observability.status_socket import StatusError, ask
-from server.reload import Outcome, wait_for
 from server.settings import SettingsError, load_settings
 from server.terminal import HEARTH, print_rich, size_text, table, time_left
 
@@ -208,7 +207,7 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
         pid = ask_to_reload(settings.data_dir)
     except (SettingsError, InstanceError, EngineError) as error:
         refuse(str(error), code=1)
-    outcome = wait_for(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
+    outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
     if outcome is None:
         refuse(
             f"The server (process {pid}) was asked, but does not say what came of it: it has ended, is still starting, "

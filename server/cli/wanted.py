@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from engine.config import Config, ModelSpec
+from engine.config.messages import near_miss
 from engine.config.models import VariantSpec
 from engine.placement.hardware import imagined
 from engine.placement.measured import Footprints
@@ -80,8 +80,8 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
     known = _known(settings.weights_dir, name)
     if known is not None:
         return known
-    near = get_close_matches(name, [*config.models, *variants], n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*config.models, *variants])}."
+    near = near_miss(name, [*config.models, *variants])
+    hint = f"did you mean {near}?" if near else f"there are {', '.join([*config.models, *variants])}."
     raise WeightsError(
         f"{name} is neither a model nor a variant of models.yaml, nor a folder that was pulled; {hint} Anything else "
         "is pulled with --repository owner/name."

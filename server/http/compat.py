@@ -1,7 +1,7 @@
 """Every name of uvicorn, FastAPI, Starlette and CPython that promises nothing and that the server relies on.
 
-All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. What stands in a list
-like this, and how it is checked, is engine/compat.py's.
+All are needed: the server speaks HTTP through them. Nothing is imported here; names are strings. What belongs in such
+a list, and how it is checked, is engine/compat.py's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _uvicorn(name: str, why: str, parameters: str | None = None, *, overridden: 
 
 def _fastapi(name: str, why: str, parameters: str | None = None, since: str = "FastAPI 0.136") -> ForeignName:
     known = None if parameters is None else tuple(parameters.split())
-    without = "Routes that answer a model's work cannot be called."
+    without = "Bodies are not read as strict JSON."
     return ForeignName(name, "needed", "routes", why, since, without, known)
 
 
@@ -30,35 +30,27 @@ def _python(name: str, why: str, parameters: tuple[str, ...] | None = None) -> F
 
 
 NAMES: tuple[ForeignName, ...] = (
-    _uvicorn(
-        f"{_PROTOCOL}._start_asgi_task", "overridden: puts an exchange around the app", "cycle app", overridden=True
-    ),
     _uvicorn(f"{_PROTOCOL}.connection_made", "overridden: limits on time begin", "transport", overridden=True),
     _uvicorn(f"{_PROTOCOL}.connection_lost", "overridden: every request learns of it", "exc", overridden=True),
     _uvicorn(f"{_PROTOCOL}.data_received", "overridden: heads are limited", "data", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_message_begin", "overridden, likewise", "", overridden=True),
-    _uvicorn(f"{_PROTOCOL}.on_url", "overridden, likewise", "url", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_header", "overridden, likewise", "name value", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_headers_complete", "overridden, likewise", "", overridden=True),
     _uvicorn(f"{_PROTOCOL}.on_message_complete", "overridden, likewise", "", overridden=True),
     _uvicorn(
-        f"{_PROTOCOL}.pause_writing", "overridden: a client that reads nothing has limited time", "", overridden=True
+        f"{_PROTOCOL}.timeout_keep_alive_handler", "overridden: a slow client gets all of it", "", overridden=True
     ),
-    _uvicorn(f"{_PROTOCOL}.resume_writing", "overridden, likewise", "", overridden=True),
-    _uvicorn(f"{_PROTOCOL}.on_response_complete", "overridden, likewise", "", overridden=True),
-    _uvicorn(f"{_PROTOCOL}.timeout_keep_alive_handler", "overridden, likewise", "", overridden=True),
     _uvicorn(f"{_PROTOCOL}.timeout_keep_alive_task", "whether the connection was idle"),
     _uvicorn(f"{_PROTOCOL}.timeout_keep_alive", "for how long it may be"),
     _uvicorn(f"{_PROTOCOL}.send_400_response", "overridden: our own errors", "msg", overridden=True),
+    _uvicorn(f"{_PROTOCOL}.url", "to measure a head"),
+    _uvicorn(f"{_PROTOCOL}.headers", "likewise"),
     _uvicorn(f"{_PROTOCOL}.cycle", "the newest request of a connection"),
     _uvicorn(f"{_PROTOCOL}.transport", "to close it"),
     _uvicorn(f"{_PROTOCOL}.loop", "for timers"),
     _uvicorn(f"{_PROTOCOL}.config", "leads to the app"),
-    _uvicorn(f"{_CYCLE}.transport", "replaced: what is sent in one go leaves in one write"),
-    _uvicorn(f"{_CYCLE}.on_response", "replaced, to flush at the end"),
-    _uvicorn(f"{_CYCLE}.receive", "the body", ""),
-    _uvicorn(f"{_CYCLE}.message_event", "whether the body has come; set when the client has left"),
-    _uvicorn(f"{_CYCLE}.more_body", "whether there is more of it"),
+    _uvicorn(f"{_CYCLE}.transport", "written to, past `send`"),
+    _uvicorn(f"{_CYCLE}.message_event", "set when the client has left"),
     _uvicorn(f"{_CYCLE}.chunked_encoding", "whether a piece can be written past `send`"),
     _uvicorn(f"{_CYCLE}.flow", "leads to the two below"),
     _uvicorn("uvicorn.protocols.http.flow_control.FlowControl.write_paused", "whether the client keeps up"),
@@ -66,22 +58,11 @@ NAMES: tuple[ForeignName, ...] = (
     _uvicorn(f"{_CYCLE}.disconnected", "set when the client has left"),
     _uvicorn(f"{_CYCLE}.response_started", "whether an error can still be sent"),
     _uvicorn(f"{_CYCLE}.response_complete", "whether a request has been answered"),
-    _fastapi("fastapi._compat.ModelField", "checks a body"),
-    _fastapi("fastapi._compat.ModelField.validate", "likewise", "value values loc"),
-    _fastapi("fastapi._compat.ModelField.field_info", "whether a body is required"),
-    _fastapi("fastapi.routing.APIRoute.dependant", "what a route asks for"),
-    _fastapi("fastapi.routing.APIRoute.body_field", "its body"),
-    _fastapi("fastapi.routing.APIRoute.response_field", "whether FastAPI makes the answer"),
+    _fastapi("fastapi.routing.APIRoute.dependant", "leads to the key that a route asks for"),
+    _fastapi(f"{_DEPENDANT}.dependencies", "likewise"),
+    _fastapi(f"{_DEPENDANT}.call", "likewise"),
+    _fastapi("fastapi.routing.APIRoute.body_field", "whether a route has a body"),
     _fastapi("fastapi.routing.APIRoute.get_route_handler", "overridden: bodies are strict JSON", ""),
-    *(
-        _fastapi(f"{_DEPENDANT}.{field}", "whether we can call it ourselves")
-        for field in (
-            *("call", "dependencies", "is_coroutine_callable", "name", "body_params", "path_params", "query_params"),
-            *("header_params", "cookie_params", "request_param_name", "http_connection_param_name"),
-            *("websocket_param_name", "response_param_name", "background_tasks_param_name"),
-            "security_scopes_param_name",
-        )
-    ),
     _fastapi("starlette.requests.Request._body", "set: the body is read once", since="Starlette 1.10"),
     _fastapi("starlette.requests.Request._json", "set: and parsed once", since="Starlette 1.10"),
     _python("re._parser.parse", "reads a pattern, to measure it before it is compiled", ("str",)),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from server.errors import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from starlette.datastructures import Headers
-    from starlette.responses import Response
-    from starlette.types import ASGIApp
 
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _PREFLIGHT_SECONDS = 600
@@ -29,8 +25,8 @@ EXPOSED_HEADERS = (
 class Cors(CORSMiddleware):
     """Answers a browser's preflight before any key is asked for: browsers send none with it.
 
-    Keys come in headers and never in cookies, so credentials in the browser's sense are not allowed: a page gets
-    nothing that whoever opened it has not given to it.
+    Keys come in headers and never in cookies, so credentials in the browser's sense are not allowed: a page has
+    no more rights than the key that its user gave it.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:

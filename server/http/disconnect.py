@@ -1,31 +1,28 @@
-"""Races work against the client's leaving and the server's end, so that an answer nobody waits for is not made.
+"""Cancels work whose client has left or whose server ends, so that an answer nobody receives is not made.
 
-The end of a server's life: stop taking work, let running work finish, then cut what is left.
+`Drain` is the end of a server's life: take no more work, let what runs finish, then cut what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope
 
 from server.errors import ApiError
 from server.http.protocol import Connection
 
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope
-
-
 _T = TypeVar("_T")
+_LAST_WRITES_SECONDS = 2.0
 
 
-class ClientGoneError(Exception):
-    """The client left. Nobody reads the answer; the access log says 499."""
+class ClientDisconnectedError(Exception):
+    """The client has left. The access log says 499."""
 
 
 def shutting_down() -> ApiError:
@@ -39,12 +36,12 @@ def shutting_down() -> ApiError:
     )
 
 
-class Hangup:
+class CancelOnDisconnect:
     """`async with`: cancels what runs in the block when the client leaves or the drain expires, and waits for its end.
 
     It runs in the same task, without a step of the event loop between: under load each costs a token's time.
     The body must have been read: then the only message left to `receive` is the disconnect. Raises
-    `ClientGoneError`, or the `ApiError` of a server that shuts down.
+    `ClientDisconnectedError`, or the `ApiError` of a server that shuts down.
     """
 
     def __init__(self, scope: Scope, receive: Receive, drain: Drain) -> None:
@@ -59,22 +56,22 @@ class Hangup:
         assert task is not None  # noqa: S101  # we are in a coroutine
         self._task, self._cancelling = task, task.cancelling()
         if self._connection is not None:
-            self._gone = self._connection.disconnected()
+            self._disconnected = self._connection.disconnected()
         else:
-            self._gone = asyncio.ensure_future(_disconnect(self._receive))
-        self._gone.add_done_callback(self._interrupt)
+            self._disconnected = asyncio.ensure_future(_disconnect(self._receive))
+        self._disconnected.add_done_callback(self._interrupt)
         self._expired.add_done_callback(self._interrupt)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop watching; tell why if that is what ended the block."""
         self._expired.remove_done_callback(self._interrupt)
-        self._gone.remove_done_callback(self._interrupt)
-        self._gone.cancel()
-        reason, self._reason = self._reason, self._gone  # an interruption that is on its way comes too late
+        self._disconnected.remove_done_callback(self._interrupt)
+        self._disconnected.cancel()
+        reason, self._reason = self._reason, self._disconnected  # an interruption that is on its way comes too late
         if reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
             return
-        raise (shutting_down() if reason is self._expired else ClientGoneError) from None
+        raise (shutting_down() if reason is self._expired else ClientDisconnectedError) from None
 
     def _interrupt(self, reason: asyncio.Future[None]) -> None:
         if self._reason is None:
@@ -82,9 +79,9 @@ class Hangup:
             self._task.cancel()
 
 
-async def until_hangup(work: Coroutine[Any, Any, _T], request: Request, drain: Drain) -> _T:
+async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request, drain: Drain) -> _T:
     """Await `work` in such a block, and return what it returns."""
-    async with Hangup(request.scope, request.receive, drain):
+    async with CancelOnDisconnect(request.scope, request.receive, drain):
         return await work
 
 
@@ -93,12 +90,9 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def client_gone(_: Request, __: Exception) -> Response:
-    """Close the books on a request whose client left; nobody receives this."""
+async def client_disconnected(_: Request, __: Exception) -> Response:
+    """Return what is recorded for a request whose client has left; it is not received."""
     return Response(status_code=499)
-
-
-_LAST_WRITES_SECONDS = 2.0
 
 
 class Drain:

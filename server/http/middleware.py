@@ -1,33 +1,25 @@
-"""What surrounds every request, as pure ASGI: its id and access line, the server's end, and who is asking.
+"""What surrounds every request, as pure ASGI, from the outside in.
 
-Bounds how many requests run at once in this process, before anything is read of them, fairly between keys.
-
-What a key may have running at most is limits.py's, who waits for a model the engine's: this is for the flood beyond all
-of that, which costs least where it is refused first.
+Its id and access line; the drain at the server's end; who asks; how many requests run at once. What a key may have
+running at most is server/auth/limits.py's, and the queue of a model the engine's: the limit here is for the flood
+beyond all of that, which costs least where it is refused first, before anything is read of it.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Mapping
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.admission.in_flight import InFlight
 from server.errors import ApiError, to_api_error
-from server.http.disconnect import ClientGoneError, shutting_down
-from server.http.headers import add_headers, header_of
+from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
+from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
-from server.store import StoreUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from server.http.disconnect import Drain
-    from server.observability.access_log import RequestRecord
-    from server.store import KeyCache
-
+from server.store import ApiKey, KeyCache, StoreUnavailableError
 
 # The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
@@ -35,6 +27,7 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
 
+_SECURITY_HEADERS = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -62,13 +55,13 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 own = {"x-request-id": record.request_id, **record.headers}
-                add_headers(message.setdefault("headers", []), own)
+                _add_headers(message.setdefault("headers", []), own)
             return send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientGoneError:
-            pass  # there is nobody to answer
+        except ClientDisconnectedError:
+            pass  # the client has left
         except Exception as error:  # noqa: BLE001  # last resort: the app's own handlers have answered or cannot
             api_error = to_api_error(error)
             if record.status is None:
@@ -76,13 +69,36 @@ class RequestContext:
                 await api_error.response()(scope, receive, send_with_id)
         finally:
             record.route = getattr(scope.get("route"), "path", None)
-            record.status = record.status or 499  # nothing was sent: there was nobody to send it to
+            record.status = record.status or 499  # nothing was sent: the client had left
             state = scope["app"].state
             state.access_log.append(record)
             state.metrics.finished(record)
 
 
-class Gate:
+def _request_id(scope: Scope) -> str:
+    given = header_of(scope, b"x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _client(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def _add_headers(raw: list[tuple[bytes, bytes]], own: Mapping[str, str]) -> None:
+    """Put `own`, by names in small letters, in place of the route's, and add the security headers that are missing."""
+    said = {name for name, _ in raw}
+    for name, value in own.items():
+        key = name.encode()
+        if key in said:
+            MutableHeaders(raw=raw)[name] = value
+        else:
+            raw.append((key, value.encode("latin-1")))
+            said.add(key)
+    raw.extend(header for header in _SECURITY_HEADERS if header[0] not in said)
+
+
+class DrainGate:
     """Counts running requests and refuses new ones once the server is ending. Health stays open."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -139,7 +155,7 @@ def _key_text(scope: Scope) -> str:
     return bearer or (header_of(scope, b"x-api-key") or "").strip()
 
 
-async def _authenticate(keys: KeyCache, text: str) -> Any:
+async def _authenticate(keys: KeyCache, text: str) -> ApiKey:
     if not text:
         raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
     try:
@@ -165,23 +181,8 @@ def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
 
 
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    scope["state"]["record"].error_code = error.code
-    await error.response()(scope, receive, send)
-
-
-def _request_id(scope: Scope) -> str:
-    given = header_of(scope, b"x-request-id")
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-
-
-def _client(scope: Scope) -> str | None:
-    client = scope.get("client")
-    return client[0] if client else None
-
-
-class Crowd:
-    """Stands behind the authentication. Who came without a key counts as one."""
+class ConcurrencyLimit:
+    """Bounds the requests that run at once, fairly between keys. Requests without a key count as one key's."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -195,15 +196,13 @@ class Crowd:
             return
         record: RequestRecord = scope["state"]["record"]
         if self._running.has_share(record.key, self._most):
-            error = _overloaded()
-            record.error_code = error.code
-            await error.response()(scope, receive, send)
+            await _refuse(_too_many_requests(), scope, receive, send)
             return
         with self._running.one_more(record.key):
             await self._app(scope, receive, send)
 
 
-def _overloaded() -> ApiError:
+def _too_many_requests() -> ApiError:
     return ApiError(
         503,
         "server_overloaded",
@@ -211,3 +210,8 @@ def _overloaded() -> ApiError:
         type="server_error",
         headers={"Retry-After": "5"},
     )
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["state"]["record"].error_code = error.code
+    await error.response()(scope, receive, send)

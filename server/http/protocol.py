@@ -1,15 +1,13 @@
-"""uvicorn's HTTP protocol with what it leaves open: limits on heads, clients that leave or read nothing, our errors.
+"""How uvicorn speaks HTTP here: its protocol with limits on heads and on clients that take nothing, and our errors.
 
-Gives up on a connection whose client takes nothing of what was written to it, so that it holds nothing for ever.
-
-When there is reason to watch is protocol.py's to know. Nothing runs, and no timer exists, while clients keep up.
-
-How uvicorn serves HTTP here.
+`Connection` is what an answer may know and do of its connection beside ASGI.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import math
 import re
 import secrets
 import socket
@@ -18,39 +16,67 @@ import termios
 from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import ApiError
-from server.http.headers import SECURITY_HEADERS
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from server.http.tls import Certificate
-    from server.settings import Settings
-
+from server.http.tls import Certificate
+from server.settings import Settings
 
 _MAX_HEAD_BYTES = 64 * 2**10
-_MOST_PIPELINED = 64  # requests of one connection that wait for their answers: each takes memory before its key is seen
+_MAX_PIPELINED = 64  # requests of one connection without an answer: each takes memory before its key is seen
 _HEAD_SECONDS = 10.0  # from the connection, or a head's first byte, to its last
 _LINGER_SECONDS = 1
+# Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): whoever closes first
+# may close upon a request that is on its way, and that one is lost.
+_IDLE_SECONDS = 75
+_LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
 _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=[ \t]*:)")
 
+# To guess nothing, run nothing, and pass nothing on. Not among them: Cross-Origin-Resource-Policy (a chat page
+# elsewhere shows our images by their links) and Strict-Transport-Security (it would bind other services on the same
+# host; whoever owns the name decides).
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",  # a link to an image is as good as the image
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
 
-class HeadTooLargeError(Exception):
-    """Raised within the parser, which then gives up on the connection."""
+
+def http_config(app: Any, settings: Settings, certificate: Certificate | None) -> uvicorn.Config:
+    """Return uvicorn's configuration."""
+    return uvicorn.Config(
+        app,
+        http=HearthProtocol,
+        ws="none",  # it would pass by our middleware
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Its own default believes whatever is sent from this machine.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
+    )
 
 
-class PipelineError(Exception):
-    """Raised within the parser when too many requests wait, like the one above."""
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """Return the first header of this name, which is in lower case; None if there is none."""
+    for key, value in scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
 
 
 class Connection:
-    """What an answer may know and do of its connection beside ASGI. Stands in the request's scope."""
+    """The connection of one request, in the request's scope."""
 
     _KEY = "hearth.connection"
 
@@ -88,15 +114,19 @@ class Connection:
         if self._cycle.disconnected:
             watcher.set_result(None)
         else:
-            self._cycle.flow.resume_reading()  # a long body has paused it, and who does not read notices nothing
+            self._cycle.flow.resume_reading()  # a long body has paused it, and what does not read notices nothing
             self._watchers.append(watcher)
         return watcher
 
-    def lose(self) -> None:
-        """The client has left."""
+    def client_left(self) -> None:
+        """Mark every future of `disconnected` done."""
         for watcher in self._watchers:
             if not watcher.done():
                 watcher.set_result(None)
+
+
+class _RefusedError(Exception):
+    """Raised within the parser, which then gives up on the connection. Why stands in the protocol's `_refusal`."""
 
 
 class HearthProtocol(HttpToolsProtocol):
@@ -105,75 +135,71 @@ class HearthProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refused = False
+        self._refusal: ApiError | None = None
         self._in_head = True
         self._heads = 0  # that are complete
         self._head_bytes = 0  # of the head that is being read, as it came over the wire
-        self._field_bytes = 0  # the same once parsed: a head that comes in one piece is not seen on the wire
         self._head_timer: asyncio.TimerHandle | None = None
         self._untimed_head = False  # one that has begun just now: nearly all are complete before a timer is of use
         self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
-        self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
-        """Give the first head its time."""
+        """Begin the first head's time, and limit how long the client may take nothing."""
         super().connection_made(transport)
         app: Any = self.config.app
-        self._writes = WriteWatch(transport, self.loop, app.state.settings.write_stall_seconds)
+        _limit_stall(transport, app.state.settings.write_stall_seconds)
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of this connection that its client left."""
         self._stop_timer()
-        self._writes.end()
-        self._lose()
-        self._cycles.clear()  # they know us, too
+        self._disconnect_all()
+        self._cycles.clear()  # they refer to this object, too
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, but not for ever: httptools would keep a header of any length in memory, before any key is seen."""
+        """Read, within limits: httptools would keep a header of any length in memory, before any key is seen."""
         if self._refused:
             return
         began_in_head, heads, idle = self._in_head, self._heads, self.timeout_keep_alive_task is not None
         super().data_received(_without_upgrade(data) if began_in_head else data)
-        begun = self._untimed_head or (idle and self._heads == heads)  # an empty line has ended the idle time, too
-        if begun and not self._refused:
+        if self._refused:
+            return
+        if self._untimed_head or (idle and self._heads == heads):  # an empty line has ended the idle time, too
             self._time_head()
-        if not (began_in_head and self._in_head) or self._heads != heads or self._refused:
-            return  # not all of `data` belongs to a head
-        self._head_bytes += len(data)
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(_too_large())
+        if began_in_head and self._in_head and self._heads == heads:  # all of `data` belongs to one head
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse(_too_large())
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._field_bytes = 0
         self._untimed_head = True
 
-    def on_url(self, url: bytes) -> None:
-        """Count the address."""
-        super().on_url(url)
-        self._count(len(url))
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header. What comes after a chunked body looks like one too, and is dropped."""
+        """Keep a header. What comes after a chunked body looks like one too, and is dropped."""
         if self._in_head:
             super().on_header(name, value)
-            self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        """Note that the body follows."""
+        """Start the request, unless its head is too large (it may have come in one piece) or too many wait."""
         self._stop_timer()
         self._untimed_head = False
+        while self._cycles and self._cycles[0].response_complete:  # they are answered in their order
+            self._cycles.popleft()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD_BYTES:
+            self._refusal = _too_large()
+        elif len(self._cycles) >= _MAX_PIPELINED:
+            sentence = f"More than {_MAX_PIPELINED} requests wait on this connection. Open more, or wait for answers."
+            self._refusal = ApiError(400, "too_many_pipelined", sentence)
+        if self._refusal is not None:
+            raise _RefusedError
         super().on_headers_complete()
         self._in_head = False
         self._heads += 1
-        while self._cycles and self._cycles[0].response_complete:  # they are answered in their order
-            self._cycles.popleft()
         self._cycles.append(self.cycle)
         Connection.put(self.cycle, self.loop)
-        if len(self._cycles) > _MOST_PIPELINED:
-            raise PipelineError
 
     def on_message_complete(self) -> None:
         """Note that the next request may follow."""
@@ -181,44 +207,18 @@ class HearthProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
 
-    def pause_writing(self) -> None:
-        """Buffers are full, and whoever writes on waits: give the client its time."""
-        super().pause_writing()
-        self._writes.begin()
-
-    def resume_writing(self) -> None:
-        """Let them write on."""
-        self._writes.end()
-        super().resume_writing()
-
-    def on_response_complete(self) -> None:
-        """Give the client its time for what is left of an answer, which was written in one piece and waits for it."""
-        super().on_response_complete()
-        if self.transport.get_write_buffer_size():
-            self._writes.begin()
-
     def timeout_keep_alive_handler(self) -> None:
         """Close, but not before the client has taken the last answer: TLS would drop what is left after 30 s."""
-        if self.transport.is_closing() or not self._writes.pending():
+        if self.transport.is_closing() or not _unsent_bytes(self.transport):
             super().timeout_keep_alive_handler()
-            return
-        self._writes.begin()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
         """Answer what the parser gave up on, then close."""
-        if self._field_bytes > _MAX_HEAD_BYTES:
-            self._refuse(_too_large())
-        elif len(self._cycles) > _MOST_PIPELINED:
-            sentence = f"More than {_MOST_PIPELINED} requests wait on this connection. Open more, or wait for answers."
-            self._refuse(ApiError(400, "too_many_pipelined", sentence))
-        else:
-            self._refuse(ApiError(400, "invalid_http", "This is not a valid HTTP request."))
-
-    def _count(self, size_bytes: int) -> None:
-        self._field_bytes += size_bytes
-        if self._field_bytes > _MAX_HEAD_BYTES:
-            raise HeadTooLargeError
+        self._refuse(self._refusal or ApiError(400, "invalid_http", "This is not a valid HTTP request."))
 
     def _time_head(self) -> None:
         self._stop_timer()
@@ -230,18 +230,18 @@ class HearthProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _lose(self) -> None:
+    def _disconnect_all(self) -> None:
         """Nothing more is written to any request of this connection, also of those behind the newest."""
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
             connection = Connection.of(cycle.scope)
             if connection is not None:
-                connection.lose()
+                connection.client_left()
 
     def _refuse(self, error: ApiError) -> None:
         begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
-        self._lose()
+        self._disconnect_all()
         if begun:  # within an answer this would be taken for a part of it
             self._refused = True
             self._stop_timer()
@@ -274,91 +274,22 @@ def _too_large() -> ApiError:
     return ApiError(431, "headers_too_large", "Address and headers are larger than 64 KiB. Send less.")
 
 
-_LOOKS = 4  # within the time that a client has: it is given up on after the whole of it and at most a quarter more
-_BYTES_ACKED = struct.Struct("120xQ")  # within Linux' struct tcp_info: what the other side has taken, since the start
+def _limit_stall(transport: asyncio.Transport, seconds: float) -> None:
+    """Let the kernel abort a connection whose client takes nothing for so long: its requests see the client leave.
+
+    It counts from the last byte that the client took, wherever the rest lies: with us, in TLS, or in the kernel.
+    """
+    found: socket.socket | None = transport.get_extra_info("socket")
+    if found is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        milliseconds = min(math.ceil(seconds * 1000), 2**31 - 1)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
-class WriteWatch:
-    """Belongs to one connection. `seconds` without progress, and it is aborted: its requests see their client leave."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._every_seconds = seconds / _LOOKS
-        self._seen: tuple[int, int] | None = None
-        self._idle_looks = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> None:
-        """Watch until everything that was written has left, or `end`. Costs nothing if it is watched already."""
-        if self._timer is None:
-            self._seen, self._idle_looks = self._progress(), 0
-            self._timer = self._loop.call_later(self._every_seconds, self._look)
-
-    def end(self) -> None:
-        """Stop watching."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def pending(self) -> bool:
-        """Whether something is still to be taken by the client, be it in our memory or in the kernel's."""
-        return self._transport.get_write_buffer_size() > 0 or self._in_kernel_bytes() > 0
-
-    def _look(self) -> None:
-        self._timer = None
-        if not self.pending():
-            return
-        progress = self._progress()
-        self._idle_looks = self._idle_looks + 1 if progress == self._seen else 0
-        self._seen = progress
-        if self._idle_looks >= _LOOKS:
-            self._transport.abort()
-        else:
-            self._timer = self._loop.call_later(self._every_seconds, self._look)
-
-    def _progress(self) -> tuple[int, int]:
-        """Return something that changes whenever the client takes a byte.
-
-        Our buffer alone would not do: the kernel may hold some MiB in front of it, and TLS empties it in one go.
-        """
-        acked = 0
-        with suppress(OSError, struct.error, AttributeError):  # another system than Linux: the buffer has to do
-            info = self._socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
-            (acked,) = _BYTES_ACKED.unpack(info)
-        return acked, self._transport.get_write_buffer_size()
-
-    def _in_kernel_bytes(self) -> int:
+def _unsent_bytes(transport: asyncio.Transport) -> int:
+    """Return what the client has still to take, be it in our memory or in the kernel's."""
+    unsent = transport.get_write_buffer_size()
+    found: socket.socket | None = transport.get_extra_info("socket")
+    if found is not None:
         with suppress(OSError):  # closed meanwhile
-            unsent: int = struct.unpack("i", fcntl.ioctl(self._socket().fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-            return unsent
-        return 0
-
-    def _socket(self) -> socket.socket:
-        found: socket.socket = self._transport.get_extra_info("socket")
-        return found
-
-
-# Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): whoever closes first
-# may close upon a request that is on its way, and that one is lost.
-_IDLE_SECONDS = 75
-_LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
-
-
-def http_config(app: Any, settings: Settings, certificate: Certificate | None) -> uvicorn.Config:
-    """Return uvicorn's configuration."""
-    return uvicorn.Config(
-        app,
-        http=HearthProtocol,
-        ws="none",  # it would pass by our middleware
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        # Its own default believes whatever is sent from this machine.
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.trusted_proxies),
-        ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
-    )
+            unsent += struct.unpack("i", fcntl.ioctl(found.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+    return unsent

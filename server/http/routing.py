@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
 
-from server.auth.access import KeyWith
+from server.auth.access import RequiresScope
 from server.errors import ApiError
-from server.http.disconnect import ClientGoneError
-from server.http.headers import header_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import Scope
+from server.http.disconnect import ClientDisconnectedError
+from server.http.protocol import header_of
 
 _MOST_PARTS = 100_000  # checking so many takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
-_BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client is taken for gone
+_BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
 _INT64 = range(-(2**63), 2**63)
 # Only a text with one of these can hold a number out of range; most bodies need no second look.
 _BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
@@ -51,7 +48,7 @@ class StrictRoute(APIRoute):
         if self.body_field is None:
             return
         for below in self.dependant.dependencies:
-            if isinstance(below.call, KeyWith):
+            if isinstance(below.call, RequiresScope):
                 below.call.check(request)
         await _read_into(request)
 
@@ -84,20 +81,20 @@ def _check_content_type(scope: Scope) -> None:
 async def _read_capped(request: Request, limit: int) -> bytes:
     try:
         async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
-            return await _collected(request, limit, pause)
+            return await _read_pieces(request, limit, pause)
     except TimeoutError as error:
         sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
         raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
 
 
-async def _collected(request: Request, limit: int, pause: asyncio.Timeout) -> bytes:
+async def _read_pieces(request: Request, limit: int, pause: asyncio.Timeout) -> bytes:
     """Return the body. Each piece of it puts the end of `pause` off."""
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ClientDisconnectedError
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size <= limit:
@@ -159,7 +156,7 @@ def _invalid(message: str) -> ApiError:
 
 
 def _too_many_parts() -> ApiError:
-    """Make the error for what would keep everybody waiting while it is checked part by part."""
+    """Make the error for what would hold the event loop while it is checked part by part."""
     return ApiError(
         413,
         "request_too_large",

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine import ChatStep, Usage
 from engine.stream import TokenStream
 from server.errors import ApiError, to_api_error
-from server.http.disconnect import ClientGoneError, Drain, Hangup
+from server.http.disconnect import CancelOnDisconnect, ClientDisconnectedError, Drain
 from server.http.protocol import Connection
 from server.observability.access_log import RequestRecord
 
@@ -125,9 +125,9 @@ class StreamedResponse(Response):
         body = _Body(send, start, Connection.of(scope))
         last = b""
         try:
-            async with Hangup(scope, receive, self._drain), _Comments(body, self._keep_alive_seconds):
+            async with CancelOnDisconnect(scope, receive, self._drain), _KeepAlive(body, self._keep_alive_seconds):
                 await self._pump(body)
-        except ClientGoneError:
+        except ClientDisconnectedError:
             if not body.begun:
                 raise
             record.status = 499
@@ -186,8 +186,8 @@ class _Body:
         await self._send({"type": "http.response.body", "body": last})
 
 
-class _Comments:
-    """`async with`: a comment in every such interval without a piece, from a task of its own. None: none."""
+class _KeepAlive:
+    """`async with`: a keep-alive comment in every such interval without a piece; None: no comments."""
 
     def __init__(self, body: _Body, seconds: float | None) -> None:
         self._body = body
@@ -210,9 +210,9 @@ class _Comments:
 
     def _wait(self) -> None:
         if self._seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._body.pieces == self._seen:
             self._task = asyncio.create_task(self._comment())
         else:

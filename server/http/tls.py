@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from server.settings import Settings
-
+from server.settings import Settings
 
 _CERTIFICATE, _KEY = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----"
 
@@ -36,12 +32,12 @@ class Certificate:
             return False
         self._content = content
 
-        def take_it(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        def use_renewed(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = fresh
 
         # Asked for every connection, with a name or without. A context that is given a second pair keeps the first one,
         # too, where their keys are of different kinds.
-        self.context.sni_callback = take_it
+        self.context.sni_callback = use_renewed
         return True
 
     def _read(self) -> tuple[bytes, bytes]:
@@ -58,13 +54,13 @@ class Certificate:
         for file, what in ((self._cert, "certificate"), (self._key, "key")):
             _check_readable(file, what)
         try:
-            context.load_cert_chain(self._cert, self._key, password=self._ask_nobody)
+            context.load_cert_chain(self._cert, self._key, password=self._refuse_password)
         except ssl.SSLError as error:
             raise TlsError(self._reason(error)) from error
         return context
 
-    def _ask_nobody(self) -> str:
-        """OpenSSL would ask at the terminal, where nobody may be."""
+    def _refuse_password(self) -> str:
+        """OpenSSL would ask for it at the terminal."""
         raise TlsError(
             f"The TLS key {self._key} is encrypted, and nobody can be asked for its password when a server starts. "
             f"Write one without: openssl pkey -in {self._key} -out plain.key; chmod 600 plain.key"
@@ -77,7 +73,11 @@ class Certificate:
                 "that the certificate was made for; 2. if the certificate's file holds a chain, the server's own has "
                 "to come first in it."
             )
-        if _holds(self._cert, _KEY) and _holds(self._key, _CERTIFICATE) and not _holds(self._cert, _CERTIFICATE):
+        if (
+            _contains(self._cert, _KEY)
+            and _contains(self._key, _CERTIFICATE)
+            and not _contains(self._cert, _CERTIFICATE)
+        ):
             return (
                 f"The TLS certificate and its key are swapped: {self._cert} holds a private key, and {self._key} a "
                 "certificate. Name them the other way round."
@@ -88,7 +88,7 @@ class Certificate:
         )
 
 
-def _holds(file: Path, what: bytes) -> bool:
+def _contains(file: Path, what: bytes) -> bool:
     return what in file.read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""One JSON line per request, written off the event loop. Holds what happened, never what was said."""
+"""One JSON line per request, written off the event loop: what happened, never the prompt or the answer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from logging.handlers import RotatingFileHandler
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine import ChatResult, ChatStep, Usage
+from engine import ChatResult, ChatStep, Usage
 
 _FILE_BYTES = 64 * 2**20
 _FILES_KEPT = 4
 # Lines of this long are written together: a thread that is woken for each of them takes the event loop's time.
-_BUNCH_SECONDS = 0.1
-_TELL_AGAIN_SECONDS = 60.0
+_FLUSH_SECONDS = 0.1
+_WARN_AGAIN_SECONDS = 60.0
 
 _log = logging.getLogger("hearth.server")
 
@@ -91,12 +89,12 @@ _values_of = attrgetter(*_LOGGED)
 
 
 class _LinesFile(RotatingFileHandler):
-    _told = -math.inf
+    _warned_at = -math.inf
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  # logging's names
         """Say so once a minute; logging would print the lines with a trace, ten times a second."""
-        if time.monotonic() - self._told > _TELL_AGAIN_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._warned_at > _WARN_AGAIN_SECONDS:
+            self._warned_at = time.monotonic()
             _log.warning("The access log cannot be written (%s): lines are lost. Is the disk full?", sys.exc_info()[1])
 
 
@@ -110,7 +108,7 @@ class AccessLog:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # set-up may have made it, for everybody to read
         self._file = _LinesFile(folder / "access.jsonl", maxBytes=file_bytes, backupCount=_FILES_KEPT, encoding="utf-8")
-        self._thread = ThreadPoolExecutor(1, "access-log")  # of its own: one bunch after the other
+        self._thread = ThreadPoolExecutor(1, "access-log")  # one write after the other
         self._loop = asyncio.get_running_loop()
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -119,17 +117,17 @@ class AccessLog:
         """Write the line of a request that has ended. Never waits or fails."""
         self._lines.append(record.line())
         if self._timer is None:
-            self._timer = self._loop.call_later(_BUNCH_SECONDS, self._hand_over)
+            self._timer = self._loop.call_later(_FLUSH_SECONDS, self._flush)
 
     def close(self) -> None:
         """Write what is left."""
         if self._timer is not None:
             self._timer.cancel()
-            self._hand_over()
+            self._flush()
         self._thread.shutdown()
         self._file.close()
 
-    def _hand_over(self) -> None:
+    def _flush(self) -> None:
         self._timer = None
         lines, self._lines = self._lines, []
         self._thread.submit(self._write, lines)

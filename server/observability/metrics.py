@@ -1,8 +1,6 @@
-"""What is counted for Prometheus while requests are served. Labels hold our own words only, never what a client sent.
+"""`/metrics` for Prometheus: what is counted while requests are served, what vLLM counts, and gauges read on demand.
 
-What is true at one moment, and how all of it is written, is metrics.py's.
-
-The text of `/metrics`: what was counted, what vLLM counted, and how things stand at this moment.
+Labels hold our own words only, never what a client sent.
 """
 
 from __future__ import annotations
@@ -10,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import shutil
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -19,19 +18,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine import Engine
 from engine.placement.hardware import read_hardware
 from engine.types import ModelStatus
+from server.http.disconnect import Drain
+from server.observability.access_log import RequestRecord
 from server.observability.status import LastMinute, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-
-    from engine import Engine
-    from server.http.disconnect import Drain
-    from server.observability.access_log import RequestRecord
-    from server.settings import Settings
-    from server.store import Usage
-
+from server.settings import Settings
+from server.store import Usage
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
@@ -135,13 +129,13 @@ def _versions() -> dict[str, str]:
 
 # OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-KEPT_SECONDS = 1.0
+CACHED_SECONDS = 1.0
 
 
-class KeptPage:
-    """The page as it was last made, for a second: to make it takes the CPU time of some 25 requests (12 ms).
+class CachedPage:
+    """Keeps the page for a second: to make it takes the CPU time of some 25 requests (12 ms).
 
-    Whoever asks meanwhile, also while it is being made, gets the same. Belongs to one event loop.
+    Requests meanwhile, also while it is being made, get the same. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -152,11 +146,11 @@ class KeptPage:
         """Return the page, from `make` if there is none that is young enough. Raises what `make` does."""
         if self._making is None or (self._making.done() and self._is_old(self._making)):
             self._making = asyncio.create_task(self._made(make))
-        return await asyncio.shield(self._making)  # one client that leaves takes it from nobody else
+        return await asyncio.shield(self._making)  # a client that leaves does not cancel it for the others
 
     def _is_old(self, made: asyncio.Task[bytes]) -> bool:
         failed = made.cancelled() or made.exception() is not None
-        return failed or asyncio.get_running_loop().time() - self._made_at >= KEPT_SECONDS
+        return failed or asyncio.get_running_loop().time() - self._made_at >= CACHED_SECONDS
 
     async def _made(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
         text = await make()
@@ -165,7 +159,7 @@ class KeptPage:
 
 
 def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:
-    """Blocking, some 20 ms. Return the text: `now`, and all that the collectors hold."""
+    """Return the text; blocks, some 20 ms: `now`, and all that the collectors hold."""
     return generate_latest(_Merged(chain(now, *(collector.collect() for collector in collectors))))
 
 
@@ -175,19 +169,19 @@ class _Merged(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, Metric] = {}
         for family in families:
-            kept = self._families.setdefault(
+            merged = self._families.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type, family.unit)
             )
-            # When a counter was made is told by hundreds of lines that nobody asks for
-            kept.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
+            # Without the hundreds of lines that say when a counter was made
+            merged.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
 
     def collect(self) -> Iterator[Metric]:
         """Yield each family once."""
         yield from self._families.values()
 
 
-def standing(engine: Engine, drain: Drain) -> list[Metric]:
-    """Tell how models and queues stand. On the event loop, whose they are; the rest may go elsewhere."""
+def server_gauges(engine: Engine, drain: Drain) -> list[Metric]:
+    """Return the state of models and queues. Call it on the event loop."""
     states = GaugeMetricFamily("hearth_model_state", "1 for the state that a model is in.", labels=["model", "state"])
     restarts = CounterMetricFamily("hearth_model_restarts", "Times a model's process died.", labels=["model"])
     for health in engine.health():
@@ -205,8 +199,8 @@ def standing(engine: Engine, drain: Drain) -> list[Metric]:
     return [states, restarts, swaps, running, waiting, requests, draining]
 
 
-def machine(settings: Settings) -> list[Metric]:
-    """Tell what GPUs and disks have left. Blocking, some 50 ms."""
+def machine_gauges(settings: Settings) -> list[Metric]:
+    """Return what GPUs and disks have left. Blocks, some 50 ms."""
     labels = ["gpu", "name"]
     total = GaugeMetricFamily("hearth_gpu_memory_total_bytes", "Memory of a GPU.", labels=labels)
     used = GaugeMetricFamily("hearth_gpu_memory_used_bytes", "What is taken of it, by anybody.", labels=labels)

@@ -1,4 +1,4 @@
-"""A socket in the data directory, for its owner alone: whoever connects is told how the server stands.
+"""A socket in the data directory, for its owner alone: it answers each connection with the server's status.
 
 No key is needed for what the directory's owner may know anyway, and it answers also while HTTP is closed to new work.
 """
@@ -10,16 +10,14 @@ import contextlib
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Self
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Self
 
 from pydantic import ValidationError
 
 from server.observability.status import Status
 from server.terminal import HEARTH
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
 
 FILE = "status.sock"
 _MOST_BYTES = 2**24
@@ -28,11 +26,11 @@ _log = logging.getLogger("hearth.status")
 
 
 class StatusError(Exception):
-    """A server is there and does not say how it stands; the message says what to do."""
+    """A server runs and does not answer; the message says what to do."""
 
 
 class StatusSocket:
-    """The server's end. Made by `open`, closed by whoever has opened it."""
+    """The server's end. `open` makes it; its caller closes it."""
 
     def __init__(self, path: Path, read: Callable[[], Awaitable[Status]]) -> None:
         self._path = path
@@ -101,7 +99,7 @@ def _bound(data_dir: Path) -> socket.socket:
     try:
         with _near(data_dir) as address:
             listener.bind(address)
-        (data_dir / FILE).chmod(0o600)  # before it listens, so that nobody else ever gets in
+        (data_dir / FILE).chmod(0o600)  # before it listens, so that no other user ever gets in
         listener.listen(16)
         listener.settimeout(0)
     except OSError:

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 
 from engine import load_config
 from server.app import create_app
-from server.auth.access import KeyIfSent, KeyWith
+from server.auth.access import RequiresScope
 from server.http.middleware import OPEN_PATHS
 from server.settings import load_settings
 
@@ -55,9 +55,9 @@ def every_route() -> list[tuple[str, str]]:
 
 
 def scopes_asked_for(dependant: Dependant) -> set[str]:
-    """The scopes of all `key_with(...)` or `key_if_sent(...)` that FastAPI would ask before it calls the route."""
+    """The scopes of every `RequiresScope` that FastAPI would ask before it calls the route."""
     found = set().union(*(scopes_asked_for(below) for below in dependant.dependencies))
-    if isinstance(dependant.call, (KeyWith, KeyIfSent)):
+    if isinstance(dependant.call, RequiresScope):
         found.add(dependant.call.scope)
     return found
 

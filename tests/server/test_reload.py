@@ -8,8 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from server.instance import only_one
-from server.reload import FILE, Difference, Outcome, wait_for, write
+from server.instance import OUTCOME_FILE, Difference, Outcome, only_one, wait_for_outcome, write_outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,31 +20,31 @@ PID = os.getpid()
 def test_what_the_server_writes_comes_back_whole(tmp_path: Path):
     asked_at_ns = time.monotonic_ns()
     outcome = Outcome(PID, asked_at_ns, "models.yaml", None, Difference(changed=("a", "tier b")), warnings=("hidden",))
-    write(tmp_path, outcome)
-    assert wait_for(tmp_path, PID, asked_at_ns, LONG_SECONDS) == outcome
+    write_outcome(tmp_path, outcome)
+    assert wait_for_outcome(tmp_path, PID, asked_at_ns, LONG_SECONDS) == outcome
     assert outcome.sentences() == ["changed: a, tier b"]
-    assert [file.name for file in tmp_path.iterdir()] == [FILE]
+    assert [file.name for file in tmp_path.iterdir()] == [OUTCOME_FILE]
 
 
 def test_the_outcome_of_a_reload_before_is_no_answer(tmp_path: Path):
     asked_at_ns = time.monotonic_ns()
-    write(tmp_path, Outcome(PID, asked_at_ns - 1, "models.yaml"))
-    assert wait_for(tmp_path, PID, asked_at_ns, 0.2) is None
-    write(tmp_path, Outcome(PID + 1, asked_at_ns, "models.yaml"))
-    assert wait_for(tmp_path, PID, asked_at_ns, 0.2) is None
-    (tmp_path / FILE).write_text("{")
-    assert wait_for(tmp_path, PID, asked_at_ns, 0.2) is None
+    write_outcome(tmp_path, Outcome(PID, asked_at_ns - 1, "models.yaml"))
+    assert wait_for_outcome(tmp_path, PID, asked_at_ns, 0.2) is None
+    write_outcome(tmp_path, Outcome(PID + 1, asked_at_ns, "models.yaml"))
+    assert wait_for_outcome(tmp_path, PID, asked_at_ns, 0.2) is None
+    (tmp_path / OUTCOME_FILE).write_text("{")
+    assert wait_for_outcome(tmp_path, PID, asked_at_ns, 0.2) is None
 
 
 def test_nobody_waits_for_a_server_that_has_ended(tmp_path: Path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     began = time.monotonic()
-    assert wait_for(tmp_path, ended.pid, time.monotonic_ns(), LONG_SECONDS) is None
+    assert wait_for_outcome(tmp_path, ended.pid, time.monotonic_ns(), LONG_SECONDS) is None
     assert time.monotonic() - began < LONG_SECONDS / 2
 
 
 def test_a_server_that_starts_forgets_what_one_before_it_said(tmp_path: Path):
-    write(tmp_path, Outcome(PID, time.monotonic_ns(), "models.yaml"))
+    write_outcome(tmp_path, Outcome(PID, time.monotonic_ns(), "models.yaml"))
     with only_one(tmp_path):
-        assert not (tmp_path / FILE).exists()
+        assert not (tmp_path / OUTCOME_FILE).exists()

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 
 from engine import Config
 from server.api.admin.schema import ChangesBody, ExpireBody, Key, KeyList, NewKey, NewKeyBody, RotateBody
-from server.api.dependencies import TheActor, key_with
-from server.auth.keys import check_rights, check_scopes
+from server.api.dependencies import TheActor, of_app
+from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.store import Actor, ApiKey, KeyCache, KeyLimits, KeyStore
@@ -111,15 +111,9 @@ class KeyAdmin:
             yield
 
 
-async def key_admin_of(request: Request) -> KeyAdmin:
-    """Return what administrators may do to keys."""
-    admin: KeyAdmin = request.app.state.key_admin
-    return admin
-
-
-TheKeyAdmin = Annotated[KeyAdmin, Depends(key_admin_of)]
+TheKeyAdmin = Annotated[KeyAdmin, Depends(of_app("key_admin"))]
 router = APIRouter(
-    prefix="/v1/admin/keys", tags=["admin"], route_class=StrictRoute, dependencies=[Depends(key_with("admin"))]
+    prefix="/v1/admin/keys", tags=["admin"], route_class=StrictRoute, dependencies=[Depends(KeyWith("admin"))]
 )
 
 

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from server.api.admin.schema import ChangedVoices, Entry, EntryList, Reloaded, RenewedCertificate
 from server.api.admin.usage import AuditQuery
-from server.api.dependencies import TheActor, TheAudit, key_with
+from server.api.dependencies import TheActor, TheAudit
+from server.auth.access import KeyWith
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(key_with("admin"))])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 
 
 @router.get("/audit")
@@ -31,16 +32,16 @@ async def status(request: Request) -> Status:
 @router.post("/reload")
 async def reload(request: Request, by: TheActor) -> Reloaded:
     """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
-    taken = await take_over(request.app, by)
+    applied = await take_over(request.app, by)
     renewal = renew_certificate(request.app)
     return Reloaded(
-        models=list(taken.config.models),
-        tiers=list(taken.config.tiers),
-        added=list(taken.models.added),
-        changed=list(taken.models.changed),
-        removed=list(taken.models.removed),
-        voices=ChangedVoices(**asdict(taken.voices)),
-        warnings=list(taken.warnings),
-        later=list(taken.later),
+        models=list(applied.config.models),
+        tiers=list(applied.config.tiers),
+        added=list(applied.models.added),
+        changed=list(applied.models.changed),
+        removed=list(applied.models.removed),
+        voices=ChangedVoices(**asdict(applied.voices)),
+        warnings=list(applied.warnings),
+        later=list(applied.later),
         certificate=None if renewal is None else RenewedCertificate(**asdict(renewal)),
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from server.observability.moments import MomentError, iso, moment
-from server.store import DEFAULT_SCOPES, SCOPES
-
-if TYPE_CHECKING:
-    from server.store import ApiKey, AuditEntry
+from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, AuditEntry
 
 
 def _moment(value: Any) -> datetime:

@@ -1,32 +1,26 @@
-"""`GET /v1/usage`: what keys have used. Everybody may read their own, and with the scope `admin` all.
+"""`GET /v1/usage`: what keys have used. Each key may read its own, and with the scope `admin` all.
 
-What may be asked of usage and of the audit log, and how usage is answered.
+Also what may stand in a query of the audit log, whose times read the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.dependencies import TheMeter, any_key
+from server.api.dependencies import AnyKey, TheMeter
 from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
-from server.store import ApiKey, GroupBy
+from server.store import GroupBy, UsageRow
 from server.store.api_key import utc_now
 from server.validation import FieldError
 
-if TYPE_CHECKING:
-    from server.store import UsageRow
-
-
 router = APIRouter(prefix="/v1", tags=["usage"])
-
-
 _GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
 _LONGEST = timedelta(days=366)
 _LONGEST_BY_HOUR = timedelta(days=31)
@@ -117,13 +111,11 @@ class UsageList(BaseModel):
 
 
 @router.get("/usage")
-async def read_usage(
-    query: Annotated[UsageQuery, Query()], key: Annotated[ApiKey, Depends(any_key)], meter: TheMeter
-) -> UsageList:
+async def read_usage(query: Annotated[UsageQuery, Query()], key: AnyKey, meter: TheMeter) -> UsageList:
     """Sum up requests and tokens by hour, day, model, kind or key, up to this moment."""
-    whose = query.key
+    owner = query.key
     if "admin" not in key.scopes:
-        if whose not in {None, key.public_id}:
+        if owner not in {None, key.public_id}:
             raise ApiError(
                 403,
                 "insufficient_permissions",
@@ -131,7 +123,7 @@ async def read_usage(
                 type="permission_error",
                 param="key",
             )
-        whose = key.public_id
+        owner = key.public_id
     await meter.book.flush()  # what was used a moment ago belongs to it
-    rows = await meter.book.read(query.since, query.until, key=whose, model=query.model, group_by=groups(query.by))
+    rows = await meter.book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
     return UsageList(data=[UsageSum.of(row) for row in rows])

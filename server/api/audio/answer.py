@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 
-from engine import GenerationError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from engine import AudioFormat, SpeechRequest
-    from engine.stream import SpeechStream
-    from server.errors import ApiError
+from engine import AudioFormat, GenerationError, SpeechRequest
+from engine.stream import SpeechStream
+from server.errors import ApiError
 
 # As the convention names them; of Opus the registered name would be audio/ogg, which is what the file is.
 MEDIA_TYPES: dict[AudioFormat, str] = {

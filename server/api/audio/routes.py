@@ -5,23 +5,22 @@ The two lists answer without a key if the setting `open_voice_list` says so (mid
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
+from server.api import answering
 from server.api.audio.answer import MEDIA_TYPES, as_events, as_file, failed
 from server.api.audio.schema import SpeechBody, SpeechModelList, VoiceList, VoiceQuery, to_speech_request
-from server.api.dependencies import SpeechEngine, TheAccess, TheDrain, TheEngine, TheSettings, key_if_sent, key_with
+from server.api.dependencies import Caller, CallerWith, TheAccess, TheEngine
+from server.auth.access import KeyIfSent
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.store import ApiKey
 
-if TYPE_CHECKING:
-    from server.observability.access_log import RequestRecord
-
 router = APIRouter(prefix="/v1/audio", tags=["audio"], route_class=StrictRoute)
-_KeyIfSent = Annotated[ApiKey | None, Depends(key_if_sent("audio"))]
+_KeyIfSent = Annotated[ApiKey | None, Depends(KeyIfSent("audio"))]
 
 
 @router.get("/voices")
@@ -40,27 +39,11 @@ async def list_speech_models(key: _KeyIfSent, access: TheAccess) -> SpeechModelL
 
 
 @router.post("/speech", response_class=Response)
-async def speak(
-    body: SpeechBody,
-    request: Request,
-    key: Annotated[ApiKey, Depends(key_with("audio"))],
-    engine: SpeechEngine,
-    access: TheAccess,
-    settings: TheSettings,
-    drain: TheDrain,
-) -> Response:
+async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
     """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
-    wanted = to_speech_request(body, key, access)
-    record: RequestRecord = request.state.record
-    record.model, record.stream = body.model, body.stream_format == "sse"
+    asked = to_speech_request(body, caller)
+    caller.record.model, caller.record.stream = asked.model, body.stream_format == "sse"
     if body.stream_format != "sse":
-        media_type = MEDIA_TYPES[wanted.response_format]
-        return StreamedResponse(
-            as_file(lambda: engine.speech(wanted)), media_type=media_type, drain=drain, failure=None
-        )
-    return StreamedResponse(
-        as_events(lambda: engine.speech(wanted), wanted),
-        drain=drain,
-        keep_alive_seconds=settings.keep_alive_seconds,
-        failure=failed,
-    )
+        pieces, media_type = as_file(lambda: caller.engine.speech(asked)), MEDIA_TYPES[asked.response_format]
+        return StreamedResponse(pieces, media_type=media_type, drain=caller.drain, failure=None)
+    return answering.streamed(caller, as_events(lambda: caller.engine.speech(asked), asked), failure=failed)

@@ -1,29 +1,22 @@
-"""The body of a speech request, checked field by field, and what it means to the engine.
-
-Voices, and the models that speak with them, as the API shows them; and what may be asked of the list.
-"""
+"""What may be asked of speech, checked field by field, and how voices and the models that speak are shown."""
 
 from __future__ import annotations
 
 import secrets
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+import engine
 from engine import AudioFormat, SpeechRequest, language_code
+from engine.config.messages import near_miss
 from server.api.chat_schema import NoEngineFields, Strict
+from server.api.dependencies import Caller
 from server.api.schema import Asked, Model
 from server.errors import ApiError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import engine
-    from server.api.dependencies import Access
-    from server.store import ApiKey
-
-
+_LISTED = 30
 VoiceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -52,12 +45,12 @@ class SpeechBody(NoEngineFields):
     """The same seed gives the same sound. Default: by chance."""
 
 
-def to_speech_request(body: SpeechBody, key: ApiKey, access: Access) -> SpeechRequest:
+def to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
     The request id is ours. Raises `ApiError`.
     """
-    access.check(key, body.model)
+    caller.access.check(caller.key, body.model)
     return SpeechRequest(
         request_id=secrets.token_hex(12),
         model=body.model,
@@ -67,9 +60,6 @@ def to_speech_request(body: SpeechBody, key: ApiKey, access: Access) -> SpeechRe
         seed=body.seed,
         response_format=body.response_format or "mp3",
     )
-
-
-_LISTED = 30
 
 
 class VoiceQuery(Asked):
@@ -106,8 +96,8 @@ class VoiceQuery(Asked):
 
 
 def _unknown(param: str, given: str, rule: str, known: Sequence[str]) -> ApiError:
-    near = get_close_matches(given.lower()[:64], known, n=1)
-    meant = f" Did you mean `{near[0]}`?" if near else ""
+    near = near_miss(given.lower(), known)
+    meant = f" Did you mean `{near}`?" if near else ""
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     there = ", ".join(f"`{name}`" for name in known[:_LISTED])
     return ApiError(400, "invalid_value", f"`{param}` {rule}.{meant} There is {there}{more}.", param=param)

@@ -1,35 +1,28 @@
-"""`POST /v1/chat/completions/batch`: many conversations in one call.
-
-The envelope of a batch. Its items are chat bodies, each checked on its own: a bad one fails alone.
-"""
+"""`POST /v1/chat/completions/batch`: many conversations in one call, each checked on its own: a bad one fails alone."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, ValidationError, WithJsonSchema
 
-from server.api.chat_answer import usage_object
-from server.api.chat_request import Caller, answer_all, total
-from server.api.chat_schema import Strict
-from server.api.dependencies import BatchEngine, TheAccess, TheDrain, TheMeter, TheSettings, key_with
-from server.errors import ApiError
-from server.http.disconnect import until_hangup
+from engine import Urgency, Usage
+from server.api import chat_answer
+from server.api.answering import json_response
+from server.api.chat_request import to_chat_request
+from server.api.chat_schema import ChatCompletionBody, Strict
+from server.api.dependencies import Caller, CallerWith
+from server.errors import ApiError, invalid_body, to_api_error
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
-from server.store import ApiKey
-
-if TYPE_CHECKING:
-    from server.observability.access_log import RequestRecord
-
 
 router = APIRouter(prefix="/v1", tags=["batch"], route_class=StrictRoute)
-
-
 _ITEM = {"type": "object", "description": "A body of POST /v1/chat/completions, and `custom_id` if you like."}
 
 
@@ -41,29 +34,19 @@ class BatchBody(Strict):
 
 
 @router.post("/chat/completions/batch", response_class=Response)
-async def create_batch(
-    body: BatchBody,
-    request: Request,
-    key: Annotated[ApiKey, Depends(key_with("batch"))],
-    engine: BatchEngine,
-    access: TheAccess,
-    settings: TheSettings,
-    drain: TheDrain,
-    meter: TheMeter,
-) -> Response:
+async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(CallerWith("batch"))]) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
-    allowed = meter.limiter.limits(key).batch_items
-    most = settings.max_batch_items if allowed is None else min(allowed, settings.max_batch_items)
+    allowed, most = caller.engine.limits.batch_items, caller.settings.max_batch_items
+    most = most if allowed is None else min(allowed, most)
     if len(body.requests) > most:
         sentence = f"`requests` must have at most {most} items. Send several batches."
         raise ApiError(400, "batch_too_large", sentence, param="requests")
     created = int(time.time())
-    caller = Caller(key, access, settings, engine)
-    with engine.running():
-        responses = await until_hangup(answer_all(body.requests, caller), request, drain)
-    usage = total(responses)
+    with caller.engine.running():
+        responses = await until_disconnect(_answer_all(body.requests, caller), caller.request, caller.drain)
+    usage = _total(responses)
     failed = sum("error" in response for response in responses)
-    record: RequestRecord = request.state.record
+    record = caller.record
     record.items, record.failed_items = len(responses), failed
     record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
     answer = {
@@ -71,7 +54,60 @@ async def create_batch(
         "object": "chat.completion.batch",
         "created": created,
         "responses": responses,
-        "usage": usage_object(usage),
+        "usage": chat_answer.usage_object(usage),
         "counts": {"total": len(responses), "succeeded": len(responses) - failed, "failed": failed},
     }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response(answer)
+
+
+async def _answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, Any]]:
+    """Answer many chat bodies at once, in their order, each on its own: a failing one is an answer with an `error`.
+
+    They run together, as many as the engine lets in; cancelling aborts all of them.
+    """
+    answers = []
+    async with asyncio.TaskGroup() as group:
+        for index, item in enumerate(items):
+            answers.append(group.create_task(_answer_item(index, item, caller)))
+            await asyncio.sleep(0)  # to check and render all of them in one go would hold up other requests
+    return [answer.result() for answer in answers]
+
+
+async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
+    custom_id = item.get("custom_id") if isinstance(item, dict) else None
+    labels = {"index": index, "custom_id": custom_id if isinstance(custom_id, str) else None}
+    id_ = f"chatcmpl-{secrets.token_hex(12)}"
+    try:
+        body = _checked(item)
+        chat = to_chat_request(body, caller, urgency=Urgency.BATCH)
+        result = await caller.engine.whole(chat)
+    except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
+        api_error = to_api_error(error)
+        return {"id": id_, **labels, "choices": [], "error": api_error.body(), "status_code": api_error.status}
+    whole = chat_answer.completion(result, id_=id_, created=int(time.time()), model=body.model)
+    return {**whole, **labels}
+
+
+def _checked(item: Any) -> ChatCompletionBody:
+    """Check one item like the body of a single request, so that both get the same errors."""
+    try:
+        body = ChatCompletionBody.model_validate(item)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False, include_input=False), item) from None
+    if body.stream:
+        raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
+    custom_id = item.get("custom_id")
+    if custom_id is not None and not (isinstance(custom_id, str) and len(custom_id) <= 256):
+        sentence = "`custom_id` must be a string of at most 256 characters."
+        raise ApiError(400, "invalid_value", sentence, param="custom_id")
+    return body
+
+
+def _total(answers: Sequence[dict[str, Any]]) -> Usage:
+    """Sum up what all answers used."""
+    used = [answer["usage"] for answer in answers if "usage" in answer]
+    return Usage(
+        prompt_tokens=sum(usage["prompt_tokens"] for usage in used),
+        completion_tokens=sum(usage["completion_tokens"] for usage in used),
+        cached_tokens=sum(usage.get("prompt_tokens_details", {}).get("cached_tokens", 0) for usage in used),
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from engine import ChatResult, ChatStep, TokenLogprob, Usage
 from server.api.chat_answer import DONE, usage_object
-
-if TYPE_CHECKING:
-    from engine import ChatResult, ChatStep, TokenLogprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine import TextRequest
-from server.api.chat_schema import (  # pydantic reads the annotations
+from server.api.chat_schema import (
     NoEngineFields,
     Penalty,
     PositiveInt,
@@ -16,11 +16,8 @@ from server.api.chat_schema import (  # pydantic reads the annotations
     stop_sequences,
     token_biases,
 )
+from server.api.dependencies import Caller
 from server.validation import FieldError
-
-if TYPE_CHECKING:
-    from server.api.dependencies import Access
-    from server.store import ApiKey
 
 MAX_PROMPTS = 16
 _MAX_ANSWERS = 16
@@ -111,12 +108,12 @@ class CompletionBody(NoEngineFields):
         return self
 
 
-def to_text_request(body: CompletionBody, key: ApiKey, access: Access) -> TextRequest:
+def to_text_request(body: CompletionBody, caller: Caller) -> TextRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
     The request id is ours. Raises `ApiError`.
     """
-    most = access.model(key, body.model).max_output_tokens
+    most = caller.access.model(caller.key, body.model).max_output_tokens
     return TextRequest(
         request_id=secrets.token_hex(12),
         model=body.model,
@@ -131,7 +128,7 @@ def to_text_request(body: CompletionBody, key: ApiKey, access: Access) -> TextRe
         frequency_penalty=body.frequency_penalty,
         logit_bias=body.logit_bias,
         top_logprobs=body.logprobs,
-        cache_salt=key.public_id,  # as in chat: cached prompts are never shared between keys
+        cache_salt=caller.key.public_id,  # as in chat: cached prompts are never shared between keys
         ignore_eos=bool(body.ignore_eos),
-        owner=key.public_id,
+        owner=caller.key.public_id,
     )

@@ -1,31 +1,22 @@
-"""What an image request is answered with: the whole answer, and the events of a stream.
-
-From the engine's images to the answer: where each one goes, as a file or as base64, whole or streamed.
-
-What the answer looks like is api/images/answer.py's.
-"""
+"""From the engine's images to the answer: stored as files or sent as base64, together or in the events of a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import binascii
 import time
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 
-from engine import FinishedImage, GenerationError, PartialImage
+from engine import FinishedImage, GenerationError, ImageProgress, ImageRequest, PartialImage
+from engine.stream import ImageStream
+from server.api.images.files import ImageFiles
+from server.errors import ApiError
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-    from types import TracebackType
-
-    from engine import FinishedImage, ImageProgress, ImageRequest, PartialImage
-    from engine.stream import ImageStream
-    from server.api.images.files import ImageFiles
-    from server.errors import ApiError
-
-
+_PIECE_BYTES = 3 * 2**16  # whole groups of base64
 _encode = msgspec.json.Encoder().encode
 Item = dict[str, Any]
 
@@ -84,9 +75,6 @@ def _usage(images: int, steps: int) -> dict[str, Any]:
     tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
     details = {"text_tokens": 0, "image_tokens": 0}
     return {"images": images, "steps": steps, **tokens, "input_tokens_details": details}
-
-
-_PIECE_BYTES = 3 * 2**16  # whole groups of base64
 
 
 class Delivery:

@@ -1,4 +1,4 @@
-"""Fetches pictures from https addresses that clients name, without letting them reach into the house.
+"""Fetches pictures from https addresses that clients name, without letting them reach into our network.
 
 Off unless HEARTH_FETCH_IMAGES is set. The rules: https on its usual port, a name that resolves (once) to public
 addresses only, no redirects, a cap on bytes while they arrive, a few seconds for all of it.
@@ -9,19 +9,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import TYPE_CHECKING
+import ssl
+from collections.abc import Callable
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
+import httpx2
 
 from engine import RequestError
 
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
-
 _SECONDS = 5.0
+_CONNECT_SECONDS = 2.0  # then the next address of the name has its turn
 _AT_ONCE = 8
 _HTTPS_PORT = 443
 # A translator in the network (RFC 6052) would lead these to any IPv4 address, private ones included.
@@ -49,53 +45,48 @@ class ImageFetcher:
         *,
         is_allowed: Callable[[str], bool] = is_public,
         port: int = _HTTPS_PORT,
-        tls: ssl.SSLContext | bool = True,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._is_allowed = is_allowed
         self._port = port
-        self._tls = tls
+        self._tls = tls or ssl.create_default_context()
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def __call__(self, address: str) -> bytes:
         """Return what lies at `address`. Raises `RequestError` without a `param`, saying what is not allowed."""
         url = self._checked(address)
-        connector = aiohttp.TCPConnector(
-            resolver=_PublicResolver(self._is_allowed), use_dns_cache=False, ssl=self._tls, limit=1
+        client = httpx2.AsyncClient(
+            verify=self._tls,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx2.Timeout(_SECONDS, connect=_CONNECT_SECONDS),
         )
         try:
-            async with (
-                self._turns,
-                asyncio.timeout(_SECONDS),
-                aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=False) as session,
-                session.get(url, allow_redirects=False, headers={"Accept": "image/*"}) as response,
-            ):
-                if response.status != 200:
-                    raise RequestError(
-                        f"The address of this picture answered {response.status}; redirects are not followed. Give "
-                        "the picture's own address, or send it as a `data:` URI."
-                    )
-                return await self._body(response)
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # a timeout is an OSError
+            async with self._turns, asyncio.timeout(_SECONDS), client:
+                response = await self._connect(client, url)
+                try:
+                    return await self._body(response)
+                finally:
+                    await response.aclose()
+        except (httpx2.HTTPError, OSError, ValueError) as error:  # a timeout is an OSError
             raise RequestError(
                 f"This picture could not be fetched within {_SECONDS:g} seconds from a public address. Check the "
                 "address, or send the picture as a `data:` URI."
             ) from error
 
-    def _checked(self, address: str) -> URL:
+    def _checked(self, address: str) -> httpx2.URL:
         try:
-            url = URL(address)
-            plain = url.scheme == "https" and url.host and url.port == self._port
-        except ValueError:
-            plain = False
-        if not plain or url.user is not None or url.password is not None:
+            url = httpx2.URL(address)
+        except httpx2.InvalidURL:
+            url = httpx2.URL()
+        if url.scheme != "https" or not url.host or url.userinfo or (url.port or _HTTPS_PORT) != self._port:
             raise RequestError(
                 "The address of a picture must start with https://, without a port or a user name. Or send the "
                 "picture as a `data:` URI."
             )
-        assert url.host is not None  # noqa: S101  # said by `plain`
         try:
-            allowed = self._is_allowed(url.host)  # addresses in digits never come by the resolver
+            allowed = self._is_allowed(url.host)
         except ValueError:  # a name; but no top-level domain is a number, and resolvers would read one as an address
             last = url.host.rpartition(".")[2]
             allowed = not last.startswith("0x") and any(letter.isalpha() for letter in last)
@@ -103,42 +94,42 @@ class ImageFetcher:
             raise _private()
         return url
 
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _connect(self, client: httpx2.AsyncClient, url: httpx2.URL) -> httpx2.Response:
+        """Ask the first address that can be reached. The name is resolved here, once; TLS still checks the name."""
+        name = url.raw_host.decode("ascii")
+        headers = {"Host": url.netloc.decode("ascii"), "Accept": "image/*", "Accept-Encoding": "identity"}
+        failure: httpx2.TransportError | None = None
+        for address in await self._resolve(name):
+            request = client.build_request(
+                "GET", url.copy_with(host=address), headers=headers, extensions={"sni_hostname": name}
+            )
+            try:
+                return await client.send(request, stream=True)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                failure = error
+        raise failure or _private()
+
+    async def _resolve(self, name: str) -> list[str]:
+        """Return the addresses of a name, IPv4 first. Raises `RequestError` if any of them is not public."""
+        found = await asyncio.get_running_loop().getaddrinfo(name, self._port, type=socket.SOCK_STREAM)
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not all(self._is_allowed(address) for address in addresses):
+            raise _private()
+        return addresses
+
+    async def _body(self, response: httpx2.Response) -> bytes:
+        if response.status_code != 200:
+            raise RequestError(
+                f"The address of this picture answered {response.status_code}; redirects are not followed. Give "
+                "the picture's own address, or send it as a `data:` URI."
+            )
         data = bytearray()
-        async for chunk in response.content.iter_chunked(65536):
+        async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > self._max_bytes:
                 raise RequestError(f"A picture may have at most {self._max_bytes} bytes, and this one has more.")
         return bytes(data)
-
-
-class _PublicResolver(AbstractResolver):
-    """Resolves a name once, and fails if any of its addresses is not public: the connection uses this answer."""
-
-    def __init__(self, is_allowed: Callable[[str], bool]) -> None:
-        self._is_allowed = is_allowed
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-        results = [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=int(address[1]),
-                family=kind,
-                proto=protocol,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for kind, _, protocol, _, address in found
-        ]
-        if not results or not all(self._is_allowed(result["host"]) for result in results):
-            raise _private()
-        return results
-
-    async def close(self) -> None:
-        """Nothing is kept."""
 
 
 def _private() -> RequestError:

@@ -11,17 +11,15 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 from urllib.parse import urlencode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from starlette.requests import Request
 
-    from starlette.requests import Request
-
-    from server.settings import Settings
+from server.settings import Settings
 
 _KEY_FILE = "image-links.key"
 _KEY_BYTES = 32

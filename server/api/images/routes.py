@@ -1,85 +1,53 @@
 """`POST /v1/images/generations`, and `GET /v1/images/files/{name}`, which needs a signed link and no key.
 
-What a person sees in a browser who opens a link to an image that is not there any more. Programs get JSON.
+Where an image is no longer there, a browser gets a page for people and every other client JSON.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from starlette.responses import HTMLResponse
 
-from server.api.dependencies import (
-    ImageEngine,
-    TheAccess,
-    TheDrain,
-    TheSettings,
-    key_with,
-)
+from server.api import answering
+from server.api.dependencies import Caller, CallerWith, TheSettings, of_app
 from server.api.images.answer import Delivery, ImageAnswer, failed, streamed, whole
 from server.api.images.files import ImageFiles
 from server.api.images.links import ImageLinks, public_base_url
 from server.api.images.schema import ImageGenerationBody, to_image_request
 from server.errors import ApiError
-from server.http.disconnect import until_hangup
+from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
-from server.http.streaming import StreamedResponse
-from server.store import ApiKey
 
-if TYPE_CHECKING:
-    from server.observability.access_log import RequestRecord
-
-
-async def _files_of(request: Request) -> ImageFiles:
-    files: ImageFiles = request.app.state.image_files
-    return files
-
-
-async def _links_of(request: Request) -> ImageLinks:
-    links: ImageLinks = request.app.state.image_links
-    return links
-
-
-TheImageFiles = Annotated[ImageFiles, Depends(_files_of)]
-TheImageLinks = Annotated[ImageLinks, Depends(_links_of)]
+TheImageFiles = Annotated[ImageFiles, Depends(of_app("image_files"))]
+TheImageLinks = Annotated[ImageLinks, Depends(of_app("image_links"))]
 router = APIRouter(prefix="/v1", tags=["images"], route_class=StrictRoute)
 
 
 @router.post("/images/generations", response_class=Response)
 async def create_images(
     body: ImageGenerationBody,
-    request: Request,
-    key: Annotated[ApiKey, Depends(key_with("images"))],
-    engine: ImageEngine,
-    access: TheAccess,
-    settings: TheSettings,
-    drain: TheDrain,
+    caller: Annotated[Caller, Depends(CallerWith("images"))],
     files: TheImageFiles,
     links: TheImageLinks,
 ) -> Response:
     """Make images of a text, answered together or, with `stream: true`, each as soon as it is done."""
-    wanted = to_image_request(body, key, access)
-    record: RequestRecord = request.state.record
-    record.model, record.stream = body.model, bool(body.stream)
-    base_url = public_base_url(request, settings)
+    asked = to_image_request(body, caller)
+    caller.record.model, caller.record.stream = asked.model, bool(body.stream)
+    base_url = public_base_url(caller.request, caller.settings)
     delivery = Delivery(
-        ImageAnswer(wanted),
+        ImageAnswer(asked),
         files=None if body.response_format == "b64_json" else files,
         link=lambda name, expires_at: base_url + links.path(name, expires_at),
         base64=body.response_format != "url",
     )
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
-        sent = streamed(lambda: engine.images(wanted), delivery, wanted, progress=progress)
-        return StreamedResponse(
-            sent,
-            drain=drain,
-            keep_alive_seconds=settings.keep_alive_seconds,
-            failure=failed,
-        )
-    answer = await until_hangup(whole(engine.images(wanted), delivery, wanted), request, drain)
+        events = streamed(lambda: caller.engine.images(asked), delivery, asked, progress=progress)
+        return answering.streamed(caller, events, failure=failed)
+    answer = await until_disconnect(whole(caller.engine.images(asked), delivery, asked), caller.request, caller.drain)
     return Response(answer, media_type="application/json")
 
 
@@ -100,7 +68,7 @@ async def read_image_file(
     if data is None:
         if wants_page(request.headers.get("accept", "")):
             request.state.record.error_code = "not_found"
-            return gone_page(settings.image_retention_hours)
+            return not_found_page(settings.image_retention_hours)
         message = "There is no image at this address, or its link has expired. Ask for the image again."
         raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
     headers = {
@@ -134,7 +102,7 @@ def wants_page(accept: str) -> bool:
     return any(kind.strip() == "text/html" and rest.replace(" ", "") != "q=0" for kind, _, rest in kinds)
 
 
-def gone_page(retention_hours: float) -> HTMLResponse:
+def not_found_page(retention_hours: float) -> HTMLResponse:
     """Make the page. Nothing of the request is in it."""
     headers = {
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",

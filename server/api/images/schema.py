@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from engine import ImageRequest
 from server.api.chat_schema import NoEngineFields, Strict
+from server.api.dependencies import Caller
 from server.validation import FieldError
-
-if TYPE_CHECKING:
-    from server.api.dependencies import Access
-    from server.store import ApiKey
 
 
 class ImageStreamOptions(Strict):
@@ -62,12 +59,12 @@ class ImageGenerationBody(NoEngineFields):
         return self
 
 
-def to_image_request(body: ImageGenerationBody, key: ApiKey, access: Access) -> ImageRequest:
+def to_image_request(body: ImageGenerationBody, caller: Caller) -> ImageRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it.
 
     The request id is ours. Raises `ApiError`.
     """
-    access.check(key, body.model)
+    caller.access.check(caller.key, body.model)
     return ImageRequest(
         request_id=secrets.token_hex(12),
         model=body.model,

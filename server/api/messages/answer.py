@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from pydantic_core import from_json
 
-from engine import GenerationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from engine import ChatDelta, ChatResult, ChatStep, FinishReason, ToolCallDelta, Usage
-    from server.errors import ApiError
+from engine import ChatDelta, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
+from server.errors import ApiError
 
 _encode = msgspec.json.Encoder().encode
 _STOP_REASONS = {

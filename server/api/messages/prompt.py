@@ -5,9 +5,10 @@ It also knows the way back: which field of the client's an error about the chat 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -17,19 +18,16 @@ from server.api.chat_schema import ChatCompletionBody, TextPart
 from server.api.messages.schema import (
     AssistantTurn,
     Base64Source,
+    Block,
+    CountTokensBody,
     ImageBlock,
     MessagesBody,
-    NamedToolChoice,
+    MessageToolChoice,
     SystemTurn,
     ToolResultBlock,
     ToolUseBlock,
 )
 from server.errors import ApiError, invalid_body, to_api_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from server.api.messages.schema import Block, CountTokensBody
 
 # Claude Code's first line of `system` differs in every request: no prompt would ever be found in the cache.
 _BILLING_LINE = "x-anthropic-billing-header"
@@ -110,7 +108,7 @@ def _tools(body: CountTokensBody) -> dict[str, Any]:
     ]
     fields: dict[str, Any] = {"tools": [{"type": "function", "function": tool} for tool in tools]}
     choice = body.tool_choice
-    if isinstance(choice, NamedToolChoice):
+    if isinstance(choice, MessageToolChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice is not None:
         fields["tool_choice"] = _CHOICES[choice.type]
@@ -192,7 +190,11 @@ def _assistant(blocks: _Blocks) -> list[dict[str, Any]]:
         for _, block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    return [{"role": "assistant", "content": text or None, "tool_calls": calls} if calls else _said("assistant", text)]
+    return [
+        {"role": "assistant", "content": text or None, "tool_calls": calls}
+        if calls
+        else _text_message("assistant", text)
+    ]
 
 
 def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]]:
@@ -209,7 +211,7 @@ def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]
             parts.append((path, block))
     if not any(isinstance(part, ImageBlock) for _, part in parts):
         text = _joined(part.text for _, part in parts if isinstance(part, TextPart))
-        return [*messages, _said("user", text)] if parts else messages
+        return [*messages, _text_message("user", text)] if parts else messages
     content: list[dict[str, Any]] = []
     for path, part in parts:
         if isinstance(part, ImageBlock):
@@ -241,5 +243,5 @@ def _joined(texts: Iterable[str]) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
+def _text_message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}

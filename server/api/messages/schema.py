@@ -46,7 +46,7 @@ def _custom_only(value: Any) -> Any:
     )
 
 
-def _bearable_input(value: dict[str, Any]) -> dict[str, Any]:
+def _limited_input(value: dict[str, Any]) -> dict[str, Any]:
     if len(msgspec.json.encode(value)) > _MAX_INPUT_BYTES:
         raise ValueError(f"must be at most {_MAX_INPUT_BYTES // 2**20} MiB long")
     return value
@@ -94,7 +94,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: Annotated[str, _Id]
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    input: Annotated[dict[str, Any], AfterValidator(_bearable_input)]
+    input: Annotated[dict[str, Any], AfterValidator(_limited_input)]
 
 
 class ThinkingBlock(Strict):
@@ -151,7 +151,7 @@ class FreeToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class NamedToolChoice(Strict):
+class MessageToolChoice(Strict):
     """Makes the model call this tool."""
 
     type: Literal["tool"]
@@ -166,7 +166,7 @@ class Thinking(Strict):
     budget_tokens: PositiveInt | None = None
 
 
-class SchemaFormat(Strict):
+class MessageFormat(Strict):
     """A JSON schema that the answer has to satisfy."""
 
     type: Literal["json_schema"]
@@ -177,7 +177,7 @@ class OutputConfig(Strict):
     """How much effort, and which form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: SchemaFormat | None = None
+    format: MessageFormat | None = None
 
 
 class CountTokensBody(Strict):
@@ -190,16 +190,16 @@ class CountTokensBody(Strict):
         str | Annotated[list[TextPart], Field(max_length=1024)] | None, BeforeValidator(_null_string_or_blocks)
     ] = None
     tools: Annotated[list[CustomTool], Field(max_length=128)] | None = None
-    tool_choice: Annotated[FreeToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    tool_choice: Annotated[FreeToolChoice | MessageToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: SchemaFormat | None = None
+    output_format: MessageFormat | None = None
 
     @model_validator(mode="after")
     def _tools_agree(self) -> Self:
         names = {tool.name for tool in self.tools or ()}
         choice = self.tool_choice
-        if isinstance(choice, NamedToolChoice) and choice.name not in names:
+        if isinstance(choice, MessageToolChoice) and choice.name not in names:
             raise FieldError("tool_choice.name", "names a tool that is not in `tools`")
         if isinstance(choice, FreeToolChoice) and choice.type == "any" and not names:
             raise FieldError("tool_choice", "needs `tools`")

@@ -1,24 +1,18 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`.
-
-Models as the API shows them.
-"""
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from server.api.dependencies import TheAccess, key_with
+from server.api.dependencies import TheAccess
 from server.api.schema import Model, ModelList
+from server.auth.access import KeyWith
 from server.store import ApiKey
 
-if TYPE_CHECKING:
-    pass
-
-
 router = APIRouter(prefix="/v1", tags=["models"])
-_Key = Annotated[ApiKey, Depends(key_with("models"))]
+_Key = Annotated[ApiKey, Depends(KeyWith("models"))]
 
 
 @router.get("/models")

@@ -1,22 +1,27 @@
-"""The `response` object: what was asked, as far as it was heard, and what came of it. Items come from elsewhere.
+"""The `response` object in each of its states, and the typed events of one response, made engine step by engine step.
 
-The typed events of one response, made step by step. A plain answer is what the last of them would have shown.
-
-One item is open at a time: text after a tool call is a message of its own.
+A plain answer is what the last event would have shown. One item is open at a time: text after a tool call is a message
+of its own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from engine import GenerationError
+from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
+from server.api.responses.schema import ResponseBody
+from server.errors import ApiError
 
-if TYPE_CHECKING:
-    from engine import ChatDelta, ChatStep, TokenLogprob, ToolCallDelta, Usage
-    from server.api.responses.schema import ResponseBody
-    from server.errors import ApiError
+_encode = msgspec.json.Encoder().encode
+_CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_DELTAS = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+}
 
 
 class ResponseObject:
@@ -25,7 +30,7 @@ class ResponseObject:
     def __init__(self, body: ResponseBody, *, id_: str, created: int) -> None:
         tool_choice = body.tool_choice or "auto"
         form = body.text.format if body.text else None
-        self._asked: dict[str, Any] = {
+        self._request: dict[str, Any] = {
             "id": id_,
             "object": "response",
             "created_at": created,
@@ -72,7 +77,7 @@ class ResponseObject:
         incomplete_details: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         return {
-            **self._asked,
+            **self._request,
             "status": status,
             "error": error,
             "incomplete_details": incomplete_details,
@@ -91,18 +96,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-_encode = msgspec.json.Encoder().encode
-_CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_DELTAS = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "function_call": "response.function_call_arguments",
-}
-
-
 class ResponseEvents:
-    """Turns engine steps into events, and keeps what has been said. `response` is set once `end` was called."""
+    """Turns engine steps into events, and keeps the items so far. `response` is set once `end` was called."""
 
     def __init__(self, response: ResponseObject, request_id: str) -> None:
         self._object = response
@@ -117,8 +112,8 @@ class ResponseEvents:
 
     def start(self) -> bytes:
         """Return the two events that open the stream."""
-        begun = self._object.in_progress()
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        created = self._object.in_progress()
+        return self._event("response.created", response=created) + self._event("response.in_progress", response=created)
 
     def step(self, step: ChatStep) -> bytes:
         """Return the events of one engine step; nothing while its text is held back."""
@@ -144,10 +139,10 @@ class ResponseEvents:
         self._cut_off = _CUT_OFF.get(delta.finish_reason or "", self._cut_off)
         parts = []
         if delta.reasoning:
-            parts += [self._switch("reasoning"), self._say(delta.reasoning)]
+            parts += [self._switch("reasoning"), self._add_text(delta.reasoning)]
         self._logprobs += [_logprob(entry) for entry in delta.logprobs or ()]
         if delta.content:
-            parts += [self._switch("message"), self._say(delta.content)]
+            parts += [self._switch("message"), self._add_text(delta.content)]
         parts += [self._call(piece) for piece in delta.tool_calls]
         return b"".join(parts)
 
@@ -159,7 +154,7 @@ class ResponseEvents:
         elif piece.index < self._calls or self._items[-1].kind != "function_call":
             raise GenerationError("The model gave up on this answer. Send the request again.")
         if piece.arguments:
-            parts.append(self._say(piece.arguments))
+            parts.append(self._add_text(piece.arguments))
         return b"".join(parts)
 
     def _switch(self, kind: str) -> bytes:
@@ -175,7 +170,7 @@ class ResponseEvents:
             return added
         return added + self._event("response.content_part.added", **self._place(), part=item.part("", []))
 
-    def _say(self, text: str) -> bytes:
+    def _add_text(self, text: str) -> bytes:
         item = self._items[-1]
         item.pieces.append(text)
         fields: dict[str, Any] = {"delta": text}
@@ -197,8 +192,10 @@ class ResponseEvents:
         if item.kind == "function_call":
             events = self._event(done, **place, name=item.value["name"], arguments=text)
         else:
-            said = {"text": text, "logprobs": item.logprobs} if item.kind == "message" else {"text": text}
-            events = self._event(done, **place, **said)
+            fields: dict[str, Any] = (
+                {"text": text, "logprobs": item.logprobs} if item.kind == "message" else {"text": text}
+            )
+            events = self._event(done, **place, **fields)
             events += self._event("response.content_part.done", **place, part=item.value["content"][0])
         return events + self._event("response.output_item.done", output_index=len(self._items) - 1, item=item.value)
 
@@ -237,7 +234,7 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def fill(self, status: str) -> None:
-        """Put what was said into the item."""
+        """Put the text so far into the item."""
         text = "".join(self.pieces)
         self.value["status"] = status
         if self.kind == "function_call":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,18 +15,16 @@ from server.api.chat_schema import ChatCompletionBody
 from server.api.responses.schema import (
     FunctionCallItem,
     FunctionCallOutputItem,
-    ImagePart,
+    FunctionTool,
     MessageItem,
     NamedTool,
+    Part,
     RefusalPart,
-    SchemaFormat,
+    ResponseBody,
+    ResponseImage,
+    ResponseSchema,
 )
 from server.errors import ApiError, invalid_body, to_api_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from server.api.responses.schema import FunctionTool, Part, ResponseBody
 
 # Chat's name of a field -> the name here; the first that fits counts. Messages are looked up one by one.
 _NAMES = (
@@ -161,14 +160,14 @@ def _add_message(conversation: Conversation, place: str, item: MessageItem) -> N
 
 def _parts(content: str | list[Part], where: str) -> str | list[dict[str, Any]]:
     """A single text is sent on as a string: some templates read nothing else."""
-    if isinstance(content, str) or (len(content) == 1 and not isinstance(content[0], ImagePart)):
+    if isinstance(content, str) or (len(content) == 1 and not isinstance(content[0], ResponseImage)):
         return _text(content, where)
     if not content:
         raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 items.", param=where)
     return [
         {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-        if isinstance(part, ImagePart)
-        else {"type": "text", "text": _said(part)}
+        if isinstance(part, ResponseImage)
+        else {"type": "text", "text": _text_of(part)}
         for part in content
     ]
 
@@ -177,13 +176,13 @@ def _text(content: str | list[Part], where: str) -> str:
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
-        if isinstance(part, ImagePart):
+        if isinstance(part, ResponseImage):
             place = f"{where}[{index}]"
             raise ApiError(400, "invalid_value", f"`{place}` must be text: only users show images.", param=place)
-    return "".join(_said(part) for part in content)
+    return "".join(_text_of(part) for part in content)
 
 
-def _said(part: Any) -> str:
+def _text_of(part: Any) -> str:
     text: str = part.refusal if isinstance(part, RefusalPart) else part.text
     return text
 
@@ -200,7 +199,7 @@ def _tool_choice(body: ResponseBody) -> Any:
 
 def _response_format(body: ResponseBody) -> Any:
     form = body.text.format if body.text else None
-    if not isinstance(form, SchemaFormat):
+    if not isinstance(form, ResponseSchema):
         return None if form is None else {"type": form.type}
     schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
     return {"type": "json_schema", "json_schema": schema}

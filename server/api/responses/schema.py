@@ -58,7 +58,7 @@ def _string_or_array(value: Any) -> Any:
     raise ValueError("must be a string or an array")
 
 
-class TextPart(Strict):
+class ResponseText(Strict):
     """Text, of whoever says it."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -72,7 +72,7 @@ class RefusalPart(Strict):
     refusal: str
 
 
-class ImagePart(Strict):
+class ResponseImage(Strict):
     """An image within a user's message, for models with the capability `vision`."""
 
     type: Literal["input_image"]
@@ -81,7 +81,7 @@ class ImagePart(Strict):
     detail: str | None = None
 
 
-Part = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
+Part = Annotated[ResponseText | RefusalPart | ResponseImage, Field(discriminator="type")]
 Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], BeforeValidator(_string_or_array)]
 
 
@@ -146,7 +146,7 @@ class PlainFormat(Strict):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Strict):
+class ResponseSchema(Strict):
     """JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
@@ -159,7 +159,7 @@ class SchemaFormat(Strict):
 class TextOptions(Strict):
     """What the text of the answer looks like. `verbosity` is accepted and has no effect."""
 
-    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | ResponseSchema, Field(discriminator="type")] | None = None
 
 
 class ReasoningOptions(Strict):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from store_parts import moved_away
 
-from server.auth.metering import ImageQuota
+from server.auth.limits import ImageQuota
 from server.errors import ApiError
 from server.store import Database, Quotas
 

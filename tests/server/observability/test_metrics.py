@@ -14,7 +14,7 @@ from metrics_parts import Page
 from serving import CANARY, ROOT, async_poll_until
 
 from server.observability.access_log import RequestRecord
-from server.observability.metrics import KEPT_SECONDS, KeptPage, Metrics
+from server.observability.metrics import CACHED_SECONDS, CachedPage, Metrics
 from server.store import Usage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ async def test_an_answer_is_counted_by_us_and_by_vllm(http: httpx2.AsyncClient):
 
 
 async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_second():
-    kept, made, go = KeptPage(), [], asyncio.Event()
+    kept, made, go = CachedPage(), [], asyncio.Event()
 
     async def make() -> bytes:
         made.append(asyncio.get_running_loop().time())
@@ -80,11 +80,11 @@ async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_sec
     assert await asyncio.gather(*together) == [b"1"] * 4
     while await kept.read(make) == b"1":  # noqa: ASYNC110 - until the clock says so
         await asyncio.sleep(0)
-    assert made[1] - made[0] >= KEPT_SECONDS
+    assert made[1] - made[0] >= CACHED_SECONDS
 
 
 async def test_a_page_that_could_not_be_made_is_made_anew():
-    kept = KeptPage()
+    kept = CachedPage()
 
     async def fail() -> bytes:
         raise OSError

@@ -160,8 +160,7 @@ async def test_an_image_that_takes_too_long_is_given_up(folder: Path):
 
 async def test_a_killed_worker_ends_its_requests_those_that_wait_too(folder: Path):
     model = await load(folder)
-    streams = [images(model, request(quality="hd", size=1024, owner=owner)) for owner in "abc"]
-    waits = [asyncio.create_task(anext(stream)) for stream in streams]
+    waits = [asyncio.create_task(made(model, request(quality="hd", size=1024, n=2, owner=owner))) for owner in "abc"]
     while not model.admission.waiting:
         await asyncio.wait(waits, timeout=0.01)
     os.kill(model.worker.pid, signal.SIGKILL)

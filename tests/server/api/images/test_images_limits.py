@@ -12,7 +12,7 @@ import pytest
 from chat_parts import assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, fill_up, image_events, path_of, stored
 from key_clients import client_of, client_with
-from serving import Server
+from serving import Server, async_poll_until
 from small_models import IMAGE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ async def test_images_are_in_the_usage_and_count_as_one_request(painter: Server,
         row = await until_counted(client, 2)
         assert (row["kind"], row["model"], row["images"]) == ("images", IMAGE_MODEL, 4)
         assert (row["requests"], row["errors"], row["aborted"], row["prompt_tokens"]) == (2, 0, 0, 0)
-    line = next(line for line in painter.access_lines() if line["request_id"] == response.headers["x-request-id"])
+    own = response.headers["x-request-id"]
+    await async_poll_until(lambda: own in {line["request_id"] for line in painter.access_lines()}, 5)
+    line = next(line for line in painter.access_lines() if line["request_id"] == own)
     assert (line["images"], line["model"], line["route"]) == (3, IMAGE_MODEL, GENERATE)
     assert "red" not in str(line)
 
@@ -149,7 +151,8 @@ async def test_only_so_many_requests_of_a_key_run_at_the_same_time(painter: Serv
         worker.suspend()  # the first stays in the middle of its work, however slowly the second arrives
         try:
             async with client.stream("POST", GENERATE, json=SLOW | PROGRESS) as response:
-                await anext(response.aiter_lines())
+                lines = response.aiter_lines()
+                await anext(lines)
                 assert_error(await client.post(GENERATE, json=PLAIN), 429, "rate_limit_exceeded")
         finally:
             worker.resume()

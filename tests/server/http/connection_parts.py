@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from server.http.disconnect import Drain, until_hangup
+from server.http.disconnect import Drain, until_disconnect
 from server.http.middleware import RequestContext
 from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
@@ -100,7 +100,7 @@ class Connection:
 
     async def _slow(self, request: Request) -> Response:
         await request.body()
-        return Response(await until_hangup(self._work(), request, request.app.state.drain))
+        return Response(await until_disconnect(self._work(), request, request.app.state.drain))
 
     async def _work(self) -> bytes:
         self.begun.set()

@@ -1,30 +1,30 @@
-"""`GET /health/live` and `GET /health/ready`: for load balancers and people, open without a key."""
+"""What load balancers and Prometheus read: `GET /health/live` and `/health/ready`, open to all, and `GET /metrics`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import asyncio
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
 
-from engine import ANSWERS
-from server.api.dependencies import TheDrain, TheEngine
+from engine import ANSWERS, ModelHealth
+from server.api.dependencies import TheDrain, TheEngine, TheSettings, of_app
+from server.auth.access import KeyWith
+from server.observability.metrics import CONTENT_TYPE, CachedPage, Metrics, machine_gauges, page, server_gauges
 
-if TYPE_CHECKING:
-    from engine import ModelHealth
-
-router = APIRouter(prefix="/health", tags=["health"])
+router = APIRouter(tags=["health"])
 
 
-@router.head("/live", include_in_schema=False)
-@router.get("/live")
+@router.head("/health/live", include_in_schema=False)
+@router.get("/health/live")
 async def live() -> dict[str, str]:
     """Answer 200 as long as the process answers at all; never waits for an engine."""
     return {"status": "ok"}
 
 
-@router.head("/ready", include_in_schema=False)
-@router.get("/ready")
+@router.head("/health/ready", include_in_schema=False)
+@router.get("/health/ready")
 async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
     """Answer 200 when every model answers and the server is not ending, else 503; with the state of each model.
 
@@ -35,6 +35,25 @@ async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
     body = {"status": status, "models": {health.id: _model(health) for health in models}}
     headers = {} if status == "ready" else {"Retry-After": "5"}
     return JSONResponse(body, 200 if status == "ready" else 503, headers)
+
+
+@router.get("/metrics", response_class=Response, include_in_schema=False, dependencies=[Depends(KeyWith("metrics"))])
+async def read_metrics(
+    engine: TheEngine,
+    drain: TheDrain,
+    settings: TheSettings,
+    metrics: Annotated[Metrics, Depends(of_app("metrics"))],
+    kept: Annotated[CachedPage, Depends(of_app("metrics_page"))],
+) -> Response:
+    """Give everything that is counted, in Prometheus' text format; at most a second old."""
+
+    async def make() -> bytes:
+        now = server_gauges(engine, drain)
+        collectors = [metrics.registry, *engine.vllm_metrics()]
+        now += await asyncio.to_thread(machine_gauges, settings)
+        return await asyncio.to_thread(page, collectors, now)
+
+    return Response(await kept.read(make), headers={"content-type": CONTENT_TYPE})
 
 
 def _overall(models: tuple[ModelHealth, ...]) -> Literal["ready", "loading", "failed"]:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exchange_parts import END, LARGE, Connection, ask, chunk
+from connection_parts import END, LARGE, Connection, ask, chunk
 from serving import async_poll_until
 from starlette.applications import Starlette
 
@@ -122,10 +122,10 @@ async def test_a_connection_holds_so_many_waiting_requests_and_no_more():
     connection.protocol.data_received(ask("/quick") * 64)
     await async_poll_until(lambda: len(connection.log) == 64, 5)
     assert not connection.transport.is_closing()
-    crowded = Connection()
-    crowded.protocol.data_received(ask("/quick") * 66)
-    assert b"too_many_pipelined" in b"".join(crowded.writes)
-    await async_poll_until(crowded.transport.is_closing, 5)
+    full = Connection()
+    full.protocol.data_received(ask("/quick") * 66)
+    assert b"too_many_pipelined" in b"".join(full.writes)
+    await async_poll_until(full.transport.is_closing, 5)
 
 
 async def test_below_another_server_events_are_sent_and_a_client_that_leaves_is_noticed():

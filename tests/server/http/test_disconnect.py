@@ -87,13 +87,13 @@ async def test_a_stream_stops_when_its_client_vanishes_without_goodbye(server: S
     await until_engines_rest(server)
 
 
-async def test_a_crowd_that_leaves_at_once_leaves_nothing_behind(
+async def test_many_clients_that_leave_at_once_leave_nothing_behind(
     server: Server, admin_key: Key, http: httpx2.AsyncClient
 ):
-    names = [f"crowd-{number}" for number in range(24)]
-    crowd = [send(server, admin_key, name, LONG | {"n": 1, "stream": bool(i % 2)}) for i, name in enumerate(names)]
+    names = [f"many-{number}" for number in range(24)]
+    many = [send(server, admin_key, name, LONG | {"n": 1, "stream": bool(i % 2)}) for i, name in enumerate(names)]
     await answered(http)
-    for opened in crowd:
+    for opened in many:
         opened.close()
     for name in names:
         await gone_line(server, name)

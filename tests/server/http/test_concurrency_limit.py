@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.http.middleware import Crowd
+from server.http.middleware import ConcurrencyLimit
 from server.observability.access_log import RequestRecord
 
 MOST = 6
 
 
-class House:
-    """A crowd before an app that holds every request until the door is opened."""
+class App:
+    """A limit before an app that holds every request until the door is opened."""
 
     def __init__(self) -> None:
         self.door = asyncio.Event()
-        self.crowd = Crowd(self._app, MOST)
+        self.limit = ConcurrencyLimit(self._app, MOST)
         self.sent: list[dict[str, Any]] = []
         self.running: list[asyncio.Task[None]] = []
 
@@ -28,7 +28,7 @@ class House:
         record = RequestRecord("req_1", "GET", None, key=key)
         scope = {"type": "http", "path": path, "state": {"record": record}}
         before = len(self.sent)
-        task = asyncio.create_task(self.crowd(scope, self._nothing, self._send))
+        task = asyncio.create_task(self.limit(scope, self._nothing, self._send))
         await asyncio.sleep(0)
         self.running.append(task)
         if len(self.sent) == before:
@@ -46,29 +46,29 @@ class House:
     async def close(self) -> None:
         self.door.set()
         await asyncio.gather(*self.running)
-        assert self.crowd._running.owners == 0
-        assert self.crowd._running.total == 0
+        assert self.limit._running.owners == 0
+        assert self.limit._running.total == 0
 
 
 async def test_a_flood_is_refused_and_a_neighbour_gets_a_share_all_the_same():
-    house = House()
-    assert [await house.ask("flooder") for _ in range(MOST)] == [None] * MOST
-    refusal = await house.ask("flooder")
+    app = App()
+    assert [await app.ask("flooder") for _ in range(MOST)] == [None] * MOST
+    refusal = await app.ask("flooder")
     assert refusal is not None
     assert int(refusal[b"retry-after"]) >= 1
-    assert [await house.ask("neighbour") for _ in range(MOST // 2)] == [None] * (MOST // 2)
-    assert await house.ask("neighbour") is not None
-    assert await house.ask("third") is None
-    await house.close()
+    assert [await app.ask("neighbour") for _ in range(MOST // 2)] == [None] * (MOST // 2)
+    assert await app.ask("neighbour") is not None
+    assert await app.ask("third") is None
+    await app.close()
 
 
 async def test_what_has_ended_makes_room_and_health_is_always_answered():
-    house = House()
+    app = App()
     for _ in range(MOST):
-        await house.ask("one")
-    assert await house.ask(None, "/health/ready") is None
-    house.running.pop(0).cancel()
+        await app.ask("one")
+    assert await app.ask(None, "/health/ready") is None
+    app.running.pop(0).cancel()
     await asyncio.sleep(0)
-    assert await house.ask("one") is None
-    assert await house.ask("one") is not None
-    await house.close()
+    assert await app.ask("one") is None
+    assert await app.ask("one") is not None
+    await app.close()
