@@ -11,7 +11,6 @@ from engine.compat import missing as _missing
 
 _PROTOCOL = "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol"
 _CYCLE = "uvicorn.protocols.http.httptools_impl.RequestResponseCycle"
-_DEPENDANT = "fastapi.dependencies.models.Dependant"
 
 
 def _uvicorn(name: str, why: str, parameters: str | None = None, *, overridden: bool = False) -> ForeignName:
@@ -30,9 +29,6 @@ def _python(name: str, why: str, parameters: tuple[str, ...] | None = None) -> F
 
 
 NAMES: tuple[ForeignName, ...] = (
-    _uvicorn(
-        f"{_PROTOCOL}._start_asgi_task", "overridden: puts an exchange around the app", "cycle app", overridden=True
-    ),
     _uvicorn(f"{_PROTOCOL}.connection_made", "overridden: limits on time begin", "transport", overridden=True),
     _uvicorn(f"{_PROTOCOL}.connection_lost", "overridden: every request learns of it", "exc", overridden=True),
     _uvicorn(f"{_PROTOCOL}.data_received", "overridden: heads are limited", "data", overridden=True),
@@ -55,7 +51,6 @@ NAMES: tuple[ForeignName, ...] = (
     _uvicorn(f"{_PROTOCOL}.loop", "for timers"),
     _uvicorn(f"{_PROTOCOL}.config", "leads to the app"),
     _uvicorn(f"{_CYCLE}.transport", "replaced: what is sent in one go leaves in one write"),
-    _uvicorn(f"{_CYCLE}.on_response", "replaced, to flush at the end"),
     _uvicorn(f"{_CYCLE}.receive", "the body", ""),
     _uvicorn(f"{_CYCLE}.message_event", "whether the body has come; set when the client has left"),
     _uvicorn(f"{_CYCLE}.more_body", "whether there is more of it"),
@@ -66,22 +61,11 @@ NAMES: tuple[ForeignName, ...] = (
     _uvicorn(f"{_CYCLE}.disconnected", "set when the client has left"),
     _uvicorn(f"{_CYCLE}.response_started", "whether an error can still be sent"),
     _uvicorn(f"{_CYCLE}.response_complete", "whether a request has been answered"),
-    _fastapi("fastapi._compat.ModelField", "checks a body"),
-    _fastapi("fastapi._compat.ModelField.validate", "likewise", "value values loc"),
-    _fastapi("fastapi._compat.ModelField.field_info", "whether a body is required"),
     _fastapi("fastapi.routing.APIRoute.dependant", "what a route asks for"),
     _fastapi("fastapi.routing.APIRoute.body_field", "its body"),
-    _fastapi("fastapi.routing.APIRoute.response_field", "whether FastAPI makes the answer"),
     _fastapi("fastapi.routing.APIRoute.get_route_handler", "overridden: bodies are strict JSON", ""),
-    *(
-        _fastapi(f"{_DEPENDANT}.{field}", "whether we can call it ourselves")
-        for field in (
-            *("call", "dependencies", "is_coroutine_callable", "name", "body_params", "path_params", "query_params"),
-            *("header_params", "cookie_params", "request_param_name", "http_connection_param_name"),
-            *("websocket_param_name", "response_param_name", "background_tasks_param_name"),
-            "security_scopes_param_name",
-        )
-    ),
+    _fastapi("fastapi.dependencies.models.Dependant.dependencies", "the key is checked before the body is read"),
+    _fastapi("fastapi.dependencies.models.Dependant.call", "likewise"),
     _fastapi("starlette.requests.Request._body", "set: the body is read once", since="Starlette 1.10"),
     _fastapi("starlette.requests.Request._json", "set: and parsed once", since="Starlette 1.10"),
     _python("re._parser.parse", "reads a pattern, to measure it before it is compiled", ("str",)),

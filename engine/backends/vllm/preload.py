@@ -37,7 +37,6 @@ for _name in (
 for _patch in (
     "amx",
     "grammar threads",
-    "slots",
     "seeds",
     "cache at start",
     "compile models only",
