@@ -27,7 +27,7 @@ _log = logging.getLogger("hearth.vllm")
 
 
 class _Patch:
-    """Makes the names of one patch: what of ours relies on them, and what happens without."""
+    """Builds the names of one patch: what of ours relies on them, and what happens without."""
 
     def __init__(self, patch: str, kind: Kind, without: str, since: str = "0.32") -> None:
         self._patch = patch
@@ -238,12 +238,12 @@ def find(name: str) -> ForeignName:
 
 
 def missing(sources: Sources | None = None) -> list[Finding]:
-    """List which names are gone or take other parameters: of what is installed, or of other `sources`."""
+    """List which names are missing or take other parameters: of what is installed, or of other `sources`."""
     return _missing(NAMES, sources or Sources())
 
 
 def check(model: str) -> None:
-    """Raise a `LoadError` that tells which needed names are gone, if any are."""
+    """Raise a `LoadError` that names what is needed and missing, if anything is."""
     findings = _needed_but_missing()
     if findings:
         raise LoadError(

@@ -1,11 +1,11 @@
 """Compiles every new JSON schema once outside the engine, in a process that can be killed, before the engine gets it.
 
 vLLM compiles schemas in its engine process, on few threads, and nothing stops it: a schema that takes minutes would
-delay the structured output of everybody. Here it costs its sender 10 s. The processes import this file, so vLLM and
-xgrammar are imported in functions only.
+delay the structured output of all requests. Outside, it costs its sender 10 s. The processes import this file, so vLLM
+and xgrammar are imported in functions only.
 
 Measured with a vocabulary of 151,000 tokens: a schema below the line of `is_light` takes 5 ms of the event loop once
-(the same check that vLLM makes there) and at most 0.4 s of one core in the engine; one above it is compiled twice,
+(the same check as vLLM's) and at most 0.4 s of one core in the engine; one above it is compiled twice,
 which is 50 ms more for ten properties with `$defs`, and nothing the second time. A process is forked in 0.5 s (spawned
 on CUDA: as long as importing vLLM takes) when it is first needed, and ends after five idle minutes.
 """
@@ -46,7 +46,7 @@ _COMPILERS = 6
 _PER_OWNER = 2
 _MOST_WAITING = 128
 _WAIT_SECONDS = 30.0
-# From here on the turn is kept for as long again: the engine now compiles the same.
+# From this duration on the turn is kept for as long again: the engine now compiles the same.
 _SLOW_SECONDS = 0.25
 # In the engine: one more than slow compilations at a time, so that quick ones find a thread.
 _ENGINE_THREADS = _COMPILERS + 1
@@ -89,19 +89,19 @@ class Grammars:
         await self._bind(request, tag, owner, "response_format")
 
     async def bind_tools(self, request: Any, owner: str) -> None:
-        """Do the same with what vLLM's parsers have made of the tools. After rendering."""
-        made = request.structured_outputs
-        if made is None or made._backend is not None:  # noqa: SLF001  # nothing, or as `bind_format` left it
+        """Do the same with what vLLM's parsers have derived from the tools. After rendering."""
+        parameters = request.structured_outputs
+        if parameters is None or parameters._backend is not None:  # noqa: SLF001  # nothing, or as `bind_format` left it
             return
         field = "tools" if request.tools else "response_format"
-        if made.structural_tag is not None:
-            await self._bind(request, without_padding(made.structural_tag), owner, field)
+        if parameters.structural_tag is not None:
+            await self._bind(request, without_padding(parameters.structural_tag), owner, field)
             return
         from vllm.v1.structured_output.request import get_structured_output_key
 
-        kind, grammar = get_structured_output_key(made)
+        kind, grammar = get_structured_output_key(parameters)
         await self.check(kind.name, grammar, owner=owner, field=field)
-        _choose_backend(made)
+        _choose_backend(parameters)
 
     async def check(self, kind: str, grammar: str, *, owner: str, field: str) -> None:
         """Return when the engine may compile `grammar`; `kind` is the name of vLLM's option. At once for known ones.
@@ -187,10 +187,10 @@ class Grammars:
             self._verdicts.popitem(last=False)
 
 
-def _choose_backend(made: Any) -> None:
+def _choose_backend(parameters: Any) -> None:
     """Set what vLLM would choose by a check on the event loop: ours has run. See `build_serving`."""
     if compat.fits("grammar check"):
-        made._backend = "xgrammar"  # noqa: SLF001
+        parameters._backend = "xgrammar"  # noqa: SLF001
 
 
 def _asks_too_much(form: Any) -> bool:
@@ -243,7 +243,7 @@ def format_tag(form: Any) -> str | None:
 
 
 def without_padding(tag: str) -> str:
-    """Bound the whitespace of all JSON in a structural tag, like the one that a tool parser makes.
+    """Bound the whitespace of all JSON in a structural tag, also of one that a tool parser has built.
 
     The XML-like styles of some models are left alone: whitespace is part of what these were trained on.
     """
@@ -398,10 +398,10 @@ class _Compiler:
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+        ours, child_end = socket.socketpair()
+        with child_end:
             self._streams = await asyncio.open_unix_connection(sock=ours)
-            self._process = process_context().Process(target=_serve, args=(theirs, config), daemon=True)
+            self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
             await starter.run(self._process.start)
         if self._killed:
             self._process.kill()
@@ -441,7 +441,7 @@ class _Compiler:
 def _serve(end: socket.socket, config: Any) -> None:
     """In the process: answer each line, JSON of [kind, grammar], by a line, until killed.
 
-    `config` is the engine's `VllmConfig`: tokenizer and compiler are made of it as the engine makes its own.
+    `config` is the engine's `VllmConfig`: tokenizer and compiler are the same as the engine's.
     """
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
