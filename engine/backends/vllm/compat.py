@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from engine.compat import Finding, ForeignName, Sources
+from engine.compat import Finding, ForeignName, Kind, Sources
 from engine.compat import missing as _missing
 from engine.errors import LoadError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from engine.compat import Kind
 
 _T = TypeVar("_T")
 

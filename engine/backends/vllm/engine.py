@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from engine.types import TextRequest
 
 
+_log = logging.getLogger("hearth.vllm")
+
+# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
+_CLOSING_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+# Its thread that watches the processes checks every second whether it is to end, and their descriptors meanwhile.
+_WATCHED_SECONDS = 2.0
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 _WARM_UP = "one two three four five six seven eight nine ten " * 4
 
@@ -255,9 +262,6 @@ def _grammar_field(request: ChatRequest) -> str | None:
     return "response_format" if request.response_format else "tools" if request.tools else None
 
 
-_log = logging.getLogger("hearth.vllm")
-
-
 class EngineWatch:
     """For one engine, from before its start to its end. Belongs to the event loop, but for `started`."""
 
@@ -331,13 +335,6 @@ class EngineWatch:
             self._call()
 
 
-# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
-_CLOSING_SECONDS = 30.0
-_LOOK_SECONDS = 0.02
-# Its thread that watches the processes looks every second whether it is to end, and at their descriptors meanwhile.
-_WATCHED_SECONDS = 2.0
-
-
 def end_engine(engine: Any, timeout_seconds: float) -> None:
     """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
 
@@ -373,5 +370,5 @@ def _close(context: Any, sockets: Iterable[Any], processes: Iterable[BaseProcess
         while not socket.closed:
             if time.monotonic() > deadline:
                 return  # left to the garbage collector, like vLLM does
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     context.destroy(linger=0)

@@ -19,11 +19,13 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 
@@ -31,17 +33,16 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.compat import guarded
 from engine.process.spawning import end_with_starter, with_variables
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.process import BaseProcess
-
-
 _T = TypeVar("_T")
 Started: TypeAlias = "Callable[[BaseProcess], None]"
 
 _log = logging.getLogger("hearth.vllm")
 
 CONFIG_LOCK = threading.Lock()
+_fork_lock = threading.Lock()
+
+# oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
+FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
 # On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
 # which no other request is served, and without a compiler it kills the engine. Whole models: see patches.py.
@@ -321,13 +322,6 @@ def _close_alive_pipe() -> None:
         if server._forkserver_alive_fd is not None:  # noqa: SLF001
             os.close(server._forkserver_alive_fd)  # noqa: SLF001
             server._forkserver_alive_fd = None  # noqa: SLF001
-
-
-# oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
-FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
-
-
-_fork_lock = threading.Lock()
 
 
 def start_fork_server() -> None:

@@ -10,7 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TokenizersBackend
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -27,10 +27,7 @@ from vllm.renderers.hf import (
 )
 
 from engine.backends.vllm.errors import check_answer_alone
-
-if TYPE_CHECKING:
-    from engine.types import ChatRequest
-
+from engine.types import ChatRequest
 
 _log = logging.getLogger("hearth.engine")
 # vLLM takes a first line out of `system` that begins so: Claude Code's, which differs in every request.

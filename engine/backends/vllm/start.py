@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.admission import Room
 from engine.backends.vllm import compat, processes
+from engine.config import ChatModelSpec
 from engine.errors import LoadError
 from engine.hardware import read_hardware
+from engine.pictures import Pictures
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
+_log = logging.getLogger("hearth.sleep")
 
-    from prometheus_client import CollectorRegistry
-
-    from engine.config import ChatModelSpec
-    from engine.pictures import Pictures
-
-
+_SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
+_LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
 _DEMO_KV_CACHE_GIB = 0.0625
 _CPU_KV_CACHE_GIB = 1.0
 
@@ -78,12 +78,11 @@ def start_engine(launch: Launch) -> Any:
             )
 
 
-def stat_logger_into(registry: Any) -> type[Any]:
+def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
     """Return vLLM's logger of its own metrics, which writes into `registry` and ends with it.
 
     By itself vLLM registers them for the whole process, and drops those of other engines when it does.
     """
-    from prometheus_client import Counter, Gauge, Histogram
     from vllm.v1.metrics.loggers import PrometheusStatLogger
     from vllm.v1.metrics.perf import PerfMetricsProm
     from vllm.v1.spec_decode.metrics import SpecDecodingProm
@@ -185,12 +184,6 @@ def capacity_of(engine: Any, spec: ChatModelSpec) -> Room:
         kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
         fair=spec.engine.fair_queue,
     )
-
-
-_log = logging.getLogger("hearth.sleep")
-
-_SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
-_LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,13 @@ call to vLLM's plain answers. Which parsers a model has is decided by its family
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.tool_parsers.utils import partial_tag_overlap
 
+from engine.config import ChatModelSpec
 from engine.types import ToolCallDelta
-
-if TYPE_CHECKING:
-    from engine.config import ChatModelSpec
-
 
 # Where a call begins that may follow some words: these parsers look at the beginning of an answer only.
 _ANCHORS: dict[str, tuple[str, ...]] = {
