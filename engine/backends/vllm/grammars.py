@@ -20,7 +20,7 @@ import os
 import resource
 import socket
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -508,56 +508,44 @@ class FairTurns:
     """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others."""
 
     def __init__(self, total: int, *, per_owner: int, most_waiting: int, wait_seconds: float) -> None:
-        self._free = total
+        self._all = asyncio.Semaphore(total)
         self._per_owner = per_owner
-        self._most_waiting = most_waiting
+        self._most = per_owner + most_waiting
         self._wait_seconds = wait_seconds
-        self._running: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        # An owner waits for its own turns first, so it has no more than those in the queue for all.
+        self._own: dict[str, asyncio.Semaphore] = {}
+        self._requests: Counter[str] = Counter()
 
     async def enter(self, owner: str) -> None:
         """Wait for a turn; `leave` gives it back. Raises `OverloadedError` when too many wait, or for too long."""
-        line = self._waiting.setdefault(owner, deque())
-        if len(line) >= self._most_waiting:
+        if self._requests[owner] >= self._most:
             raise _overloaded()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(turn)
-        self._admit()
+        self._requests[owner] += 1
+        own = self._own.setdefault(owner, asyncio.Semaphore(self._per_owner))
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await turn
+                await own.acquire()
+                try:
+                    await self._all.acquire()
+                except BaseException:
+                    own.release()
+                    raise
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # its turn came at the same moment
-                self.leave(owner)
-            elif turn in line:
-                line.remove(turn)
-                self._admit()
+            self._forget(owner)
             if isinstance(error, TimeoutError):
                 raise _overloaded() from None
             raise
 
     def leave(self, owner: str) -> None:
         """Give back a turn of the owner's."""
-        self._free += 1
-        self._running[owner] -= 1
-        if not self._running[owner]:
-            del self._running[owner]
-        self._admit()
+        self._all.release()
+        self._own[owner].release()
+        self._forget(owner)
 
-    def _admit(self) -> None:
-        """Give out the free turns. An owner that got one goes to the end of the owners."""
-        for owner in list(self._waiting):
-            line = self._waiting[owner]
-            while line and line[0].cancelled():  # it has not left the line yet
-                line.popleft()
-            if line and self._free and self._running[owner] < self._per_owner:
-                turn = line.popleft()
-                self._free -= 1
-                self._running[owner] += 1
-                turn.set_result(None)
-                self._waiting.move_to_end(owner)
-            if not line:
-                del self._waiting[owner]
+    def _forget(self, owner: str) -> None:
+        self._requests[owner] -= 1
+        if not self._requests[owner]:
+            del self._requests[owner], self._own[owner]
 
 
 def _overloaded() -> OverloadedError:
