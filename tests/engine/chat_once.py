@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine import ChatRequest, Engine, load_config
+from engine.chat_fold import fold
+from engine.stream import TokenStream
 
 MODEL = "service-plus"
 # One answer only: what a small model says otherwise hangs on last digits, which its kernels round differently.
@@ -38,9 +40,10 @@ async def main() -> None:
             temperature=0,
             max_tokens=6,
         )
-        whole = await engine.chat(asked)
-        streamed = [step async for step in engine.chat_stream(replace(asked, request_id="stream"))]
-        schema = await engine.chat(replace(asked, request_id="schema", response_format=FORMAT, max_tokens=40))
+        whole = await fold(await engine.chat(replace(asked, whole=True), TokenStream()))
+        streamed = [step async for step in await engine.chat(replace(asked, request_id="stream"), TokenStream())]
+        with_schema = replace(asked, request_id="schema", response_format=FORMAT, max_tokens=40)
+        schema = await fold(await engine.chat(with_schema, TokenStream()))
         said = {
             "plain": whole.choices[0].content,
             "streamed": "".join(delta.content for step in streamed for delta in step.deltas),
