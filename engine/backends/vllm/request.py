@@ -13,18 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformers import TokenizersBackend
-from transformers.utils.chat_template_utils import _compile_jinja_template
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionRequest,
     ChatCompletionToolsParam,
 )
-from vllm.renderers.hf import (
-    HfRenderer,
-    resolve_chat_template,
-    resolve_chat_template_content_format,
-    resolve_chat_template_kwargs,
-)
+from vllm.renderers.hf import HfRenderer
 
 from engine.backends.vllm.errors import check_answer_alone
 from engine.types import ChatRequest
@@ -55,6 +49,14 @@ class TextPrompts:
     @classmethod
     def of(cls, serving: Any, request: Any) -> TextPrompts | None:
         """Look up what vLLM would for `request`, a plain one of its own; None where it would do something else."""
+        # Not at the top: without these optional names, vLLM renders all conversations.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+        from vllm.renderers.hf import (
+            resolve_chat_template,
+            resolve_chat_template_content_format,
+            resolve_chat_template_kwargs,
+        )
+
         renderer, model_config, tokenizer = serving.renderer, serving.model_config, serving.renderer.tokenizer
         if not (isinstance(renderer, HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
             return None
