@@ -98,11 +98,11 @@ def _is_compiled(spec: Any) -> bool:
 
 
 def _environment(place: Workspace, rust: Path | None) -> dict[str, str]:
-    environment = processes._ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
+    environment = processes._ENGINE_ENVIRONMENT | place.environment  # noqa: SLF001  # those of Hearth's engine
     plugins = {one.name for one in importlib.metadata.entry_points(group=_PLUGINS)} - {"hearth"}
     environment["VLLM_PLUGINS"] = ",".join(sorted(plugins))
     if processes.runs_on_cpu():
-        environment = processes.ENVIRONMENT | environment | processes._CPU_ENVIRONMENT  # noqa: SLF001
+        environment = processes.FORK_SERVER_ENVIRONMENT | environment | processes._CPU_ENVIRONMENT  # noqa: SLF001
         if _is_compiled(load_config(place.models).models[place.model]):
             del environment["TORCHDYNAMO_DISABLE"]  # Hearth's plugin lifts it for models only
         environment["PYTHONPATH"] = str(_named_vllm(place))

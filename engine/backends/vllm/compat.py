@@ -1,4 +1,4 @@
-"""Every name of vLLM, pyzmq, torch, prometheus_client and CPython that promises nothing and that our code relies on.
+"""Every name of vLLM, transformers, torch and CPython that promises nothing and that our code relies on.
 
 What a model cannot run without is needed, everything else is a patch of ours that is optional: `apply` leaves it out,
 with one line in the log, where vLLM no longer has what it takes. scripts/check-vllm reads this list for a new release.
@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from engine.compat import Finding, ForeignName, Sources
+from engine.compat import Finding, ForeignName, Kind, Sources
 from engine.compat import missing as _missing
 from engine.errors import LoadError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from engine.compat import Kind
 
 _T = TypeVar("_T")
 
@@ -27,7 +23,7 @@ _log = logging.getLogger("hearth.vllm")
 
 
 class _Patch:
-    """Makes the names of one patch: what of ours relies on them, and what happens without."""
+    """Builds the names of one patch: what of ours relies on them, and what happens without."""
 
     def __init__(self, patch: str, kind: Kind, without: str, since: str = "0.32") -> None:
         self._patch = patch
@@ -56,7 +52,6 @@ _fork = _Patch(
 _settings = _Patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
 _amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
 _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
-_slots = _Patch("slots", "optional", "A step of 128 requests takes a fifteenth longer.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _Patch(
     "cache at start", "optional", "On a CPU the KV cache takes its memory while it is used, not at the start."
@@ -147,7 +142,6 @@ NAMES: tuple[ForeignName, ...] = (
         "request_type grammar_spec",
     ),
     _end("vllm.v1.engine.core_client.BackgroundResources.ctx", "the ZeroMQ context that vLLM leaves open"),
-    _end("vllm.v1.engine.core_client.BackgroundResources.output_socket", "has to be closed before the context"),
     _end("vllm.v1.engine.core_client.BackgroundResources.engine_manager", "owns the processes"),
     _end("vllm.v1.engine.utils.CoreEngineProcManager.processes", "their pipes are left open"),
     _death("vllm.v1.engine.core_client.BackgroundResources.engine_dead", "set when the process has died"),
@@ -173,24 +167,6 @@ NAMES: tuple[ForeignName, ...] = (
     _amx("torch.cpu._init_amx", "asks the kernel for it", ""),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.__init__", "wrapped"),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.executor", "replaced by one with more threads"),
-    _slots(
-        "vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots",
-        "replaced for one more token that fits",
-        "request num_new_tokens num_lookahead_tokens",
-    ),
-    _slots("vllm.v1.core.kv_cache_manager.KVCacheManager.empty_kv_cache_blocks", "what it returns then"),
-    _slots("vllm.v1.core.kv_cache_manager.KVCacheManager.coordinator", "leads to the blocks"),
-    _slots("vllm.v1.core.kv_cache_coordinator.KVCacheCoordinator.single_type_managers", "one group only"),
-    _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager", "the kind that this is right for"),
-    _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.req_to_blocks", "blocks of a request"),
-    _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.num_cached_block", "kept ones of these"),
-    _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.enable_caching", "whether any are kept"),
-    _slots("vllm.v1.core.single_type_kv_cache_manager.FullAttentionManager.block_size", "tokens of a block"),
-    _slots(
-        "vllm.v1.core.single_type_kv_cache_manager.SingleTypeKVCacheManager.cache_blocks",
-        "its rule of which blocks are kept is repeated by ours",
-    ),
-    _slots("vllm.v1.core.block_pool.BlockPool.hash_block_size", "the same as block_size, or it is not for us"),
     _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.sample_tokens", "wrapped", "grammar_output"),
     _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.input_batch", "the requests of a step"),
     _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.discard_request_mask", "whose token is thrown away"),
@@ -218,29 +194,6 @@ NAMES: tuple[ForeignName, ...] = (
     _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger._perf_metrics_cls", "likewise"),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
-    _metrics(
-        "vllm.v1.metrics.loggers.PrometheusStatLogger.record",
-        "overridden: one observation per step",
-        "scheduler_stats iteration_stats mm_cache_stats engine_idx",
-        overridden=True,
-    ),
-    _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger.histogram_inter_token_latency", "observed all at once"),
-    _metrics("vllm.v1.metrics.stats.IterationStats.inter_token_latencies_iter", "taken out meanwhile"),
-    _metrics(
-        "prometheus_client.metrics.Gauge._metric_init", "overridden: notes only, without a lock", "", overridden=True
-    ),
-    _metrics(
-        "prometheus_client.metrics.Gauge._child_samples", "overridden: the rest is done here", "", overridden=True
-    ),
-    _metrics("prometheus_client.metrics.Gauge._value", "set here"),
-    _metrics("prometheus_client.metrics.Counter._metric_init", "overridden, likewise", "", overridden=True),
-    _metrics("prometheus_client.metrics.Counter._child_samples", "overridden, likewise", "", overridden=True),
-    _metrics("prometheus_client.metrics.Counter._value", "set here"),
-    _metrics("prometheus_client.metrics.Histogram._metric_init", "overridden, likewise", "", overridden=True),
-    _metrics("prometheus_client.metrics.Histogram._child_samples", "overridden, likewise", "", overridden=True),
-    _metrics("prometheus_client.metrics.Histogram._upper_bounds", "sorted by these"),
-    _metrics("prometheus_client.metrics.Histogram._buckets", "added to here"),
-    _metrics("prometheus_client.metrics.Histogram._sum", "likewise"),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),
     _prompts(
         "transformers.tokenization_utils_tokenizers.TokenizersBackend._tokenizer",
@@ -281,12 +234,12 @@ def find(name: str) -> ForeignName:
 
 
 def missing(sources: Sources | None = None) -> list[Finding]:
-    """List which names are gone or take other parameters: of what is installed, or of other `sources`."""
+    """List which names are missing or take other parameters: of what is installed, or of other `sources`."""
     return _missing(NAMES, sources or Sources())
 
 
 def check(model: str) -> None:
-    """Raise a `LoadError` that tells which needed names are gone, if any are."""
+    """Raise a `LoadError` that names what is needed and missing, if anything is."""
     findings = _needed_but_missing()
     if findings:
         raise LoadError(

@@ -1,10 +1,6 @@
-"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process, and vLLM's serving classes on top.
+"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Owns its life, from the load to its end.
 
-Owns the life of that engine. What an answer looks like is decided in serving.py.
-
-Watches over the processes of one vLLM engine: sees at once that one has died, and after a while that they hang.
-
-Ends a vLLM engine for good: its processes, then the sockets, threads and descriptors that its client has with us.
+How it is started is in start.py, and how a request is answered in serving.py.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from engine.admission import Admission
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.backends.vllm.start import build_serving, fall_asleep, room_of, start_engine, wake_up
+from engine.backends.vllm.start import build_serving, capacity_of, fall_asleep, start_engine, wake_up
 from engine.chat_fold import fold
 from engine.errors import LoadError, NotStartedError, engine_died
 from engine.media.images import image_places
@@ -38,16 +34,22 @@ if TYPE_CHECKING:
 
     from engine.backends.vllm.serving import Prompt
     from engine.backends.vllm.start import Launch
-    from engine.process.watchdog import Patience
     from engine.types import TextRequest
 
 
+_log = logging.getLogger("hearth.vllm")
+
+# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
+_CLOSING_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+# Its thread that watches the processes checks every second whether it is to end, and their descriptors meanwhile.
+_WATCHED_SECONDS = 2.0
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 _WARM_UP = "one two three four five six seven eight nine ten " * 4
 
 
 class VllmChat:
-    """One loaded chat model. Made by `load`, thrown away whole: a restart makes a new one."""
+    """One loaded chat model. Created by `load`; a restart creates a new one."""
 
     def __init__(self, engine: Any, serving: Any, launch: Launch, watch: EngineWatch) -> None:
         self._engine = engine
@@ -56,13 +58,13 @@ class VllmChat:
         self._starter = launch.starter
         self._pictures = launch.pictures
         self._sleep = launch.sleep
-        self.admission = Admission(room_of(engine, launch.spec))
+        self.admission = Admission(capacity_of(engine, launch.spec))
         self.metrics = launch.metrics
         self.compiled = launch.compiled
         self.context_length: int = engine.model_config.max_model_len
         self.died = asyncio.Event()
         self._watch = watch
-        watch.call_when_gone(self._on_gone)
+        watch.on_exit(self._on_exit)
 
     @classmethod
     async def load(cls, launch: Launch) -> VllmChat:
@@ -78,11 +80,11 @@ class VllmChat:
             engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
             undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
             undo.callback(watch.kill)
-            if not watch.pids():  # they were started past us (vllm_launch.start_engines_our_way)
+            if not watch.pids():  # vLLM started them itself (`start_own_processes`)
                 for process in processes_of(engine):
                     watch.started(process)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
-            watch.kill_without(engine.output_handler)
+            watch.kill_after(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
             await engine.reset_mm_cache()
             launch.report("checking the chat template", 0.8)
@@ -100,8 +102,8 @@ class VllmChat:
         from engine.backends.vllm.errors import TranslatedErrors
 
         if self._serving.needs_parser(request) or request.logprobs or image_places(request):
-            # Streamed and whole answers agree because one parser makes both, step by step; and the logprobs of a long
-            # answer, put together at once, would hold up everybody for seconds.
+            # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
+            # put together at once, would block the event loop for seconds.
             request = replace(request, whole=False)
         errors = TranslatedErrors(self.context_length, _grammar_field(request))
         ticket = self.admission.ticket(request, request.n, stream)
@@ -150,11 +152,11 @@ class VllmChat:
         return tuple(self._watch.pids())
 
     async def idle(self) -> None:
-        """Return when no request runs or waits here any more."""
+        """Return when no request runs or waits."""
         await self.admission.idle()
 
     async def sleep(self) -> bool:
-        """Leave its GPUs, if it was started so that it can; see start.py."""
+        """Free its GPUs, if it was started so that it can. False: it did not, and has to be ended."""
         return self._sleep is not None and await fall_asleep(self._engine, self._sleep, self._spec.id)
 
     async def wake(self) -> None:
@@ -173,7 +175,7 @@ class VllmChat:
         self._watch.end()
         self._serving.grammars.close()
         self._watch.kill()
-        end_engine(self._engine, 0)  # its sockets; the processes are gone
+        end_engine(self._engine, 0)  # its sockets; the processes have been killed
 
     async def _rendered(self, request: ChatRequest) -> Prompt:
         """Have vLLM render it. Pixels live no longer than that: neither while it waits nor while it runs."""
@@ -195,7 +197,7 @@ class VllmChat:
             max_output_tokens=self._spec.engine.max_output_tokens,
         )
 
-    def _on_gone(self) -> None:
+    def _on_exit(self) -> None:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -260,9 +262,6 @@ def _grammar_field(request: ChatRequest) -> str | None:
     return "response_format" if request.response_format else "tools" if request.tools else None
 
 
-_log = logging.getLogger("hearth.vllm")
-
-
 class EngineWatch:
     """For one engine, from before its start to its end. Belongs to the event loop, but for `started`."""
 
@@ -270,7 +269,7 @@ class EngineWatch:
         self._model = model
         self._processes: list[BaseProcess] = []
         self._sentinels: list[int] = []
-        self._on_gone: Callable[[], None] | None = None
+        self._call: Callable[[], None] | None = None
         self._ended = False
         self._guard = Guard(patience, self.pids, self._on_hang)
         self._guard.begin()
@@ -283,17 +282,17 @@ class EngineWatch:
         """It has started: from now on it has to answer between two steps, also when it has nothing to do."""
         self._guard.expect(ping)
 
-    def call_when_gone(self, on_gone: Callable[[], None]) -> None:
-        """Call this once: the moment the kernel says that a process is gone, or one hangs and was killed for it."""
-        self._on_gone = on_gone
+    def on_exit(self, call: Callable[[], None]) -> None:
+        """Call this once, at the moment at which a process exits, or hangs and was killed for it."""
+        self._call = call
         loop = asyncio.get_running_loop()
         for process in self._processes:
             sentinel = os.dup(process.sentinel)  # vLLM closes its own while we still watch
             self._sentinels.append(sentinel)
-            loop.add_reader(sentinel, self._gone)
+            loop.add_reader(sentinel, self._exited)
 
-    def kill_without(self, reader: asyncio.Task[None]) -> None:
-        """Kill the processes should `reader` end first: nobody would ever hear of them again, nor that they are gone.
+    def kill_after(self, reader: asyncio.Task[None]) -> None:
+        """Kill the processes if `reader`, the task that reads from them, ends first: no output would arrive after that.
 
         vLLM catches and logs whatever its own half raises, and refuses every request from then on.
         """
@@ -327,28 +326,21 @@ class EngineWatch:
     def _on_hang(self, how: str) -> None:
         _log.error("%s: its engine process hangs and is killed: %s.", self._model, how)
         self.kill()
-        if self._on_gone is not None:
-            self._gone()  # not left to the kernel: a process whose driver hangs does not even die of a kill
+        if self._call is not None:
+            self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
 
-    def _gone(self) -> None:
+    def _exited(self) -> None:
         self.end()
-        if self._on_gone is not None:
-            self._on_gone()
-
-
-# vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
-_CLOSING_SECONDS = 30.0
-_LOOK_SECONDS = 0.02
-# Its thread that watches the processes looks every second whether it is to end, and at their descriptors meanwhile.
-_WATCHED_SECONDS = 2.0
+        if self._call is not None:
+            self._call()
 
 
 def end_engine(engine: Any, timeout_seconds: float) -> None:
     """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
 
     vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector: eleven descriptors and three
-    threads of every engine, until that comes by; and those of the first engine for ever, because it is among what is no
-    longer looked through (server/heap.py).
+    threads of every engine, until that runs; and those of the first engine for ever, because it is frozen and no longer
+    collected (server/heap.py).
     """
     engine.shutdown(timeout=timeout_seconds)
     processes = processes_of(engine)
@@ -356,7 +348,7 @@ def end_engine(engine: Any, timeout_seconds: float) -> None:
         resources = engine.engine_core.resources
         # By their ending: releases of vLLM have called them differently.
         sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
-        # A daemon that nobody waits for: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
+        # A daemon that is not joined: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
         threading.Thread(target=_close, args=(resources.ctx, sockets, processes), name="vllm-end", daemon=True).start()
 
 
@@ -371,12 +363,12 @@ def processes_of(engine: Any) -> list[BaseProcess]:
 def _close(context: Any, sockets: Iterable[Any], processes: Iterable[BaseProcess]) -> None:
     time.sleep(_WATCHED_SECONDS)
     for process in processes:
-        with contextlib.suppress(ValueError):  # it still runs, or somebody was quicker
+        with contextlib.suppress(ValueError):  # it still runs, or vLLM has closed it
             process.close()
     deadline = time.monotonic() + _CLOSING_SECONDS
     for socket in sockets:
         while not socket.closed:
             if time.monotonic() > deadline:
                 return  # left to the garbage collector, like vLLM does
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     context.destroy(linger=0)

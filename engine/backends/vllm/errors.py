@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from vllm.exceptions import GenerationError as VllmGenerationError
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
@@ -17,9 +18,6 @@ from engine.errors import (
     RequestError,
     engine_died,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Where the caller wrote what the model reads.
 PromptField = Literal["messages", "prompt"]

@@ -1,23 +1,13 @@
-"""Compiles every new JSON schema once outside the engine, in a process that can be killed, before the engine sees it.
+"""Compiles every new JSON schema once outside the engine, in a process that can be killed, before the engine gets it.
 
-vLLM compiles schemas in its engine process, on few threads, and nothing stops it: one schema that takes minutes would
-hold up everybody's structured output. Here it costs its own sender 10 s. What a process does is in
-grammar_process.py, which schemas need none of this in grammars.py.
+vLLM compiles schemas in its engine process, on few threads, and nothing stops it: a schema that takes minutes would
+delay the structured output of all requests. Outside, it costs its sender 10 s. The processes import this file, so vLLM
+and xgrammar are imported in functions only.
 
 Measured with a vocabulary of 151,000 tokens: a schema below the line of `is_light` takes 5 ms of the event loop once
-(the same check that vLLM makes there) and at most 0.4 s of one core in the engine; one above it is compiled twice,
+(the same check as vLLM's) and at most 0.4 s of one core in the engine; one above it is compiled twice,
 which is 50 ms more for ten properties with `$defs`, and nothing the second time. A process is forked in 0.5 s (spawned
 on CUDA: as long as importing vLLM takes) when it is first needed, and ends after five idle minutes.
-
-What vLLM is given to compile: JSON without endless whitespace, and which of it is too small to be a danger.
-
-Pure functions over requests and structural tags; nothing is compiled here.
-
-The processes that compile grammars: started when needed, killed at a deadline, replaced when gone.
-
-Knows nothing of requests or of what was asked before: that is grammars.py.
-
-Lets a few jobs run at a time, a bounded number of them for one owner; those who wait go in turn, owner by owner.
 """
 
 from __future__ import annotations
@@ -26,56 +16,63 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
+import resource
 import socket
-from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from engine.backends.vllm import compat
-from engine.backends.vllm.grammar_process import LENGTH, serve
-from engine.backends.vllm.processes import process_context
+from engine.backends.vllm.processes import StarterThread, process_context
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_log = logging.getLogger("hearth.engine")
 
-    from engine.backends.vllm.processes import StarterThread
-
-
-COMPILE_SECONDS = 10.0
-# Three keys with two bombs each fill all of these. They are niced, so that engines do not feel them.
+_PROCESS_NAME = "hearth-schemas"
+# Of one compilation, and of the start of a process.
+_COMPILE_SECONDS = 10.0
+_START_SECONDS = 120.0
+# What a compilation may need on top of the process itself. The largest schemas that compile in time take a tenth.
+_MEMORY_BYTES = 2**30
+_IDLE_SECONDS = 300.0
+# Three keys with two slow schemas each take all of these. They are niced, so that they do not slow down engines.
 _COMPILERS = 6
 _PER_OWNER = 2
 _MOST_WAITING = 128
 _WAIT_SECONDS = 30.0
-_REMEMBERED = 4096
-# A verdict "too complex" may have been a busy machine's fault.
-_FORGET_SECONDS = 600.0
-# From here on the turn is kept for as long again: the engine now compiles the same.
+# From this duration on the turn is kept for as long again: the engine now compiles the same.
 _SLOW_SECONDS = 0.25
+# In the engine: one more than slow compilations at a time, so that quick ones find a thread.
+_ENGINE_THREADS = _COMPILERS + 1
+_VERDICTS_KEPT = 4096
+# "Too complex" may have been the fault of a busy machine.
+_TOO_COMPLEX_SECONDS = 600.0
 
 
-@dataclass(slots=True)
-class _Job:
-    """A grammar that is being judged, and how many requests wait for it."""
+class Verdict(Enum):
+    """What became of a grammar."""
 
-    task: asyncio.Task[Verdict]
-    waiting: int = 0
-    began: bool = False
+    FINE = "fine"
+    INVALID = "invalid"
+    TOO_COMPLEX = "too complex"
 
 
 class Grammars:
-    """Judges the grammars of one loaded model. Made and used in one event loop."""
+    """Checks the grammars of one loaded model. Used in one event loop."""
 
-    def __init__(self, config: Any, starter: StarterThread, *, compile_seconds: float = COMPILE_SECONDS) -> None:
-        self._compilers = Compilers(config, starter)
-        self._compile_seconds = compile_seconds
+    def __init__(self, config: Any, starter: StarterThread) -> None:
+        self._compilers = _Compilers(config, starter)
         self._turns = FairTurns(
             _COMPILERS, per_owner=_PER_OWNER, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS
         )
         self._verdicts: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
-        self._jobs: dict[tuple[str, bytes], _Job] = {}
+        self._running: dict[bytes, asyncio.Task[Verdict]] = {}
 
     async def bind_format(self, request: Any, owner: str) -> None:
         """Put the `response_format` of vLLM's request into the form that is compiled, and `check` that."""
@@ -92,19 +89,19 @@ class Grammars:
         await self._bind(request, tag, owner, "response_format")
 
     async def bind_tools(self, request: Any, owner: str) -> None:
-        """Do the same with what vLLM's parsers have made of the tools. After rendering."""
-        made = request.structured_outputs
-        if made is None or made._backend is not None:  # noqa: SLF001  # nothing, or as `bind_format` left it
+        """Do the same with what vLLM's parsers have derived from the tools. After rendering."""
+        parameters = request.structured_outputs
+        if parameters is None or parameters._backend is not None:  # noqa: SLF001  # nothing, or as `bind_format` left it
             return
         field = "tools" if request.tools else "response_format"
-        if made.structural_tag is not None:
-            await self._bind(request, without_padding(made.structural_tag), owner, field)
+        if parameters.structural_tag is not None:
+            await self._bind(request, without_padding(parameters.structural_tag), owner, field)
             return
         from vllm.v1.structured_output.request import get_structured_output_key
 
-        kind, grammar = get_structured_output_key(made)
+        kind, grammar = get_structured_output_key(parameters)
         await self.check(kind.name, grammar, owner=owner, field=field)
-        _choose_backend(made)
+        _choose_backend(parameters)
 
     async def check(self, kind: str, grammar: str, *, owner: str, field: str) -> None:
         """Return when the engine may compile `grammar`; `kind` is the name of vLLM's option. At once for known ones.
@@ -118,11 +115,11 @@ class Grammars:
             verdict = _parsed(grammar)
             self._remember(digest, verdict)
         if verdict is None:
-            verdict = await self._judged(kind, grammar, owner, digest)
+            verdict = await self._compiled(kind, grammar, owner, digest)
         if verdict == Verdict.TOO_COMPLEX:
             raise GrammarTooComplexError(
                 f"`{field}` holds a JSON schema that cannot be prepared for this model within "
-                f"{self._compile_seconds:.0f} seconds and bounded memory. Make it simpler: fewer optional properties "
+                f"{_COMPILE_SECONDS:.0f} seconds and bounded memory. Make it simpler: fewer optional properties "
                 "and alternatives (`anyOf`), no long or nested repeats in patterns, a smaller `maxLength` and "
                 "`maxItems`.",
                 param=field,
@@ -135,7 +132,7 @@ class Grammars:
             )
 
     def close(self) -> None:
-        """End all processes at once; whoever waits gets `EngineDiedError`."""
+        """End all processes at once; requests that wait for one get `EngineDiedError`."""
         self._compilers.close()
 
     async def _bind(self, request: Any, tag: str, owner: str, field: str) -> None:
@@ -146,37 +143,32 @@ class Grammars:
         _choose_backend(request.structured_outputs)
         request.response_format = None
 
-    async def _judged(self, kind: str, grammar: str, owner: str, digest: bytes) -> Verdict:
-        """Share one judgement among the owner's requests with the same grammar. It ends with the last that waits."""
-        job = self._jobs.get((owner, digest))
-        if job is None:
-            job = _Job(asyncio.create_task(self._judge(kind, grammar, owner, digest)))
-            self._jobs[owner, digest] = job
-            job.task.add_done_callback(lambda _: self._jobs.pop((owner, digest), None))
-            job.task.add_done_callback(_looked_at)
-        job.waiting += 1
-        try:
-            return await asyncio.shield(job.task)
-        finally:
-            job.waiting -= 1
-            # What runs goes on: leaving and coming back must not buy a second attempt.
-            if not job.waiting and not job.began and not job.task.done():
-                self._jobs.pop((owner, digest), None)
-                job.task.cancel()
+    async def _compiled(self, kind: str, grammar: str, owner: str, digest: bytes) -> Verdict:
+        """Compile it in the owner's turn, or wait for a request that is compiling the same.
 
-    async def _judge(self, kind: str, grammar: str, owner: str, digest: bytes) -> Verdict:
-        await self._turns.enter(owner)
+        A compilation that runs goes on when this is cancelled: sending a request again must not buy a second attempt.
+        """
+        if digest not in self._running:
+            await self._turns.enter(owner)
+            verdict = self._remembered(digest)
+            if verdict is not None or digest in self._running:
+                self._turns.leave(owner)
+            else:
+                task = asyncio.create_task(self._compile(kind, grammar, owner, digest))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # if all requests have left
+                self._running[digest] = task
+            if verdict is not None:
+                return verdict
+        return await asyncio.shield(self._running[digest])
+
+    async def _compile(self, kind: str, grammar: str, owner: str, digest: bytes) -> Verdict:
         seconds = 0.0
         try:
-            if job := self._jobs.get((owner, digest)):
-                job.began = True
-            known = self._remembered(digest)
-            if known is not None:
-                return known
-            verdict, seconds = await self._compilers.compile(kind, grammar, self._compile_seconds)
+            verdict, seconds = await self._compilers.compile(kind, grammar)
             self._remember(digest, verdict)
             return verdict
         finally:
+            del self._running[digest]
             kept_seconds = seconds if seconds >= _SLOW_SECONDS else 0.0
             asyncio.get_running_loop().call_later(kept_seconds, self._turns.leave, owner)
 
@@ -188,17 +180,17 @@ class Grammars:
         return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
-        forever = verdict != Verdict.TOO_COMPLEX
-        until = float("inf") if forever else asyncio.get_running_loop().time() + _FORGET_SECONDS
+        now = asyncio.get_running_loop().time()
+        until = now + _TOO_COMPLEX_SECONDS if verdict == Verdict.TOO_COMPLEX else float("inf")
         self._verdicts[digest] = (verdict, until)
-        if len(self._verdicts) > _REMEMBERED:
+        if len(self._verdicts) > _VERDICTS_KEPT:
             self._verdicts.popitem(last=False)
 
 
-def _choose_backend(made: Any) -> None:
-    """Spare vLLM its own choice, a check that runs on the event loop: ours has run. See build_chat."""
+def _choose_backend(parameters: Any) -> None:
+    """Set what vLLM would choose by a check on the event loop: ours has run. See `build_serving`."""
     if compat.fits("grammar check"):
-        made._backend = "xgrammar"  # noqa: SLF001
+        parameters._backend = "xgrammar"  # noqa: SLF001
 
 
 def _asks_too_much(form: Any) -> bool:
@@ -210,7 +202,7 @@ def _asks_too_much(form: Any) -> bool:
 
 
 def _parsed(tag: str) -> Verdict:
-    """What vLLM would check on the event loop: a light one takes 5 ms."""
+    """Parse a light grammar, as vLLM would on the event loop."""
     import xgrammar
 
     try:
@@ -218,11 +210,6 @@ def _parsed(tag: str) -> Verdict:
     except Exception:  # noqa: BLE001  # xgrammar raises many kinds, all of them about the grammar
         return Verdict.INVALID
     return Verdict.FINE
-
-
-def _looked_at(task: asyncio.Task[Verdict]) -> None:
-    if not task.cancelled():
-        task.exception()  # also where nobody waits any more
 
 
 # A weak model pads with spaces and newlines until `max_tokens` where the grammar lets it: one at a time is enough.
@@ -256,7 +243,7 @@ def format_tag(form: Any) -> str | None:
 
 
 def without_padding(tag: str) -> str:
-    """Bound the whitespace of all JSON in a structural tag, like the one that a tool parser makes.
+    """Bound the whitespace of all JSON in a structural tag, also of one that a tool parser has built.
 
     The XML-like styles of some models are left alone: whitespace is part of what these were trained on.
     """
@@ -268,7 +255,7 @@ def without_padding(tag: str) -> str:
 
 
 def is_light(tag: str) -> bool:
-    """Whether a structural tag compiles in no time, whatever it says.
+    """Whether a structural tag is certain to compile in no time.
 
     The line is drawn at keywords whose grammar is no larger than their text, `_LIGHT_NODES` schemas in all.
     """
@@ -321,23 +308,7 @@ def _parts(schema: dict[str, Any]) -> list[Any]:
     return parts
 
 
-_log = logging.getLogger("hearth.engine")
-
-_START_SECONDS = 120.0
-# Of one that is kept at hand, and of any more than that.
-_IDLE_SECONDS = 300.0
-_SPARE_SECONDS = 20.0
-
-
-class Verdict(Enum):
-    """What became of a grammar."""
-
-    FINE = "fine"
-    INVALID = "invalid"
-    TOO_COMPLEX = "too complex"
-
-
-class Compilers:
+class _Compilers:
     """As many processes as there are compilations at the same time. The caller bounds these."""
 
     def __init__(self, config: Any, starter: StarterThread) -> None:
@@ -347,36 +318,35 @@ class Compilers:
         self._all: set[_Compiler] = set()
         self._closed = False
 
-    async def compile(self, kind: str, grammar: str, limit_seconds: float) -> tuple[Verdict, float]:
+    async def compile(self, kind: str, grammar: str) -> tuple[Verdict, float]:
         """Return the verdict and how many seconds the compilation took.
 
-        A process that dies is not the grammar's fault the first time. Raises `EngineDiedError` once closed, and
-        `UnavailableError` when no process can be started.
+        Raises `EngineDiedError` once closed, and `UnavailableError` when no process can be started.
         """
         loop = asyncio.get_running_loop()
-        left = limit_seconds
-        for _ in range(2):
+        left = _COMPILE_SECONDS
+        for _ in range(2):  # a process that dies is not the grammar's fault the first time
             compiler = await self._take()
             began = loop.time()
             try:
                 async with asyncio.timeout(left):
-                    answer = await compiler.ask(kind, grammar)
+                    answer = await compiler.ask([kind, grammar])
             except TimeoutError:
-                return Verdict.TOO_COMPLEX, 0.0
+                break
             except (OSError, EOFError):
                 left -= loop.time() - began
-                continue
             else:
-                self._give_back(compiler)
-                return _verdict(answer)
+                self._idle.append(compiler)
+                compiler.end = loop.call_later(_IDLE_SECONDS, self._discard, compiler)
+                return Verdict(answer["verdict"]), answer["seconds"]
             finally:
-                if compiler not in self._idle:
+                if self._closed or compiler not in self._idle:
                     self._discard(compiler)
         self._check_open()
         return Verdict.TOO_COMPLEX, 0.0
 
     def close(self) -> None:
-        """Kill all of them, whatever they do."""
+        """Kill all of them."""
         self._closed = True
         for compiler in list(self._all):
             self._discard(compiler)
@@ -385,8 +355,8 @@ class Compilers:
         self._check_open()
         while self._idle:
             compiler = self._idle.pop()
-            compiler.rest(None)
             if compiler.is_alive():
+                compiler.stop_timer()
                 return compiler
             self._discard(compiler)
         compiler = _Compiler()
@@ -394,7 +364,7 @@ class Compilers:
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await compiler.start(self._config, self._starter)
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError) as error:
             self._discard(compiler)
             self._check_open()
             _log.exception("the schema compiler does not start")
@@ -404,15 +374,7 @@ class Compilers:
         except BaseException:
             self._discard(compiler)
             raise
-        self._check_open()
         return compiler
-
-    def _give_back(self, compiler: _Compiler) -> None:
-        if self._closed:
-            return
-        seconds = _SPARE_SECONDS if self._idle else _IDLE_SECONDS
-        self._idle.append(compiler)
-        compiler.rest(asyncio.get_running_loop().call_later(seconds, self._discard, compiler))
 
     def _discard(self, compiler: _Compiler) -> None:
         compiler.kill()
@@ -426,125 +388,164 @@ class Compilers:
 
 
 class _Compiler:
-    """One process and our end of the socket to it."""
+    """One process and our end of the socket to it: a line of JSON each way for each grammar."""
 
     def __init__(self) -> None:
+        self.end: asyncio.TimerHandle | None = None
         self._process: Any = None
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._end: asyncio.TimerHandle | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._killed = False
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
-        ours, theirs = socket.socketpair()
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._process = process_context().Process(target=serve, args=(theirs, config), daemon=True)
-        await starter.run(lambda: self._start(theirs))
+        ours, child_end = socket.socketpair()
+        with child_end:
+            self._streams = await asyncio.open_unix_connection(sock=ours)
+            self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
+            await starter.run(self._process.start)
+        if self._killed:
+            self._process.kill()
         await self._answer()
 
-    async def ask(self, kind: str, grammar: str) -> dict[str, Any]:
-        """Send one grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
-        assert self._writer is not None  # noqa: S101  # started
-        frame = json.dumps([kind, grammar]).encode()
-        self._writer.write(LENGTH.pack(len(frame)) + frame)
-        await self._writer.drain()
+    async def ask(self, question: list[str]) -> dict[str, Any]:
+        """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
+        assert self._streams is not None  # noqa: S101  # started
+        self._streams[1].write(json.dumps(question).encode() + b"\n")
+        await self._streams[1].drain()
         return await self._answer()
 
     def is_alive(self) -> bool:
-        assert self._reader is not None  # noqa: S101  # started
-        return not self._reader.at_eof()
+        return self._streams is not None and not self._streams[0].at_eof()
 
-    def rest(self, end: asyncio.TimerHandle | None) -> None:
-        """Remember (or call off) when it is to end."""
-        if self._end is not None:
-            self._end.cancel()
-        self._end = end
+    def stop_timer(self) -> None:
+        if self.end is not None:
+            self.end.cancel()
 
     def kill(self) -> None:
-        self.rest(None)
+        self.stop_timer()
         self._killed = True
-        if self._writer is not None:
-            self._writer.close()
+        if self._streams is not None:
+            self._streams[1].close()
         if self._process is not None and self._process.pid is not None and self._process.is_alive():
             self._process.kill()
 
-    def _start(self, theirs: socket.socket) -> None:
-        """On the starter thread. A kill that came first would have found no process."""
-        with theirs:
-            self._process.start()
-        if self._killed:
-            self._process.kill()
-
     async def _answer(self) -> dict[str, Any]:
-        assert self._reader is not None  # noqa: S101  # started
-        line = await self._reader.readline()
+        assert self._streams is not None  # noqa: S101  # started
+        line = await self._streams[0].readline()
         if not line.endswith(b"\n"):
             raise EOFError
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def _verdict(answer: dict[str, Any]) -> tuple[Verdict, float]:
-    if "problem" in answer:
-        return (Verdict.INVALID if answer["problem"] == "invalid" else Verdict.TOO_COMPLEX), 0.0
-    return Verdict.FINE, answer["seconds"]
+def _serve(end: socket.socket, config: Any) -> None:
+    """In the process: answer each line, JSON of [kind, grammar], by a line, until killed.
+
+    `config` is the engine's `VllmConfig`: tokenizer and compiler are the same as the engine's.
+    """
+    from vllm.tokenizers import cached_tokenizer_from_config
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    model = config.model_config
+    tokenizer = cached_tokenizer_from_config(model_config=model)
+    backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=model.get_vocab_size())
+    _confine()
+    with end, end.makefile("rb") as questions:
+        end.sendall(b"{}\n")
+        while line := questions.readline():
+            began = time.monotonic()
+            verdict = _verdict(backend, *json.loads(line))
+            answer = {"verdict": verdict.value, "seconds": time.monotonic() - began}
+            end.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
+    from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+    try:
+        backend.compile_grammar(StructuredOutputOptions[kind], grammar)
+    except MemoryError:
+        return Verdict.TOO_COMPLEX
+    except Exception as error:  # noqa: BLE001  # xgrammar raises many kinds, all of them about the grammar
+        return Verdict.TOO_COMPLEX if "bad_alloc" in str(error) else Verdict.INVALID
+    finally:
+        backend.compiler.clear_cache()
+    return Verdict.FINE
+
+
+def _confine() -> None:
+    """Bound the memory of this process, and have the kernel choose it first when the machine runs out."""
+    os.nice(10)
+    Path("/proc/self/comm").write_text(_PROCESS_NAME, encoding="ascii")
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # not everywhere allowed
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    # A compiler that runs out of memory writes about it, and about keywords that it does not know.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
+def add_grammar_threads() -> None:
+    """Give the engine process that this runs in enough threads for grammars: vLLM takes half the cores."""
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    inherited = StructuredOutputManager.__init__
+
+    def __init__(manager: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807  # replaces it
+        inherited(manager, *arguments, **named)
+        if hasattr(manager, "executor"):
+            manager.executor.shutdown()  # idle still
+            manager.executor = ThreadPoolExecutor(_ENGINE_THREADS)
+
+    StructuredOutputManager.__init__ = __init__
 
 
 class FairTurns:
     """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others."""
 
     def __init__(self, total: int, *, per_owner: int, most_waiting: int, wait_seconds: float) -> None:
-        self._free = total
+        self._all = asyncio.Semaphore(total)
         self._per_owner = per_owner
-        self._most_waiting = most_waiting
+        self._most = per_owner + most_waiting
         self._wait_seconds = wait_seconds
-        self._running: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        # An owner waits for its own turns first, so it has no more than those in the queue for all.
+        self._own: dict[str, asyncio.Semaphore] = {}
+        self._requests: Counter[str] = Counter()
 
     async def enter(self, owner: str) -> None:
         """Wait for a turn; `leave` gives it back. Raises `OverloadedError` when too many wait, or for too long."""
-        line = self._waiting.setdefault(owner, deque())
-        if len(line) >= self._most_waiting:
+        if self._requests[owner] >= self._most:
             raise _overloaded()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line.append(turn)
-        self._admit()
+        self._requests[owner] += 1
+        own = self._own.setdefault(owner, asyncio.Semaphore(self._per_owner))
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await turn
+                await own.acquire()
+                try:
+                    await self._all.acquire()
+                except BaseException:
+                    own.release()
+                    raise
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # its turn came in the same moment
-                self.leave(owner)
-            elif turn in line:
-                line.remove(turn)
-                self._admit()
+            self._forget(owner)
             if isinstance(error, TimeoutError):
                 raise _overloaded() from None
             raise
 
     def leave(self, owner: str) -> None:
         """Give back a turn of the owner's."""
-        self._free += 1
-        self._running[owner] -= 1
-        if not self._running[owner]:
-            del self._running[owner]
-        self._admit()
+        self._all.release()
+        self._own[owner].release()
+        self._forget(owner)
 
-    def _admit(self) -> None:
-        """Give out the free turns. Whoever got one goes to the end of the owners."""
-        for owner in list(self._waiting):
-            line = self._waiting[owner]
-            while line and line[0].cancelled():  # it is about to leave
-                line.popleft()
-            if line and self._free and self._running[owner] < self._per_owner:
-                turn = line.popleft()
-                self._free -= 1
-                self._running[owner] += 1
-                turn.set_result(None)
-                self._waiting.move_to_end(owner)
-            if not line:
-                del self._waiting[owner]
+    def _forget(self, owner: str) -> None:
+        self._requests[owner] -= 1
+        if not self._requests[owner]:
+            del self._requests[owner], self._own[owner]
 
 
 def _overloaded() -> OverloadedError:

@@ -34,7 +34,7 @@ def _given_up() -> GenerationError:
 class Collector:
     """Stands where vLLM has its `RequestOutputCollector`: of one request to its core, or of all `n` of one prompt.
 
-    `convert` makes a step of vLLM's `RequestOutput`, and `translate` our error of vLLM's. `on_finish` is called after
+    `convert` returns a step for vLLM's `RequestOutput`, `translate` our error for vLLM's. `on_finish` is called after
     the last output; None: the stream is finished.
     """
 
@@ -76,7 +76,7 @@ class Collector:
 
 
 class ChatOutputs:
-    """Makes steps of what vLLM puts out for one chat request. `request` is vLLM's, of plain text it may be ours.
+    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's; for plain text it may be ours.
 
     `parsers`: one for each choice, None where an answer is text and nothing else.
     """
@@ -181,11 +181,11 @@ def stop_text(piece: Any) -> str | None:
 
 
 def text_state() -> Any:
-    """Return vLLM's state of a request for one answer of plain text, which makes our step and no `RequestOutput`."""
+    """Return vLLM's class for the state of a request, for one answer of plain text: it returns our steps."""
     from vllm.v1.engine.output_processor import RequestState
 
     class TextState(RequestState):  # type: ignore[misc]
-        """vLLM's state of a request for one answer of plain text: it makes our step and no `RequestOutput`."""
+        """Returns our step in place of a `RequestOutput`."""
 
         def make_request_output(
             self,

@@ -1,29 +1,8 @@
-"""Keeps seeded requests from killing an engine on a CPU, in the process that computes. On a GPU vLLM is right itself.
+"""Changes to vLLM and torch in the engine's own process: faults mended, and steps on a CPU that take less time.
 
-While a long prompt is computed in several steps, vLLM samples a token in each and throws it away, and winds the
-request's random numbers back after that. A CPU's generator cannot be wound back (vLLM 0.32): the engine would end.
-
-Makes an engine on a CPU take its KV cache when it is loaded, as on a GPU, and not page by page while it serves.
-
-Linux hands out zeroed memory on the first write to it. An engine would grow by its whole cache in its first busy hours:
-what a plan has promised to others would be found missing under load, not at the start.
-
-Compiled models on a CPU: has vLLM load at a start what it compiled at an earlier one, and compile nothing else.
-
-Runs in the engine's process.
-
-Spares vLLM's scheduler the search for memory that a request has already, in the process that schedules.
-
-At each step vLLM (0.32) goes through all of finding, taking and keeping blocks of the KV cache for each running
-request, though one more token nearly always fits into the last block: a fifteenth of a step of 128 requests.
-
-Kernels of vLLM's build for CPUs that it does not use there: norms, where a model runs uncompiled.
-
-vLLM (0.32) leaves norms on a CPU to torch's compiler. Uncompiled, each is seven calls of torch, and all of them were a
-seventh of a step of a small model. A kernel does the same in one call; it rounds elsewhere, so last digits differ.
+Each is optional and applied by plugin.py through compat.py; each function says which fault or gain it stands for.
+There is no `from __future__ import annotations`: vLLM reads the types of registered kernels.
 """
-
-from __future__ import annotations
 
 import os
 from typing import Any
@@ -33,30 +12,36 @@ import torch
 from torch import Tensor
 
 
-def spare_seeds() -> None:
-    """Draw what is thrown away from nobody's seed, so that nothing has to be wound back. Safe to call twice."""
+def sample_discarded_tokens_unseeded() -> None:
+    """Fault: on a CPU a request with a `seed` ends the engine of any model where its prompt takes several steps.
+
+    vLLM (0.32) samples a token in each of these steps, discards it, and sets the request's generator back, which a
+    generator on a CPU cannot do. Discarded tokens are sampled without it instead. Safe to call twice.
+    """
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    if "sample_tokens" not in vars(CPUModelRunner):
-        CPUModelRunner.sample_tokens = _sampling(CPUModelRunner.sample_tokens)
+    if "sample_tokens" in vars(CPUModelRunner):
+        return
+    inherited = CPUModelRunner.sample_tokens
 
-
-def _sampling(sample_tokens: Any) -> Any:
-    def sample(runner: Any, *arguments: Any, **named: Any) -> Any:
+    def sample_tokens(runner: Any, *arguments: Any, **named: Any) -> Any:
         batch = runner.input_batch
-        unfinished = np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs])
-        put_aside = {place: batch.generators.pop(place) for place in map(int, unfinished) if place in batch.generators}
+        discarded = np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs])
+        generators = {row: batch.generators.pop(row) for row in map(int, discarded) if row in batch.generators}
         try:
-            return sample_tokens(runner, *arguments, **named)
+            return inherited(runner, *arguments, **named)
         finally:
-            batch.generators.update(put_aside)
+            batch.generators.update(generators)
 
-    return sample
+    CPUModelRunner.sample_tokens = sample_tokens
 
 
-def take_cache_at_start() -> None:
-    """Have vLLM's runner write to all of the cache once (0.3 s a GiB). Safe to call twice."""
-    import torch
+def commit_kv_cache_at_start() -> None:
+    """Fault: on a CPU the KV cache of any model takes its memory page by page, in its first busy hours.
+
+    Linux gives out zeroed memory at the first write, so memory that a plan has promised to others would run out under
+    load and not at the start. All of the cache is written to once, 0.3 s a GiB. Safe to call twice.
+    """
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     if "initialize_kv_cache_tensors" in vars(CPUModelRunner):
@@ -79,15 +64,19 @@ _DISABLE = "TORCHDYNAMO_DISABLE"
 
 
 def compile_only_models() -> None:
-    """Let models be compiled where torch's compiler is off otherwise (processes.py says why). Safe to call twice."""
+    """Fault: on a CPU torch's compiler takes 10 s at the first use of single functions, while all requests wait.
+
+    It is off for that (processes.py); this has it on while a whole model, of any kind, is compiled. Safe to call
+    twice.
+    """
     from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper as Wrapper
 
     if "hearth_inherited" in vars(Wrapper):
         return
     inherited = Wrapper.hearth_inherited = Wrapper.__init__
 
-    def __init__(wrapper: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807  # takes its place
-        before = os.environ.pop(_DISABLE, None)  # torch looks at it when a function is handed to its compiler
+    def __init__(wrapper: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807  # replaces it
+        before = os.environ.pop(_DISABLE, None)  # torch reads it when a function is handed to its compiler
         try:
             inherited(wrapper, *arguments, **named)
         finally:
@@ -97,13 +86,11 @@ def compile_only_models() -> None:
     Wrapper.__init__ = __init__
 
 
-def load_what_was_compiled() -> None:
-    """Mend vLLM 0.32, which cannot load code for a CPU: it asks for a method that only code for a GPU has.
+def load_compiled_models() -> None:
+    """Fault: on a CPU each start compiles a model again (10 s and more), since vLLM cannot load what it kept.
 
-    Without it each start compiles again (10 s and more). Safe to call twice.
+    vLLM (0.32) calls a method of the loaded code that only code for a GPU has. Safe to call twice.
     """
-    import torch
-
     if getattr(torch.compiler.load_compiled_function, "of_hearth", False):
         return
     inherited = torch.compiler.load_compiled_function
@@ -112,55 +99,11 @@ def load_what_was_compiled() -> None:
         loaded = inherited(*arguments, **named)
         compiled = loaded._artifacts.compiled_fn  # noqa: SLF001  # as vLLM does
         if not hasattr(compiled, "finalize_loading"):
-            compiled.finalize_loading = lambda _config: None  # it is loaded whole
+            compiled.finalize_loading = lambda _config: None  # nothing is left to load
         return loaded
 
     load_compiled_function.of_hearth = True  # type: ignore[attr-defined]
     torch.compiler.load_compiled_function = load_compiled_function
-
-
-def spare_searches() -> None:
-    """Have `KVCacheManager` answer at once where there is nothing to find, take or keep. Safe to call twice."""
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-
-    if not hasattr(KVCacheManager, "hearth_inherited"):
-        KVCacheManager.hearth_inherited = KVCacheManager.allocate_slots
-        KVCacheManager.allocate_slots = _short(KVCacheManager.allocate_slots)
-
-
-def _short(allocate_slots: Any) -> Any:
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-
-    def fits(manager: Any, request: Any) -> bool:
-        """Whether one more token goes into the last block, and those that are full then are kept for others already.
-
-        The rule of the latter is that of vLLM's `cache_blocks`.
-        """
-        groups = manager.coordinator.single_type_managers
-        if len(groups) != 1 or type(groups[0]) is not FullAttentionManager:
-            return False
-        (blocks,), name, tokens = groups, request.request_id, request.num_computed_tokens + 1
-        size: int = blocks.block_size
-        return bool(
-            size == blocks.block_pool.hash_block_size
-            and tokens <= len(blocks.req_to_blocks[name]) * size
-            and (not blocks.enable_caching or tokens // size <= blocks.num_cached_block.get(name, 0))
-        )
-
-    def short(
-        manager: Any, request: Any, num_new_tokens: int, *rest: Any, num_lookahead_tokens: int = 0, **named: Any
-    ) -> Any:
-        # Of all that the call can be about, this is one more token, no guesses beyond it, and nothing of a new request.
-        if num_new_tokens == 1 and not (num_lookahead_tokens or rest or named) and fits(manager, request):
-            return manager.empty_kv_cache_blocks
-        return allocate_slots(
-            manager, request, num_new_tokens, *rest, num_lookahead_tokens=num_lookahead_tokens, **named
-        )
-
-    return short
-
-
-# No `from __future__ import annotations`: vLLM reads the types of what it is given.
 
 
 _PROVIDER = "hearth_cpu"
@@ -168,27 +111,31 @@ _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _WIDTH = 32  # the most numbers a kernel takes at once; rows must be whole multiples of what it takes
 
 
-def priority() -> dict[str, list[str]]:
-    """Return vLLM's engine argument `ir_op_priority` that takes them. Where one does not fit, vLLM goes on as ever."""
+def kernel_priority() -> dict[str, list[str]]:
+    """Return vLLM's engine argument `ir_op_priority` for `register_kernels`. Where one does not fit, vLLM's is used."""
     return {"rms_norm": [_PROVIDER], "fused_add_rms_norm": [_PROVIDER]}
 
 
 def register_kernels() -> None:
-    """Let vLLM know of them, in each process that reads its configuration. Safe to call twice."""
+    """Gain: 28 % more requests/s at 32 streams of the demo model, 8 % at 128, where a model runs uncompiled on a CPU.
+
+    Norms are computed by kernels of vLLM's wheel that vLLM (0.32) does not use there: one call for seven of torch. The
+    last digits differ. Needed in each process that reads vLLM's configuration. Safe to call twice.
+    """
     from vllm import ir
     from vllm.platforms import current_platform
 
     if _PROVIDER in ir.ops.rms_norm.impls:
         return
     current_platform.import_kernels()
-    there = all(hasattr(torch.ops._C, name) for name in priority())  # noqa: SLF001  # vLLM's name for its kernels
-    ir.ops.rms_norm.register_impl(_PROVIDER, supports_args=_fits, supported=there)(_rms_norm)
+    built = all(hasattr(torch.ops._C, name) for name in kernel_priority())  # noqa: SLF001  # vLLM's own namespace
+    ir.ops.rms_norm.register_impl(_PROVIDER, supports_args=_fits, supported=built)(_rms_norm)
     added = ir.ops.fused_add_rms_norm
-    added.register_impl(_PROVIDER, supports_args=_fits_added, supported=there, inplace=True)(_fused_add_rms_norm)
+    added.register_impl(_PROVIDER, supports_args=_fits_added, supported=built, inplace=True)(_fused_add_rms_norm)
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:  # noqa: ARG001
-    rows = x.contiguous()  # heads cut out of one projection lie apart, and the kernel does not look
+    rows = x.contiguous()  # heads cut out of one projection lie apart, and the kernel does not check
     output = torch.empty_like(rows)
     torch.ops._C.rms_norm(output, rows, weight, epsilon)  # noqa: SLF001
     return output

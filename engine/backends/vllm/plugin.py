@@ -1,7 +1,7 @@
-"""Runs in every process of an engine: ties its life to the server's, readies the CPU.
+"""Runs in every process of an engine: it ends with the server, and takes our patches of vLLM.
 
-The engine's own process calls `tie_to_parent` before anything else (processes.py). Processes that vLLM starts
-from there come here through the entry point `vllm.general_plugins`.
+vLLM calls it through the entry point `vllm.general_plugins`. The engine's own process has called `tie_to_parent`
+before that (processes.py).
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def register() -> None:
-    """Called by vLLM itself in each of its processes; the one that serves HTTP only learns what kernels there are."""
+    """Called by vLLM itself in each of its processes; the one that serves HTTP only registers the kernels."""
     if runs_on_cpu():
         apply("cpu kernels", _kernels)
     if multiprocessing.parent_process() is None:
         return
-    from engine.backends.vllm.grammar_process import widen_engine
+    from engine.backends.vllm.grammars import add_grammar_threads
     from engine.backends.vllm.patches import (
+        commit_kv_cache_at_start,
         compile_only_models,
-        load_what_was_compiled,
-        spare_searches,
-        spare_seeds,
-        take_cache_at_start,
+        load_compiled_models,
+        sample_discarded_tokens_unseeded,
     )
 
     tie_to_parent()
     gc.set_threshold(*_GC_THRESHOLDS)
     apply("amx", _init_amx)
-    apply("grammar threads", widen_engine)
-    apply("slots", spare_searches)
+    apply("grammar threads", add_grammar_threads)
     if runs_on_cpu():
-        apply("seeds", spare_seeds)
-        apply("cache at start", take_cache_at_start)
+        apply("seeds", sample_discarded_tokens_unseeded)
+        apply("cache at start", commit_kv_cache_at_start)
         apply("compile models only", compile_only_models)
-        apply("load compiled code", load_what_was_compiled)
+        apply("load compiled code", load_compiled_models)
 
 
 def _kernels() -> None:

@@ -1,7 +1,4 @@
-"""Imported by the fork server: what an engine process on a CPU imports anyway.
-
-A fork of a process that has it is ready in 5 s, a new one in 20 s.
-"""
+"""Imported by the fork server: what each engine process on a CPU imports. A fork is ready in 5 s, a new one in 20 s."""
 
 import contextlib
 import gc
@@ -12,14 +9,14 @@ import os
 from engine.backends.vllm import compat
 from engine.process.spawning import end_with_starter
 
-# By itself it sees that the server is gone, but takes seconds then to put away what it has imported.
+# By itself it sees that the server has ended, but then takes seconds to free what it has imported.
 end_with_starter()
 # SIGTERM and Ctrl-C sent to the server's process group are the server's to act on: it drains first.
 os.setpgid(0, 0)
 
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
-# Half a million objects come to stay. To look through them again and again would take a quarter of the time.
+# Half a million objects are imported and stay. Collecting garbage meanwhile would take a quarter of the time.
 gc.disable()
 for _name in (
     "vllm.v1.engine.core",
@@ -33,11 +30,10 @@ for _name in (
 ):
     with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
         importlib.import_module(_name)
-# What engines ask of each patch of theirs, so that none reads vLLM's sources for it.
+# Checked once for all engines: it reads vLLM's sources.
 for _patch in (
     "amx",
     "grammar threads",
-    "slots",
     "seeds",
     "cache at start",
     "compile models only",
@@ -45,7 +41,7 @@ for _patch in (
     "cpu kernels",
 ):
     compat.fits(_patch)
-# Nor are they an engine's to look through: it would copy every page that it shares with this process. The garbage among
-# them, in cycles, is left on purpose: it is little, and to look for it would take longer than it is worth.
+# Frozen: an engine that looked through them would copy every page that it shares with this process. The little
+# garbage among them is left on purpose.
 gc.freeze()
 gc.enable()

@@ -1,9 +1,6 @@
-"""How vLLM's processes are started: environment, starter threads, and on a CPU a fork server that is already warm.
+"""How vLLM's processes are started: environment, starter threads, and on a CPU a fork server that has imported vLLM.
 
-Knows nothing of requests. vLLM changes `os.environ` whenever it makes a configuration, so all of that
-happens under `CONFIG_LOCK`, one engine at a time.
-
-The process that engines on a CPU are forked from: started with what they need, and anew when it is gone.
+vLLM changes `os.environ` whenever it builds a configuration: that happens under `CONFIG_LOCK`, one engine at a time.
 """
 
 from __future__ import annotations
@@ -22,11 +19,13 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 
@@ -34,20 +33,19 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.compat import guarded
 from engine.process.spawning import end_with_starter, with_variables
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.process import BaseProcess
-
-
 _T = TypeVar("_T")
 Started: TypeAlias = "Callable[[BaseProcess], None]"
 
 _log = logging.getLogger("hearth.vllm")
 
 CONFIG_LOCK = threading.Lock()
+_fork_lock = threading.Lock()
+
+# oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
+FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
 # On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
-# which nobody else is served, and without a compiler it kills the engine. Whole models: see patches.py.
+# which no other request is served, and without a compiler it kills the engine. Whole models: see patches.py.
 _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first
@@ -55,7 +53,7 @@ _CPU_ENVIRONMENT = {
     "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
 }
 
-_ENVIRONMENT = {
+_ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -101,7 +99,7 @@ def prepare(cpu_threads: int) -> None:
 
     The fork server imports vLLM in its own process, so this returns at once.
     """
-    for name, value in _ENVIRONMENT.items():
+    for name, value in _ENGINE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
     if not runs_on_cpu():
@@ -115,7 +113,7 @@ def prepare(cpu_threads: int) -> None:
 
 
 def _torch_cache() -> Path:
-    """Where torch keeps code: where nobody else could have put any, unlike its own choice. It ends without a folder."""
+    """Return where torch keeps code: a folder of our own user, unlike torch's choice. Without one, a temporary one."""
     folder = _cache_folder() / "torchinductor"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,7 +121,7 @@ def _torch_cache() -> Path:
             return folder
         problem = "it is not ours to write to"
     except OSError as error:
-        problem = error.strerror or "it cannot be made"
+        problem = error.strerror or "it cannot be created"
     _log.warning(
         "vLLM's cache %s cannot be used (%s): models run uncompiled, and each start takes longer. Set VLLM_CACHE_ROOT "
         "to a folder of the server's user.",
@@ -149,8 +147,8 @@ def _make_socket_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"hearth-{os.getpid()}-"))
 
 
-def start_engines_our_way() -> None:
-    """Have vLLM start its engine processes tied to ours, on a CPU from the fork server. It has no setting (0.32)."""
+def start_own_processes() -> None:
+    """Have vLLM start its engine processes by `process_context`. It has no setting for that (0.32)."""
     if not compat.fits("processes"):
         os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"  # vLLM's own way would fork a server with threads
         return
@@ -196,35 +194,35 @@ _starts = _Starts()
 
 
 def process_context() -> ForkServerContext | SpawnContext:
-    """Return what makes processes that end with the server. Start them on a `StarterThread`."""
+    """Return the context of processes that end with the server. Start them on a `StarterThread`."""
     return _ForkServer() if runs_on_cpu() else _Spawn()
 
 
-# Of a starter thread's job. `told`: who wants to know which processes it starts; `may_compile`: whether these may.
-_here = threading.local()
+# Of a starter thread's job. `on_start`: called with each process it starts; `may_compile`: whether these may.
+_job = threading.local()
 
 
 @contextmanager
 def compiling(*, allowed: bool) -> Iterator[None]:
     """Hold while an engine starts. Not `allowed`: it fails where vLLM has no code for it, and compiles nothing."""
-    _here.may_compile = allowed
+    _job.may_compile = allowed
     try:
         yield
     finally:
-        _here.may_compile = True
+        _job.may_compile = True
 
 
 class _ForkedEngine(ForkServerProcess):
     may_compile = True
 
     def start(self) -> None:
-        self.may_compile = getattr(_here, "may_compile", True)
+        self.may_compile = getattr(_job, "may_compile", True)
         ensure_fork_server_runs()
         super().start()
-        _tell_of(self)
+        _report_start(self)
 
     def run(self) -> None:
-        # Not left to the plugin: before vLLM loads that, it waits minutes for a server that may be gone.
+        # Not left to the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
         tie_to_parent()
         if not self.may_compile:
             os.environ["VLLM_FORCE_AOT_LOAD"] = "1"
@@ -234,17 +232,17 @@ class _ForkedEngine(ForkServerProcess):
 class _SpawnedEngine(SpawnProcess):
     def start(self) -> None:
         super().start()
-        _tell_of(self)
+        _report_start(self)
 
     def run(self) -> None:
         tie_to_parent()
         super().run()
 
 
-def _tell_of(process: ForkServerProcess | SpawnProcess) -> None:
-    told = getattr(_here, "told", None)
-    if told is not None:
-        told(process)
+def _report_start(process: ForkServerProcess | SpawnProcess) -> None:
+    on_start = getattr(_job, "on_start", None)
+    if on_start is not None:
+        on_start(process)
 
 
 class _ForkServer(ForkServerContext):
@@ -279,10 +277,10 @@ class StarterThread:
 
     def _work(self) -> None:
         while True:
-            future, job, _here.told = self._jobs.get()
+            future, job, _job.on_start = self._jobs.get()
             try:
                 result, error = job(), None
-            except BaseException as caught:  # noqa: BLE001  # handed to whoever waits
+            except BaseException as caught:  # noqa: BLE001  # raised in `run`
                 result, error = None, caught
             loop = future.get_loop()
             if not loop.is_closed():
@@ -304,7 +302,7 @@ def tie_to_parent() -> None:
     The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
     the server does (processes.py), and the fork server has only one.
     """
-    _let_fork_server_end()
+    _close_alive_pipe()
     end_with_starter()
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
@@ -313,8 +311,8 @@ def tie_to_parent() -> None:
     os.setpgid(0, 0)
 
 
-def _let_fork_server_end() -> None:
-    """Close our end of the pipe by which the fork server sees that nobody needs it any more.
+def _close_alive_pipe() -> None:
+    """Close our end of the pipe by which the fork server sees that the server has ended.
 
     Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
     keep each other alive after the server's death.
@@ -326,38 +324,31 @@ def _let_fork_server_end() -> None:
             server._forkserver_alive_fd = None  # noqa: SLF001
 
 
-# oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
-ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
-
-
-_lock = threading.Lock()
-
-
 def start_fork_server() -> None:
     """Start it. It imports vLLM in its own process, so this returns at once."""
     multiprocessing.set_forkserver_preload(["engine.backends.vllm.preload"])
     own = {"LD_PRELOAD": ":".join(_preloaded_libraries())}
-    own |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    own |= {name: value for name, value in FORK_SERVER_ENVIRONMENT.items() if name not in os.environ}
     with with_variables(own):
         forkserver.ensure_running()
 
 
 def ensure_fork_server_runs() -> None:
-    """Before each process is forked: start it anew if it is gone, have it go on if it was stopped.
+    """Before each process is forked: start it again if it has died, continue it if it was stopped.
 
-    Python would start another one by itself, but without the libraries above. The engines of the one before have ended
-    with it: the kernel ends children that were tied to their parent (engine/backends/vllm/plugin.py).
+    Python would start another one by itself, but without the preloaded libraries. The engines of the one before have
+    ended with it: the kernel kills children that are tied to their parent.
     """
-    with _lock, guarded("fork server"):
+    with _fork_lock, guarded("fork server"):
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
         pid: int | None = server._forkserver_pid  # noqa: SLF001
         state = _state_of(pid)
         if pid is not None and state == psutil.STATUS_STOPPED:
-            _log.warning("Process %d, which engines are forked from, was stopped; it is told to go on.", pid)
+            _log.warning("Process %d, which engines are forked from, was stopped and is continued.", pid)
             os.kill(pid, signal.SIGCONT)
         elif state in {None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
             if pid is not None:
-                _log.warning("Process %d, which engines are forked from, is gone; a new one takes its place.", pid)
+                _log.warning("Process %d, which engines are forked from, has died; a new one is started.", pid)
             start_fork_server()
 
 

@@ -1,9 +1,7 @@
-"""Renders and tokenises conversations: short ones of nothing but text right here, all others as vLLM does it.
+"""From our chat request to vLLM's, and to the tokens of a short conversation of plain text.
 
-vLLM looks up template, settings and limits anew for each conversation, and sends it to a thread and back. For plain
-texts they are looked up once. Whether that gives the same tokens is tried with every model when it is loaded.
-
-Our chat request in the form that vLLM's serving classes take.
+All other conversations are rendered by vLLM, which looks up template, settings and limits for each, and uses a thread.
+Whether both ways give the same tokens is checked for every model when it is loaded.
 """
 
 from __future__ import annotations
@@ -12,27 +10,18 @@ import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TokenizersBackend
-from transformers.utils.chat_template_utils import _compile_jinja_template
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionRequest,
     ChatCompletionToolsParam,
 )
-from vllm.renderers.hf import (
-    HfRenderer,
-    resolve_chat_template,
-    resolve_chat_template_content_format,
-    resolve_chat_template_kwargs,
-)
+from vllm.renderers.hf import HfRenderer
 
 from engine.backends.vllm.errors import check_answer_alone
-
-if TYPE_CHECKING:
-    from engine.types import ChatRequest
-
+from engine.types import ChatRequest
 
 _log = logging.getLogger("hearth.engine")
 # vLLM takes a first line out of `system` that begins so: Claude Code's, which differs in every request.
@@ -53,13 +42,21 @@ class TextPrompts:
 
     def __init__(self, template: Any, variables: dict[str, Any], tokenizer: Any) -> None:
         self._template = template
-        self._variables = {**template.globals, **variables}  # Jinja would put them together anew for each prompt
+        self._variables = {**template.globals, **variables}  # Jinja would merge them for each prompt
         self._encode = tokenizer.encode_batch_fast  # without the place of each token in the text
         self._slow = False
 
     @classmethod
     def of(cls, serving: Any, request: Any) -> TextPrompts | None:
         """Look up what vLLM would for `request`, a plain one of its own; None where it would do something else."""
+        # Not at the top: without these optional names, vLLM renders all conversations.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+        from vllm.renderers.hf import (
+            resolve_chat_template,
+            resolve_chat_template_content_format,
+            resolve_chat_template_kwargs,
+        )
+
         renderer, model_config, tokenizer = serving.renderer, serving.model_config, serving.renderer.tokenizer
         if not (isinstance(renderer, HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
             return None
@@ -79,7 +76,7 @@ class TextPrompts:
             chat_template=template,
             chat_template_kwargs={name: value for name, value in named.items() if name not in _NOT_VARIABLES},
         )
-        own = copy.deepcopy(tokenizer._tokenizer)  # noqa: SLF001  # vLLM's may be told to cut, by a thread of its own
+        own = copy.deepcopy(tokenizer._tokenizer)  # noqa: SLF001  # vLLM's may be set to truncate by another thread
         own.no_truncation()
         own.no_padding()
         everything = {"documents": None, **tokenizer.special_tokens_map, **variables, "tools": None}
@@ -104,17 +101,17 @@ class TextPrompts:
         return ids
 
     async def agrees_with(self, serving: Any, requests: Sequence[Any]) -> bool:
-        """Try whether vLLM makes the same of `requests`, plain ones of its own."""
+        """Check that vLLM renders the same tokens of `requests`, plain ones of its own."""
         for request in requests:
             ours = self._rendered([dict(message) for message in request.messages])
             if ours is None:
                 continue
             try:
-                _, (theirs,) = await serving.online_renderer.render_chat(request, skip_mm_cache=True)
+                _, (rendered,) = await serving.online_renderer.render_chat(request, skip_mm_cache=True)
             except Exception:  # noqa: BLE001  # a template may refuse an order of roles, and both must
                 return False
-            if theirs.get("type") != "token" or theirs["prompt_token_ids"] != ours:
-                _log.info("vLLM renders all prompts of this model: rendering them here gives other tokens.")
+            if rendered.get("type") != "token" or rendered["prompt_token_ids"] != ours:
+                _log.info("vLLM renders all prompts of this model: our renderer gives other tokens.")
                 return False
         return True
 

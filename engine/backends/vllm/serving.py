@@ -1,7 +1,7 @@
 """One chat request on a started vLLM engine: rendered, given to its core, its outputs put into a `TokenStream`.
 
 Templates, tokenising, sampling parameters and parsers are those of vLLM's serving classes; what they would make of an
-HTTP answer is left out. Which fields of theirs are private stands in compat.py.
+HTTP answer is left out. Their private fields are listed in compat.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TRIALS = (
 def build_serving(
     engine: Any, *, name: str, tool_parser: str | None, reasoning_parser: str | None, grammars: Grammars
 ) -> Serving:
-    """Make the serving of a started `AsyncLLM`. A parser that does not fit the tokenizer raises here."""
+    """Build the serving of a started `AsyncLLM`. A parser that does not fit the tokenizer raises."""
     parsing = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
@@ -89,13 +89,13 @@ def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered chat request. `inputs` and `theirs` are vLLM's; of plain text there are only `token_ids`."""
+    """A rendered chat request. Plain text has `token_ids` only; `inputs` and `vllm_request` are vLLM's objects."""
 
     request: ChatRequest
     token_ids: list[int]
     max_tokens: int | None
     inputs: Any = None
-    theirs: Any = None
+    vllm_request: Any = None
 
 
 class Serving:
@@ -112,7 +112,7 @@ class Serving:
         self._text_state = text_state() if compat.fits("text steps") else None
 
     async def prepare(self) -> None:
-        """Find out which conversations can be rendered here."""
+        """Check whether short conversations can be rendered by `TextPrompts`."""
         parser = self.chat.parser_cls
         if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
             return  # it has a say in requests without tools, too
@@ -158,33 +158,33 @@ class Serving:
             return None  # `render` says what is wrong
         return Prompt(request, token_ids, max_tokens)
 
-    async def render(self, request: ChatRequest, theirs: Any) -> Prompt:
-        """Render, tokenise and check the context. `theirs` is the request as `translate` makes it.
+    async def render(self, request: ChatRequest, vllm_request: Any) -> Prompt:
+        """Render, tokenise and check the context. `vllm_request` is the request as `translate` makes it.
 
         What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
-        await self.grammars.bind_format(theirs, request.owner)
-        inputs = await self._rendered(theirs)
-        theirs.messages.clear()  # pixels must live neither while it waits nor while it runs
-        await self.grammars.bind_tools(theirs, request.owner)
-        return Prompt(request, inputs["prompt_token_ids"], theirs.max_completion_tokens, inputs, theirs)
+        await self.grammars.bind_format(vllm_request, request.owner)
+        inputs = await self._rendered(vllm_request)
+        vllm_request.messages.clear()  # pixels must live neither while it waits nor while it runs
+        await self.grammars.bind_tools(vllm_request, request.owner)
+        return Prompt(request, inputs["prompt_token_ids"], vllm_request.max_completion_tokens, inputs, vllm_request)
 
-    async def count_prompt(self, theirs: Any) -> int:
+    async def count_prompt(self, vllm_request: Any) -> int:
         """Render and tokenise for the number alone."""
-        theirs.response_format = None  # no part of the prompt, and vLLM would compile it here
+        vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
         # Past the cache of pictures: its other half, in the engine, would never hear of these.
-        inputs = await self._rendered(theirs, skip_mm_cache=True)
+        inputs = await self._rendered(vllm_request, skip_mm_cache=True)
         return len(inputs["prompt_token_ids"])
 
-    async def _rendered(self, theirs: Any, **options: Any) -> Any:
+    async def _rendered(self, vllm_request: Any, **options: Any) -> Any:
         with translated_template_errors():
-            _, (inputs,) = await self.chat.online_renderer.render_chat(theirs, **options)
-        check_context(len(inputs["prompt_token_ids"]), theirs.max_completion_tokens, self._context_length)
+            _, (inputs,) = await self.chat.online_renderer.render_chat(vllm_request, **options)
+        check_context(len(inputs["prompt_token_ids"]), vllm_request.max_completion_tokens, self._context_length)
         return inputs
 
     async def submit(self, prompt: Prompt, stream: TokenStream, translated: Callable[[Exception], Exception]) -> None:
-        """Give a rendered request to the engine; its steps go into `stream`. `translated` makes our errors."""
-        if prompt.theirs is None:
+        """Give a rendered request to the engine; its steps go into `stream`. `translated` converts vLLM's errors."""
+        if prompt.vllm_request is None:
             core = self._like(prompt.request)
             core.prompt_token_ids = prompt.token_ids
             core.arrival_time = time.time()
@@ -194,11 +194,11 @@ class Serving:
             convert = ChatOutputs(self.chat, prompt.request, None, count_reasoning=False).step
         else:
             core, convert = self._core_request(prompt)
-        await self.start(core, Collector(stream, convert, translated), stream, text=prompt.theirs is None)
+        await self.start(core, Collector(stream, convert, translated), stream, text=prompt.vllm_request is None)
 
-    def core_of_text(self, request: TextRequest, theirs: Any, inputs: Any, max_tokens: int, position: int) -> Any:
-        """Return vLLM's request to its core for one prompt of several. `theirs` is its completion request."""
-        parameters = theirs.to_sampling_params(max_tokens, self.chat.default_sampling_params)
+    def core_of_text(self, request: TextRequest, vllm_request: Any, inputs: Any, max_tokens: int, position: int) -> Any:
+        """Return vLLM's request to its core for one prompt of several. `vllm_request` is its completion request."""
+        parameters = vllm_request.to_sampling_params(max_tokens, self.chat.default_sampling_params)
         core = self._engine.input_processor.process_inputs(
             f"cmpl-{request.request_id}-{position}", inputs, parameters, ("generate",), priority=int(request.urgency)
         )
@@ -241,20 +241,20 @@ class Serving:
 
     def _core_request(self, prompt: Prompt) -> tuple[Any, Any]:
         """Return vLLM's request to its core, and what makes steps of its outputs."""
-        chat, theirs, request = self.chat, prompt.theirs, prompt.request
-        core = self._processed(request, theirs, prompt.inputs, self._longest(prompt))
+        chat, vllm_request, request = self.chat, prompt.vllm_request, prompt.request
+        core = self._processed(request, vllm_request, prompt.inputs, self._longest(prompt))
         if not self.needs_parser(request):
-            return core, ChatOutputs(chat, theirs, None, count_reasoning=False).step
-        kwargs = chat._effective_chat_template_kwargs(theirs)  # noqa: SLF001  # vLLM offers no other
+            return core, ChatOutputs(chat, vllm_request, None, count_reasoning=False).step
+        kwargs = chat._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
         tokenizer = chat.renderer.tokenizer
         parsers = [
-            CallStream(chat._make_parser(theirs, tokenizer, kwargs), theirs, tokenizer)  # noqa: SLF001
+            CallStream(chat._make_parser(vllm_request, tokenizer, kwargs), vllm_request, tokenizer)  # noqa: SLF001
             for _ in range(request.n)
         ]
-        reasoning = chat._engine_reasoning_kwargs(theirs, parsers[0].parser, kwargs, prompt.token_ids)  # noqa: SLF001
+        reasoning = chat._engine_reasoning_kwargs(vllm_request, parsers[0].parser, kwargs, prompt.token_ids)  # noqa: SLF001
         core.reasoning_ended = reasoning["reasoning_ended"]
         core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
-        return core, ChatOutputs(chat, theirs, parsers, count_reasoning=self._reasons).step
+        return core, ChatOutputs(chat, vllm_request, parsers, count_reasoning=self._reasons).step
 
     def _like(self, request: ChatRequest) -> Any:
         """Return a copy of what vLLM made once of a plain request that differs in nothing but its prompt."""
@@ -270,10 +270,10 @@ class Serving:
         )
         made = self._known.get(key)
         if made is None or request.seed is not None or request.logit_bias is not None:
-            theirs = translate(
+            vllm_request = translate(
                 request, stream=not request.whole, context_length=self._context_length, max_output_tokens=1
             )
-            made = self._processed(request, theirs, tokens_input([0]), 1)
+            made = self._processed(request, vllm_request, tokens_input([0]), 1)
             if request.seed is None and request.logit_bias is None:
                 if len(self._known) == _REMEMBERED:
                     del self._known[next(iter(self._known))]
@@ -283,8 +283,8 @@ class Serving:
         core.sampling_params = copy.copy(made.sampling_params)
         return core
 
-    def _processed(self, request: ChatRequest, theirs: Any, inputs: Any, max_tokens: int) -> Any:
-        parameters = theirs.to_sampling_params(max_tokens, self.chat.default_sampling_params)
+    def _processed(self, request: ChatRequest, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
+        parameters = vllm_request.to_sampling_params(max_tokens, self.chat.default_sampling_params)
         core = self._engine.input_processor.process_inputs(
             f"chatcmpl-{request.request_id}", inputs, parameters, ("generate",), priority=int(request.urgency)
         )

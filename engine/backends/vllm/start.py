@@ -1,43 +1,39 @@
-"""Starts the vLLM engine of a chat model: what it is told, the serving classes on top, and its processes.
+"""Starts the vLLM engine of a chat model, builds the serving classes on top, and puts it to sleep and wakes it.
 
-What it does after that is engine.py's.
-
-vLLM's sleep mode, level 1: weights wait in RAM, the KV cache is let go, the process stays. GPUs only.
-
-Whether a model sleeps is the plan's (engine/placement), when it does the pool's. Level 2 is not used: models have
-woken from it without their weights (vLLM issue 29341).
+What a started engine does is in engine.py. Whether a model sleeps is decided by its plan, and when by the pool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.admission import Room
 from engine.backends.vllm import compat, processes
+from engine.config import ChatModelSpec
 from engine.errors import LoadError
+from engine.media.images import Pictures
 from engine.placement.hardware import read_hardware
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
+_log = logging.getLogger("hearth.sleep")
 
-    from prometheus_client import CollectorRegistry
-
-    from engine.config import ChatModelSpec
-    from engine.media.images import Pictures
-
-
+_SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
+_LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
 _DEMO_KV_CACHE_GIB = 0.0625
 _CPU_KV_CACHE_GIB = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What `VllmChat` needs to start: the model's entry, its folder, where blocking starts run, who decodes."""
+    """What `VllmChat` needs to start: the model's entry, its folder, the threads of blocking starts, the pictures."""
 
     spec: ChatModelSpec
     weights: Path
@@ -47,9 +43,9 @@ class Launch:
     pictures: Pictures
     report: Callable[[str, float], None]
     metrics: CollectorRegistry | None = None
-    """What vLLM's own metrics go into; None: it makes none."""
+    """For vLLM's own metrics; None: it has none."""
     sleep: Sleep | None = None
-    """How it leaves its GPUs to another model; None: by its end."""
+    """How it frees its GPUs for another model; None: by its end."""
     compiled: bool = True
     """False: it starts sooner and answers slower."""
     only_kept_code: bool = False
@@ -64,13 +60,13 @@ def start_engine(launch: Launch) -> Any:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    stat_logger = None if launch.metrics is None else compat.apply("metrics", lambda: _stat_logger(launch.metrics))
+    stat_logger = None if launch.metrics is None else compat.apply("metrics", lambda: stat_logger_into(launch.metrics))
     with processes.changing_environment():
         with processes.CONFIG_LOCK:
             launch.report("reading the model's configuration", 0.4)
             arguments = AsyncEngineArgs(**_engine_arguments(launch))
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-            processes.start_engines_our_way()
+            processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
         with processes.compiling(allowed=not launch.only_kept_code):
             return AsyncLLM.from_vllm_config(
@@ -82,17 +78,39 @@ def start_engine(launch: Launch) -> Any:
             )
 
 
-def _stat_logger(registry: Any) -> type[Any]:
-    from engine.backends.vllm.metrics import stat_logger_into
+def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
+    """Return vLLM's logger of its own metrics, which writes into `registry` and ends with it.
 
-    return stat_logger_into(registry)
+    By itself vLLM registers them for the whole process, and drops those of other engines when it does.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.v1.metrics.perf import PerfMetricsProm
+    from vllm.v1.spec_decode.metrics import SpecDecodingProm
+
+    # Static: Python 3.14 binds a `partial` to the object, like a method
+    counter = staticmethod(partial(Counter, registry=registry))
+
+    class SpecDecoding(SpecDecodingProm):  # type: ignore[misc]
+        _counter_cls = counter
+
+    class Performance(PerfMetricsProm):  # type: ignore[misc]
+        _counter_cls = counter
+
+    class StatLogger(PrometheusStatLogger):  # type: ignore[misc]
+        _gauge_cls = staticmethod(partial(Gauge, registry=registry))
+        _counter_cls = counter
+        _histogram_cls = staticmethod(partial(Histogram, registry=registry))
+        _spec_decoding_cls = SpecDecoding
+        _perf_metrics_cls = Performance
+
+    return StatLogger
 
 
 def _kernels() -> dict[str, list[str]]:
-    from engine.backends.vllm.patches import priority, register_kernels
+    from engine.backends.vllm.patches import kernel_priority, register_kernels
 
     register_kernels()
-    return priority()
+    return kernel_priority()
 
 
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
@@ -117,7 +135,7 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
             "video": 0,
             "audio": 0,
         },
-        # Its two halves must see every picture in one order, and requests are let in by fairness here.
+        # Its two halves must see every picture in the same order, and admission here changes the order.
         "mm_processor_cache_gb": 0,
         "enable_sleep_mode": launch.sleep is not None,
     }
@@ -155,8 +173,8 @@ def build_serving(engine: Any, launch: Launch) -> Any:
         ) from error
 
 
-def room_of(engine: Any, spec: ChatModelSpec) -> Room:
-    """Return what the started engine can hold."""
+def capacity_of(engine: Any, spec: ChatModelSpec) -> Room:
+    """Return how many requests and tokens the started engine takes at once."""
     cache = engine.vllm_config.cache_config
     return Room(
         sequences=spec.engine.max_num_seqs,
@@ -168,15 +186,13 @@ def room_of(engine: Any, spec: ChatModelSpec) -> Room:
     )
 
 
-_log = logging.getLogger("hearth.sleep")
-
-_MOST_SECONDS = 120.0  # to carry weights over the bus; a sleeper that takes longer hangs
-_ENOUGH = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
-
-
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """How a model sleeps: which GPUs it leaves, by how many bytes each; `turn` is held while it takes them again."""
+    """How a model sleeps: which GPUs it frees, and how many bytes of each. `turn` is entered while it wakes.
+
+    vLLM's level 1: weights move to RAM, the KV cache is dropped, the process stays. Level 2 is not used: models have
+    woken from it without their weights (vLLM issue 29341).
+    """
 
     gpus: tuple[int, ...]
     frees_bytes: int
@@ -184,25 +200,25 @@ class Sleep:
 
 
 async def fall_asleep(engine: Any, sleep: Sleep, name: str) -> bool:
-    """Free its GPUs. False when that did not free what it must: the engine is of no more use then."""
+    """Free its GPUs. False where that freed too little: the engine cannot be used after that."""
     before = await _free_bytes(sleep.gpus)
     try:
-        async with asyncio.timeout(_MOST_SECONDS):
+        async with asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
             await engine.sleep(level=1)
-    except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is ended instead
-        _log.exception("%s did not fall asleep; it is ended and will be loaded anew", name)
+    except Exception:  # noqa: BLE001  # any error of vLLM: the engine is ended instead
+        _log.exception("%s did not fall asleep; it is ended and will be loaded again", name)
         return False
     after = await _free_bytes(sleep.gpus)
     freed = min((after[gpu] - before[gpu] for gpu in sleep.gpus if gpu in after and gpu in before), default=0)
-    if freed < _ENOUGH * sleep.frees_bytes:
+    if freed < _LEAST_FREED * sleep.frees_bytes:
         _log.warning("%s fell asleep and freed %d bytes of %d; it is ended instead", name, freed, sleep.frees_bytes)
         return False
     return True
 
 
 async def wake_up(engine: Any, sleep: Sleep) -> None:
-    """Take the GPUs again. Whatever is raised, the engine is of no more use."""
-    async with sleep.turn(), asyncio.timeout(_MOST_SECONDS):
+    """Take the GPUs again. After any exception the engine cannot be used."""
+    async with sleep.turn(), asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
         await engine.wake_up()
 
 

@@ -1,24 +1,19 @@
 """Feeds one choice's text to vLLM's tool and reasoning parsers and mends what its older tool parsers lose.
 
 Most of those parsers count on a step being one token, start only at the very first character, and leave the end of a
-call to vLLM's plain answers. serving.py owns the answer that comes of it.
-
-Which of vLLM's tool and reasoning parsers fits a model: by its family, unless models.yaml says it.
+call to vLLM's plain answers. Which parsers a model has is decided by its family, unless models.yaml names them.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.tool_parsers.utils import partial_tag_overlap
 
+from engine.config import ChatModelSpec
 from engine.types import ToolCallDelta
-
-if TYPE_CHECKING:
-    from engine.config import ChatModelSpec
-
 
 # Where a call begins that may follow some words: these parsers look at the beginning of an answer only.
 _ANCHORS: dict[str, tuple[str, ...]] = {

@@ -129,7 +129,7 @@ async def test_engines_come_back_after_the_end_of_what_they_are_forked_from(serv
         return bool(now["status"] == "ready" and now["restarts"] == restarts + 1)
 
     await async_poll_until(back, BACK_SECONDS, describe=server.log)
-    assert "which engines are forked from, is gone; a new one takes its place" in server.log()
+    assert "which engines are forked from, has died; a new one is started" in server.log()
     assert fork_server(server).pid != old.pid
     assert set(fork_server(server).environ()["LD_PRELOAD"].split(":")) == set(libraries.split(":"))
     assert server.admin_key is not None
@@ -148,7 +148,7 @@ def test_engines_come_back_though_what_they_are_forked_from_was_stopped(server: 
         return bool(now["status"] == "ready" and now["restarts"] == restarts + 1)
 
     poll_until(back, BACK_SECONDS, describe=server.log)
-    assert "was stopped; it is told to go on" in server.log()
+    assert "was stopped and is continued" in server.log()
 
 
 async def failed(server: Server, client: httpx2.AsyncClient, kv_cache_gib: float) -> str:

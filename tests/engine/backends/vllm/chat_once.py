@@ -42,8 +42,8 @@ async def main() -> None:
         )
         whole = await fold(await engine.chat(replace(asked, whole=True), TokenStream()))
         streamed = [step async for step in await engine.chat(replace(asked, request_id="stream"), TokenStream())]
-        limited = replace(asked, request_id="schema", response_format=FORMAT, max_tokens=40)
-        schema = await fold(await engine.chat(limited, TokenStream()))
+        with_schema = replace(asked, request_id="schema", response_format=FORMAT, max_tokens=40)
+        schema = await fold(await engine.chat(with_schema, TokenStream()))
         said = {
             "plain": whole.choices[0].content,
             "streamed": "".join(delta.content for step in streamed for delta in step.deltas),

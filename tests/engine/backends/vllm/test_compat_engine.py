@@ -26,7 +26,6 @@ RENAMED = {
     "processes": "get_mp_context",
     "settings": "enable_envs_cache",
     "grammar threads": "StructuredOutputManager",
-    "slots": "allocate_slots",
     "seeds": "discard_request_mask",
     "cache at start": "initialize_kv_cache_tensors",
     "compile models only": "TorchCompileWithNoGuardsWrapper",

@@ -31,7 +31,7 @@ def ops() -> Iterator[Any]:
 
     patches.register_kernels()
     patches.register_kernels()
-    asked = {name: [*names, "native"] for name, names in patches.priority().items()}
+    asked = {name: [*names, "native"] for name, names in patches.kernel_priority().items()}
     with enable_torch_wrap(False), IrOpPriorityConfig.with_default(["native"], **asked).set_priority():  # noqa: FBT003
         yield ir.ops
 
