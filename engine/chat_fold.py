@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from engine.errors import GenerationError
-from engine.types import ChatChoice, ChatResult, ToolCall
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from engine.types import ChatDelta, ChatStep, FinishReason, TokenLogprob, Usage
+from engine.types import ChatChoice, ChatDelta, ChatResult, ChatStep, FinishReason, TokenLogprob, ToolCall, Usage
 
 
 async def fold(steps: AsyncIterator[ChatStep]) -> ChatResult:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["needed", "optional"]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -225,13 +223,13 @@ def _problem(name: ForeignName, sources: Sources) -> str | None:
     if taken is None:
         return "is no function any more"
     known = [each for each, _ in taken]
-    gone = [] if "**" in known else [each for each in name.parameters if each not in known]
+    removed = [] if "**" in known else [each for each in name.parameters if each not in known]
     new = [
         each
         for each, required in taken
         if each not in name.parameters and each not in {"*", "**"} and (required or name.overridden)
     ]
-    words = [f"no longer takes {', '.join(gone)}"] if gone else []
+    words = [f"no longer takes {', '.join(removed)}"] if removed else []
     words += [f"takes {', '.join(new)} as well"] if new else []
     return "; ".join(words) or None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from engine.backends.vllm import processes
@@ -21,9 +23,6 @@ from engine.pool.times import LoadTimes
 from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest, Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
     from prometheus_client import CollectorRegistry
 
     from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
@@ -151,7 +150,7 @@ class Engine:
 
     def voice_warnings(self, model: str) -> tuple[str, ...]:
         """For the operator: why voices of a speech model are hidden, cannot speak, or stayed as they were."""
-        return self._loader.voices.told(model)
+        return self._loader.voices.notices(model)
 
     async def speech(self, request: SpeechRequest, stream: SpeechStream) -> SpeechStream:
         """Put an audio file into `stream` piece by piece, as it is spoken. Closing it aborts.

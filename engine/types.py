@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
 
 BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
 BeforeImages: TypeAlias = "Callable[[int], Awaitable[None]]"

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 # pytest puts this folder on the path, where `engine` would be the folder of tests: the real package comes first.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from collections.abc import AsyncIterator, Iterator
+
 import httpx2
 import openai
 import pytest
-from serving import CANARY, Server, contents
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from serving import Key
+from serving import CANARY, Key, Server, contents
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,13 +11,11 @@ import json
 import re
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 COMMIT = "5a" * 20
 OLDER = "b3" * 20

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -19,9 +20,6 @@ from serving import BIN, ROOT, Server
 from small_models import VOICES_ONLY
 
 from server.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOCKER = ROOT / "docker"
 IMAGES = ["cpu", "cuda"]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_server import HubServer
 
 from engine.errors import EngineError
 from engine.weights.download import Patience, Wanted, pull
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REPOSITORY = "owner/tiny-chat"
 NAME = "tiny-chat"

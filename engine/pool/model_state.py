@@ -218,8 +218,8 @@ class ModelState:
 
     def reviving(self) -> bool:
         """Whether its process died and it is going to be loaded again."""
-        gone = self.backend is not None and self.backend.died.is_set()
-        return gone or (self.died and self.status == "loading")
+        died = self.backend is not None and self.backend.died.is_set()
+        return died or (self.died and self.status == "loading")
 
     async def revived(self) -> None:
         """Return when it is not being restarted after a death (any more)."""

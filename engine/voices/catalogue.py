@@ -68,7 +68,7 @@ class Voices:
         voices = self.of(model)
         return bool(voices) and all(voice.demo for voice in voices)
 
-    def told(self, model: str) -> tuple[str, ...]:
+    def notices(self, model: str) -> tuple[str, ...]:
         """All that the operator should know of a speech model's voices: the warnings, and what is wrong with all."""
         problem = self.problem(model)
         whole = [self._kept[model]] if model in self._kept else [] if problem is None else [problem.message]

@@ -66,7 +66,7 @@ def found_below(folder: Path) -> dict[str, Path]:
         return {"": folder}
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not there, or is no folder.")
-    fetched = (one.folder for one in shelved(folder) if one.state in {"complete", "damaged"})
+    fetched = (one.folder for one in local_folders(folder) if one.state in {"complete", "damaged"})
     found = {name: folder / name for name in fetched}
     if not found:
         raise WeightsError(
@@ -110,7 +110,7 @@ def _trustworthy(source: Path) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class LocalFolder:
     """One folder; `repository` and `revision` as far as they are known."""
 
     folder: str
@@ -122,7 +122,7 @@ class Shelved:
     subfolder: str = ""
 
 
-def shelved(weights_dir: Path) -> list[Shelved]:
+def local_folders(weights_dir: Path) -> list[LocalFolder]:
     """List the folders, by name. Raises `WeightsError`."""
     try:
         return sorted([*_folders(weights_dir), *_unfinished(weights_dir)], key=lambda one: (one.folder, one.state))
@@ -143,9 +143,9 @@ def remove(weights_dir: Path, folder: str) -> int:
                 partial.target.unlink()
             elif partial.target.exists():
                 # One rename, so that nothing half removed is ever loaded.
-                gone = partial.root / "gone"
-                shutil.rmtree(gone, ignore_errors=True)
-                partial.target.rename(gone)
+                replaced = partial.root / "gone"
+                shutil.rmtree(replaced, ignore_errors=True)
+                partial.target.rename(replaced)
             for unfinished in (partial.model, partial.parts):
                 shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
@@ -153,7 +153,7 @@ def remove(weights_dir: Path, folder: str) -> int:
     return size
 
 
-def _folders(weights_dir: Path) -> list[Shelved]:
+def _folders(weights_dir: Path) -> list[LocalFolder]:
     found = []
     for inside, folders, files in os.walk(weights_dir):
         place = weights_dir / os.path.relpath(inside, weights_dir)
@@ -168,23 +168,23 @@ def _folders(weights_dir: Path) -> list[Shelved]:
         else:
             # Links are the owner's own, and are not walked into: what lies there may be anything.
             links = [one for one in folders if (place / one).is_symlink() and not one.startswith(".")]
-            found += [Shelved((place / one).relative_to(weights_dir).as_posix(), "own", 0) for one in links]
+            found += [LocalFolder((place / one).relative_to(weights_dir).as_posix(), "own", 0) for one in links]
         folders[:] = [] if is_model or deep else sorted(one for one in folders if not one.startswith("."))
     return found
 
 
-def _one(place: Path, name: str) -> Shelved:
+def _one(place: Path, name: str) -> LocalFolder:
     try:
         manifest: Manifest | None = read_manifest(place)
     except WeightsError:
-        return Shelved(name, "damaged", _size(place))
+        return LocalFolder(name, "damaged", _size(place))
     if manifest is None:
-        return Shelved(name, "own", _size(place))
+        return LocalFolder(name, "own", _size(place))
     state: State = "complete" if is_complete(place) else "damaged"
-    return Shelved(name, state, _size(place), manifest.repository, manifest.revision, manifest.subfolder)
+    return LocalFolder(name, state, _size(place), manifest.repository, manifest.revision, manifest.subfolder)
 
 
-def _unfinished(weights_dir: Path) -> list[Shelved]:
+def _unfinished(weights_dir: Path) -> list[LocalFolder]:
     root = weights_dir / FOLDER
     found = []
     for place in sorted(root.iterdir()) if root.is_dir() else ():
@@ -194,7 +194,7 @@ def _unfinished(weights_dir: Path) -> list[Shelved]:
         except WeightsError:
             continue
         known = (listing.repository, listing.revision, listing.subfolder) if listing else (None, None, "")
-        found.append(Shelved(name, "partial", _size(place), *known))
+        found.append(LocalFolder(name, "partial", _size(place), *known))
     return found
 
 

@@ -62,10 +62,10 @@ def read(data_dir: Path) -> Status:
         found = ask(data_dir, _ANSWER_SECONDS)
     except StatusError as error:
         refuse(str(error), code=_FAILED)
-    return _nobody(data_dir) if found is None else found
+    return _no_server(data_dir) if found is None else found
 
 
-def _nobody(data_dir: Path) -> NoReturn:
+def _no_server(data_dir: Path) -> NoReturn:
     if data_dir.is_dir() and not os.access(data_dir, os.R_OK | os.X_OK):
         refuse(f"The data directory {data_dir} is not yours. Run this as the user that runs the server.", code=_FAILED)
     pid = running_pid(data_dir)

@@ -17,7 +17,7 @@ from engine.weights.download import Wanted
 from engine.weights.errors import WeightsError
 from engine.weights.manifest import read_manifest
 from engine.weights.safety import is_there
-from engine.weights.transfer import shelved
+from engine.weights.transfer import local_folders
 from server.cli.options import hardware_for
 from server.observability.status import ServedWith
 from server.observability.status_socket import StatusError, ask
@@ -117,7 +117,7 @@ def _planned(config: Config, settings: Settings, gpus: str | None, own: Sequence
 
 def _known(weights_dir: Path, name: str) -> Wanted | None:
     """What a folder, or an unfinished pull, says it is."""
-    for one in shelved(weights_dir):
+    for one in local_folders(weights_dir):
         if one.folder == name and one.repository is not None:
             manifest = read_manifest(weights_dir / name) if one.state != "partial" else None
             revision = manifest.revision if manifest else one.revision

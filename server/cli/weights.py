@@ -20,7 +20,7 @@ from engine.weights.download import Partial, Patience, Pull, Wanted, check_room,
 from engine.weights.errors import UnreachableError
 from engine.weights.manifest import Manifest
 from engine.weights.safety import check_folder_name, check_repository
-from engine.weights.transfer import carry, found_below, remove, shelved
+from engine.weights.transfer import carry, found_below, local_folders, remove
 from engine.weights.verify import required_manifest, verify
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli.progress import FileProgress
@@ -106,7 +106,7 @@ def verify_command(
 ) -> None:
     """Read every file and compare its SHA-256 with the manifest. Exit code 1 if anything is wrong."""
     root = settings_for(weights_dir=weights_dir).weights_dir
-    names = folders or [one.folder for one in shelved(root) if one.state in {"complete", "damaged"}]
+    names = folders or [one.folder for one in local_folders(root) if one.state in {"complete", "damaged"}]
     _check_there(root, names)
     found = {name: _verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
     if as_json:
@@ -128,7 +128,7 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
     """Show the folders of the weights directory: what they are, whether they are complete, and who uses them."""
     settings = settings_for(models=models, weights_dir=weights_dir)
     config = config_for(settings)
-    found = shelved(settings.weights_dir)
+    found = local_folders(settings.weights_dir)
     if as_json:
         listed = [asdict(one) | {"used_by": users(config, one.folder)} for one in found]
         print_json({"weights_dir": str(settings.weights_dir), "weights": listed})
@@ -280,7 +280,7 @@ def _verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
 
 def _all_complete(root: Path) -> list[str]:
     """Name every folder that was fetched whole; say on standard error what is left out."""
-    found = shelved(root) if root.is_dir() else []
+    found = local_folders(root) if root.is_dir() else []
     for one in found:
         if one.state != "complete":
             typer.echo(f"{one.folder} is left out: {_MEANINGS[one.state]}.", err=True)
@@ -301,7 +301,7 @@ def _check_there(root: Path, folders: Sequence[str]) -> None:
         if not any(os.path.lexists(place) for place in (root / folder, Partial(root, folder).root))
     ]
     if absent:
-        here = ", ".join(dict.fromkeys(one.folder for one in shelved(root))) if root.is_dir() else ""
+        here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root))) if root.is_dir() else ""
         known = f"These are there: {here}." if here else "It is empty."
         refuse(f"There is no {' and no '.join(absent)} in {root}. {known}", code=1)
 

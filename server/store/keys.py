@@ -39,7 +39,7 @@ from server.store.errors import KeyFieldError, KeyNotFoundError
 from server.store.schema import api_key
 
 LONGEST_OVERLAP = timedelta(days=366)
-_NOBODY_SHA256 = secrets.token_bytes(32)
+_UNKNOWN_SHA256 = secrets.token_bytes(32)
 
 
 class KeyStore:
@@ -85,7 +85,7 @@ class KeyStore:
         check_end(expires_at, now)
         async with self._database.writing() as connection:
             await _insert_key(connection, made, key)
-            await write_entry(connection, now, by, "key.create", key.public_id, _told_of(key))
+            await write_entry(connection, now, by, "key.create", key.public_id, _audited(key))
         return made.text, key
 
     async def rotate(
@@ -209,7 +209,7 @@ class KeyStore:
             .limit(1)
         )
         async with self._database.reading() as connection:
-            found_id, sha256 = (await connection.execute(nearest)).one_or_none() or ("", _NOBODY_SHA256)
+            found_id, sha256 = (await connection.execute(nearest)).one_or_none() or ("", _UNKNOWN_SHA256)
             right = hmac.compare_digest(presented.sha256, sha256)
             if not (right and found_id == presented.public_id):
                 return None
@@ -282,10 +282,10 @@ def _check_rotatable(key: ApiKey, now: datetime) -> None:
         raise KeyFieldError("public_id", f"The key {key.public_id} has expired. Create a new one, or move its end.")
 
 
-def _told_of(key: ApiKey) -> dict[str, Any]:
-    told = {"name": key.name, "tier": key.tier, "scopes": sorted(key.scopes), "expires_at": _iso(key.expires_at)}
-    told |= {"models": None if key.models is None else list(key.models)}
-    return told | {name: limit for name, limit in asdict(key.limits).items() if limit is not None}
+def _audited(key: ApiKey) -> dict[str, Any]:
+    entry = {"name": key.name, "tier": key.tier, "scopes": sorted(key.scopes), "expires_at": _iso(key.expires_at)}
+    entry |= {"models": None if key.models is None else list(key.models)}
+    return entry | {name: limit for name, limit in asdict(key.limits).items() if limit is not None}
 
 
 def _iso(at: datetime | None) -> str | None:

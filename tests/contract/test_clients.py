@@ -12,13 +12,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from serving import ROOT
-
-if TYPE_CHECKING:
-    from serving import Key, Server
+from serving import ROOT, Key, Server
 
 FOLDER = Path(__file__).parent / "clients"
 ENVIRONMENTS = ROOT / ".venv" / "clients"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-
-if TYPE_CHECKING:
-    from serving import Key, Server
+from serving import Key, Server
 
 with warnings.catch_warnings():  # what its own dependencies say while they are imported
     warnings.simplefilter("ignore")

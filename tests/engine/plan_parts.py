@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from engine.config import Config, load_config
+from engine.config import Config, ModelSpec, load_config
 from engine.config.models import SPEC_BY_TASK
-
-if TYPE_CHECKING:
-    from engine.config import ModelSpec
 
 ROOT = Path(__file__).parents[2]
 

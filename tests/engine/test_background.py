@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from engine.admission import Admission, Room, Ticket
 from engine.types import Urgency
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
 from engine.chat_fold import fold
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PIECES = st.lists(st.text(max_size=5), max_size=8)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from plan_parts import model, variant
 
 from engine.placement.hardware import GIB
 from engine.placement.measured import FILE_NAME, Footprints
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BIG = model("a", variant("big", 14)).variants[0]
 

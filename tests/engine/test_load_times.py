@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from engine import load_config
 from engine.pool.model_state import ModelState
 from engine.pool.times import FILE_NAME, LoadTimes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Clock:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,18 +13,13 @@ from plan_parts import config_of, model, variant
 from skipping_loop import SkippingLoop
 from test_planned import put
 
-from engine import load_config
+from engine import ModelSpec, load_config
 from engine.media.images import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from engine import ModelSpec
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:3]
 A, B, C = (spec.id for spec in SPECS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +17,6 @@ from engine.placement.needs import devices_of, in_steps
 from engine.placement.plan import plan
 from engine.placement.report import as_data
 from engine.placement.types import Plan, Refusal
-
-if TYPE_CHECKING:
-    import random
 
 BIG, SMALL = variant("big", 14, activations_gib=1), variant("small", 4, activations_gib=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -20,9 +20,6 @@ from engine.placement.measured import Footprints
 from engine.placement.needs import own_folders
 from engine.pool.loader import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHATTY = variant("chatty", 4, kv_kib_per_token=128, context_length=4096, tensor_parallel_sizes=[1, 2], dtype="bfloat16")
 

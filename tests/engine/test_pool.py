@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
+from engine import (
+    EngineDiedError,
+    LoadError,
+    ModelLoadingError,
+    ModelSpec,
+    UnavailableError,
+    UnknownModelError,
+    load_config,
+)
 from engine.pool.model_state import backoff_seconds
 from engine.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from engine import ModelSpec
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
 PLUS, PRO = (spec.id for spec in SPECS)

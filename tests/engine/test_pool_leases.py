@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from skipping_loop import SkippingLoop
 
-from engine import Engine, load_config
+from engine import Engine, ModelSpec, load_config
 from engine.pool.eviction import LONGEST_WAIT_SECONDS, SWAP_EVERY_SECONDS
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest, Urgency
-
-if TYPE_CHECKING:
-    from engine import ModelSpec
 
 CONFIG = load_config(Path(__file__).parents[2] / "models.yaml")
 # One background sequence at a time.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,14 +17,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from skipping_loop import SkippingLoop
 
-from engine import EngineDiedError, LoadError, ModelLoadingError, UnavailableError, UnknownModelError, load_config
+from engine import (
+    EngineDiedError,
+    LoadError,
+    ModelLoadingError,
+    ModelSpec,
+    UnavailableError,
+    UnknownModelError,
+    load_config,
+)
 from engine.pool.model_state import NEXT, REST_SECONDS
 from engine.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from engine import ModelSpec
 
 SPECS = {spec.id: spec for spec in list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]}
 MODELS = st.sampled_from(list(SPECS))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from skipping_loop import SkippingLoop
 
-from engine import EngineDiedError, load_config
+from engine import EngineDiedError, ModelSpec, load_config
 from engine.pool.eviction import SWAP_EVERY_SECONDS
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
-
-    from engine import ModelSpec
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
 PLUS, PRO = (spec.id for spec in SPECS)

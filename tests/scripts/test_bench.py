@@ -8,9 +8,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from bench.batch import bad_places, batch_items, check_batch
@@ -26,9 +26,6 @@ from bench.soak import growth, outcome
 from bench.vllm_server import flags, serve_arguments
 
 from engine import load_config
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}\n\n'

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chat_parts import HELLO, MODEL
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from engine import load_config
 from server.app import create_app
 from server.auth.access import RequiresScope
 from server.http.middleware import OPEN_PATHS
 from server.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fastapi.dependencies.models import Dependant
-    from starlette.routing import BaseRoute
 
 # What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
 FOR_ALL_KEYS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json"), ("GET", "/v1/usage")}

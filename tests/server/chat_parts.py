@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import openai
 from demo_models.promised import FixedPrompt, fixed_prompts
 
 if TYPE_CHECKING:
     import httpx2
-    import openai
 
 MODEL = "service-plus"
 CHAT = "/v1/chat/completions"

@@ -5,7 +5,8 @@ Each test of a database runs on SQLite and on PostgreSQL, unless it looks into `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from postgres_parts import Postgres, missing_reason
@@ -13,10 +14,6 @@ from serving import Server
 from small_models import LIMITED_CHAT
 
 from server.store import Database, sqlite_url
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

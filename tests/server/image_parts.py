@@ -7,16 +7,15 @@ import io
 import json
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from PIL import Image
+from serving import Server
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import httpx2
-    from serving import Server
 
 GENERATE = "/v1/images/generations"
 IMAGE_MODEL = "service-image"

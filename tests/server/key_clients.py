@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import httpx2
-from serving import Key
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from serving import Server
+from serving import Key, Server
 
 
 @asynccontextmanager

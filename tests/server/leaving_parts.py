@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from chat_parts import assert_well
-from serving import async_poll_until, open_socket, poll_until, raw_request
+from serving import Key, Server, async_poll_until, open_socket, poll_until, raw_request
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Key, Server
 
 
 async def line_of(server: Server, request_id: str) -> dict[str, Any]:

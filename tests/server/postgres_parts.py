@@ -7,15 +7,13 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from sqlalchemy import URL, make_url
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PASSWORD = "swordfish/:@%1"
 USER = "hearth"

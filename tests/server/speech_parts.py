@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import av
 import numpy as np
 from demo_models.voices.cast import cast
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import httpx2
-    from numpy.typing import NDArray
 
     Samples = NDArray[np.float32]
 

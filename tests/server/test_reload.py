@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from server.instance import OUTCOME_FILE, Difference, Outcome, only_one, wait_for_outcome, write_outcome
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONG_SECONDS = 30.0
 PID = os.getpid()

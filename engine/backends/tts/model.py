@@ -59,10 +59,10 @@ class SpeechModel(WorkerBackend):
         )
 
         def take(payload: msgspec.Raw) -> None:
-            told: Any = msgspec.msgpack.decode(payload, type=protocol.SpeechEvent)
-            if isinstance(told, protocol.Audio):
+            event: Any = msgspec.msgpack.decode(payload, type=protocol.SpeechEvent)
+            if isinstance(event, protocol.Audio):
                 turn.answer_tokens += 1
-                chunks.put(SpeechChunk(told.data, told.seconds))
+                chunks.put(SpeechChunk(event.data, event.seconds))
 
         async with turn:
             chunks.dispatched()

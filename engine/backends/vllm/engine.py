@@ -13,28 +13,25 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from engine.admission import Admission
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.backends.vllm.start import build_serving, capacity_of, fall_asleep, start_engine, wake_up
+from engine.backends.vllm.start import Launch, build_serving, capacity_of, fall_asleep, start_engine, wake_up
 from engine.chat_fold import fold
 from engine.errors import LoadError, NotStartedError, engine_died
 from engine.media.images import image_places
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream
-from engine.types import ChatRequest
+from engine.types import ChatRequest, TextRequest
 from engine.weights.safety import check_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from multiprocessing.process import BaseProcess
-
     from engine.backends.vllm.serving import Prompt
-    from engine.backends.vllm.start import Launch
-    from engine.types import TextRequest
 
 
 _log = logging.getLogger("hearth.vllm")

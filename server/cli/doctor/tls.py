@@ -16,7 +16,7 @@ from server.terminal import HEARTH
 
 _SOON_SECONDS = 21 * 86400
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
-_NOT_YET = 9
+_NOT_VALID = 9
 _PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
 _PEM_END = "-----END CERTIFICATE-----"
 _ANSWER_SECONDS = 10.0
@@ -70,7 +70,7 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
     try:
         ends_at = _end_of(given.tls_cert, pair.context)
     except ssl.SSLCertVerificationError as error:
-        words = {_EXPIRED: "has expired", _NOT_YET: "is not valid yet: is the clock right?"}
+        words = {_EXPIRED: "has expired", _NOT_VALID: "is not valid yet: is the clock right?"}
         yield problem(
             f"the certificate {given.tls_cert} {words.get(error.verify_code, error.verify_message)}",
             renew,

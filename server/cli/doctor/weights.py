@@ -11,7 +11,7 @@ from engine.placement.types import Plan
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete, read_manifest
 from engine.weights.safety import check_folder, check_pipeline_folder
-from engine.weights.transfer import shelved
+from engine.weights.transfer import local_folders
 from engine.weights.verify import verify
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
@@ -111,7 +111,7 @@ def _missing_room(case: Case) -> Iterator[Finding]:
 
 def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
     try:
-        found = shelved(weights_dir) if weights_dir.is_dir() else []
+        found = local_folders(weights_dir) if weights_dir.is_dir() else []
     except EngineError as error:
         yield problem(error.message)
         return

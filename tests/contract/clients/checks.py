@@ -11,11 +11,9 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 BASE_URL = os.environ["BASE_URL"]
 API_KEY = os.environ["API_KEY"]

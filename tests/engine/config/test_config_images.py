@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from engine import ConfigError, load_config
+from engine.config import ImageModelSpec
 from engine.config.profiles import SIZES, profile_named, shipped
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.config import ImageModelSpec
 
 ENTRY = """
 models:

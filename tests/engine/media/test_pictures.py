@@ -8,7 +8,8 @@ import io
 import struct
 import tracemalloc
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,6 @@ from PIL import Image
 from engine.errors import RequestError
 from engine.media.images import ImageLimits, Pictures, decode_image
 from engine.types import ChatRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMITS = ImageLimits()
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -7,15 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from engine.process.watchdog import Guard, Patience
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SLEEP = "import signal\nprint(flush=True)\nsignal.pause()"

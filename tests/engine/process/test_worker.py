@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,10 +19,7 @@ from engine.admission import Room
 from engine.errors import EngineDiedError, GenerationError, NotStartedError, OverloadedError, RequestError
 from engine.process.backend import WorkerBackend
 from engine.process.protocol import MAX_FRAME_BYTES, Done, Event, FrameError, FrameReader, to_frame
-from engine.stream import BoundedStream
-
-if TYPE_CHECKING:
-    from engine.stream import Stream
+from engine.stream import BoundedStream, Stream
 
 
 @on_both_loops

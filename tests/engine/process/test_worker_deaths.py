@@ -12,16 +12,13 @@ import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from workers import DEADLINE_SECONDS, collect, job_of, numbers, on_both_loops, start, until, wait_until_gone, worker
 
 from engine.errors import EngineDiedError, LoadError, NotStartedError
 from engine.process.parent import CANCEL_SECONDS, WorkerDiedError
-
-if TYPE_CHECKING:
-    from engine.stream import Stream
+from engine.stream import Stream
 
 
 @on_both_loops

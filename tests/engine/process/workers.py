@@ -7,9 +7,10 @@ import inspect
 import os
 import select
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +18,6 @@ import uvloop
 
 from engine.process.parent import WorkerProcess
 from engine.stream import Stream
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent)}
 DEADLINE_SECONDS = 20.0

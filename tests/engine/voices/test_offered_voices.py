@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from engine import RequestError, load_config
+from engine import Config, RequestError, load_config
 from engine.demo import weights_dir
 from engine.voices.catalogue import Voices
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine import Config
 
 MODEL = "service-voice"
 YAML = """\
@@ -80,11 +75,11 @@ def test_voices_that_stay_because_two_have_one_id_are_reported(tmp_path: Path):
     config = configured(tmp_path)
     first = put_model(tmp_path, demo=False)
     before = Voices(config, tmp_path)
-    assert before.told(MODEL) == ()
+    assert before.notices(MODEL) == ()
     shutil.copytree(first, first.with_name("office-again"))
     after = Voices(config, tmp_path, before)
-    [told] = after.told(MODEL)
+    [told] = after.notices(MODEL)
     assert told.startswith("its voices stay as they were. Two voices have the id olga")
     assert after.of(MODEL) == before.of(MODEL)
-    [told] = Voices(config, tmp_path).told(MODEL)
+    [told] = Voices(config, tmp_path).notices(MODEL)
     assert told.startswith("Two voices have the id olga")

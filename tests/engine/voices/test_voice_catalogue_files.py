@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from voice_folders import (
@@ -27,9 +27,6 @@ from voice_folders import (
 
 from engine.voices.catalogue import MAX_MODELS, read_catalogue
 from engine.voices.readers import MAX_SPEAKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

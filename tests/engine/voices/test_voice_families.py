@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from voice_folders import ONNX, ids, install, kokoro, only_warning, overlay, piper, put, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_kokoro_says_everything_in_the_names_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 import yaml
 
-from engine.voices.catalogue import read_catalogue
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from engine.voices.catalogue import Catalogue
+from engine.voices.catalogue import Catalogue, read_catalogue
 
 SAFETENSORS = (2).to_bytes(8, "little") + b"{}"
 ONNX = b"\x08\x08\x12\x07pytorch"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from engine import LoadError
 from engine.demo import weights_dir
 from engine.weights.safety import check_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

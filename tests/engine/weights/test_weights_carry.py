@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, model_files
@@ -14,11 +14,8 @@ from engine.errors import EngineError, LoadError
 from engine.weights import MANIFEST, Manifest, ManifestFile, WeightsError, is_complete, read_manifest
 from engine.weights.download import Patience
 from engine.weights.manifest import write_manifest
-from engine.weights.transfer import carry, found_below, remove, shelved
+from engine.weights.transfer import carry, found_below, local_folders, remove
 from engine.weights.verify import verify
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def fetched(folder: Path, files: dict[str, bytes] | None = None) -> Path:
@@ -116,7 +113,7 @@ def test_an_interrupted_copy_goes_on_where_it_was(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         carry(source, tmp_path / "there", NAME, until_half, Patience())
     assert not (tmp_path / "there" / NAME).exists()
-    assert [one.state for one in shelved(tmp_path / "there")] == ["partial"]
+    assert [one.state for one in local_folders(tmp_path / "there")] == ["partial"]
     carry(source, tmp_path / "there", NAME, lambda path, done, _: seen.setdefault(path, done), Patience())
     assert seen[SHARD] >= 2**20
     assert verify(tmp_path / "there" / NAME) == []
@@ -197,7 +194,7 @@ def test_the_list_tells_folders_apart(tmp_path: Path):
     half = tmp_path / ".partial" / "team%2Fhalf" / "model"
     half.mkdir(parents=True)
     (half / "config.json").write_text("{}")
-    found = {one.folder: one for one in shelved(tmp_path)}
+    found = {one.folder: one for one in local_folders(tmp_path)}
     assert {name: one.state for name, one in found.items()} == {
         "whole": "complete",
         "voices/amy": "complete",
@@ -208,7 +205,7 @@ def test_the_list_tells_folders_apart(tmp_path: Path):
     }
     assert found["whole"].repository == REPOSITORY
     assert found["whole"].size_bytes > sum(map(len, model_files().values()))
-    assert shelved(tmp_path / "nowhere") == []
+    assert local_folders(tmp_path / "nowhere") == []
 
 
 def test_a_removed_folder_is_gone_with_what_was_unfinished_of_it(tmp_path: Path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hub_server import Fault, HubServer
@@ -14,10 +15,6 @@ from engine.errors import EngineError
 from engine.weights import is_complete
 from engine.weights.download import Wanted, pull
 from engine.weights.verify import verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hub_server import COMMIT, OLDER, Fault, HubServer
@@ -13,10 +14,6 @@ from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, model_files, 
 from engine.weights import WeightsError, is_complete, read_manifest
 from engine.weights.download import Pull, Wanted, prepared, pull
 from engine.weights.verify import verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

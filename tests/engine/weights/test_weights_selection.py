@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, refusal, safetensors, wanted
 
 from engine.demo import weights_dir
@@ -14,12 +16,6 @@ from engine.errors import LoadError
 from engine.weights import MANIFEST, is_complete
 from engine.weights.download import Wanted, pull
 from engine.weights.selection import check_loadable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hub_server import HubServer
 
 
 @pytest.fixture

@@ -6,17 +6,16 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 from chat_parts import MODEL, PROMPTS, assert_error, assert_well, events
 from leaving_parts import ask_and_leave, line_of, until_engines_rest
-from serving import CANARY
+from serving import CANARY, Key, Server
 
 from server.api.completions.schema import CompletionBody
 
 if TYPE_CHECKING:
     import httpx2
-    import openai
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import anthropic
 import httpx2
 import pytest
+from anthropic.types import Message
 from chat_parts import HELLO, HELLO_ANSWER, MODEL, PROMPTS
-from serving import CANARY
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from anthropic.types import Message
-    from serving import Key, Server
+from serving import CANARY, Key, Server
 
 pytestmark = pytest.mark.engine
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import HELLO, MODEL, assert_error, assert_well
-from serving import CANARY, async_poll_until, open_socket, raw_request
+from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
 
 from server.api.messages import answer
 from server.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import httpx2
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import openai
 import pytest
 from chat_parts import HELLO, HELLO_ANSWER, MODEL
-
-if TYPE_CHECKING:
-    from serving import Server
+from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -7,16 +7,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
+import openai
 import pytest
 from chat_parts import HELLO_ANSWER, LONGEST, MODEL, PROMPTS, assert_error, assert_well
+from demo_models.promised import FixedPrompt
 from leaving_parts import ask_and_leave, line_of
 from responses_parts import PATH, events_of, put_together, said_in
+from serving import Key, Server
 
 if TYPE_CHECKING:
     import httpx2
-    import openai
-    from demo_models.promised import FixedPrompt
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

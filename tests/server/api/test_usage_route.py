@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import Key
+from serving import Key, Server
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from chat_parts import CHAT, HELLO, MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import httpx2
 
 SHORT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 1, "temperature": 0}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
@@ -18,15 +19,10 @@ from access_parts import (
     routes_that_name_a_model,
 )
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import Key, contents, poll_until
+from serving import Key, Server, contents, poll_until
 
 from server.http.middleware import OPEN_PATHS, needs_key
 from server.store import SCOPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_parts import HELLO, MODEL, assert_error
-from serving import Key, async_poll_until
+from serving import Key, Server, async_poll_until
 
 from server.store.api_key import DEFAULT_SCOPES
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

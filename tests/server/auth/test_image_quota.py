@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from store_parts import moved_away
@@ -12,9 +12,6 @@ from store_parts import moved_away
 from server.auth.limits import ImageQuota
 from server.errors import ApiError
 from server.store import Database, Quotas
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOON = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 

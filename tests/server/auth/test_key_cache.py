@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 from store_parts import held, moved_away, run_python
 
 from server.store import ApiKey, Database, KeyCache, KeyStore, StoreUnavailableError, sqlite_url
 from server.store.api_key import ParsedKey, new_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-    from pathlib import Path
 
 
 class Clock:

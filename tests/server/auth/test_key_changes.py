@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import text as sql
@@ -21,9 +22,6 @@ from server.store import (
     StoreError,
     local_actor,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -22,10 +24,6 @@ from server.store import (
     KeyStore,
 )
 from server.store.api_key import ALPHABET, new_key, parse, public_id_in
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from serving import async_poll_until
@@ -13,10 +12,7 @@ from serving import async_poll_until
 from engine import load_config
 from server.auth.limits import Limiter
 from server.errors import ApiError
-from server.store import ApiKey, Buckets, KeyLimits
-
-if TYPE_CHECKING:
-    from server.store import Database
+from server.store import ApiKey, Buckets, Database, KeyLimits
 
 CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")
 

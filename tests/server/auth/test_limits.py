@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +19,6 @@ from serving import BIN, ROOT, Server, async_poll_until
 from small_models import LIMITED_CHAT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     import httpx2
 
 pytestmark = pytest.mark.engine

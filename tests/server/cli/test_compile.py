@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 
 import httpx2
 import openai
@@ -15,10 +16,6 @@ import pytest
 from chat_parts import HELLO, MODEL, PROMPTS, ask, ask_streamed, promised
 from serving import BIN, ROOT, Server
 from small_models import CHAT_ENTRY, models_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tls_pair import make_pair
@@ -21,14 +21,10 @@ from server.cli.doctor import files as of_files
 from server.cli.doctor import machine as of_machine
 from server.cli.doctor import tls as of_tls
 from server.cli.doctor.command import case_of
+from server.cli.doctor.findings import Case, Finding
 from server.cli.doctor.weights import weights
 from server.settings import load_settings
 from server.terminal import HEARTH
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from server.cli.doctor.findings import Case, Finding
 
 YAML = """\
 models:

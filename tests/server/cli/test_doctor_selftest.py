@@ -9,7 +9,8 @@ import threading
 import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from tls_pair import Pair, make_pair
@@ -17,17 +18,12 @@ from tls_pair import Pair, make_pair
 from engine.config import load_config
 from server.cli.doctor import tls as of_tls
 from server.cli.doctor.command import case_of
+from server.cli.doctor.findings import Case, Finding
 from server.cli.doctor.selftest import selftest
 from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings
-from server.store import AuditLog, Database, KeyStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from server.cli.doctor.findings import Case, Finding
-    from server.store import ApiKey
-    from server.store.audit import AuditEntry
+from server.store import ApiKey, AuditLog, Database, KeyStore
+from server.store.audit import AuditEntry
 
 YAML = """\
 models:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from server.cli.keys import app
 from server.store import ApiKey, Database, KeyStore, sqlite_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from click.testing import Result
-
     Keys = Callable[..., Result]
 
 MODELS = Path(__file__).parents[3] / "models.yaml"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +13,6 @@ from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
 from server.instance import only_one
 from server.terminal import HEARTH
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 YAML = """\
 models:

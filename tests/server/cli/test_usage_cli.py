@@ -6,19 +6,15 @@ import asyncio
 import csv
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from server.cli import app
 from server.cli.usage import charts
 from server.store import Database, KeyStore, Usage, UsageBook, sqlite_url
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

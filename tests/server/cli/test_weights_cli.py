@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hub_server import COMMIT, Fault, HubServer
@@ -17,10 +18,6 @@ from weight_parts import NAME, REPOSITORY, SHARD, model_files, safetensors
 
 from engine.weights import is_complete
 from engine.weights.verify import verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine  # many processes, each of which reads half of Hearth first
 

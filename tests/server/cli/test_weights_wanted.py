@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +10,6 @@ from engine.config import load_config
 from server.cli.wanted import is_served, serving
 from server.observability.status import ServedWith
 from server.settings import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 YAML = """\
 models:

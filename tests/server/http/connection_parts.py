@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import uvicorn
 from serving import async_poll_until, raw_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from server.http.disconnect import Drain, until_disconnect
@@ -19,12 +22,6 @@ from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
 from server.observability.metrics import Metrics
 from server.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
 
 LARGE = bytes(2**14)
 CHUNK = b"%x\r\n%b\r\n"

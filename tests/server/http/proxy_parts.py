@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from serving import ROOT, poll_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tls_pair import Pair
+from tls_pair import Pair
 
 PROXIES = {"nginx": "nginx-light", "haproxy": "haproxy", "caddy": "caddy"}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from connection_parts import END, LARGE, Connection, ask, chunk
@@ -14,9 +15,6 @@ from server.http.disconnect import Drain
 from server.http.middleware import RequestContext
 from server.http.streaming import StreamedResponse
 from server.observability.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 async def test_a_plain_answer_is_written_whole():

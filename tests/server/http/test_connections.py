@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
-from serving import async_poll_until, open_socket, raw_request
+from serving import Key, Server, async_poll_until, open_socket, raw_request
 
 from server.http.protocol import http_config
 from server.settings import load_settings
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
@@ -13,9 +13,6 @@ from engine import load_config
 from server.app import create_app
 from server.http.disconnect import Drain
 from server.settings import SettingsError, load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MODELS = Path(__file__).parents[3] / "models.yaml"
 ORIGIN = "https://chat.example.org"

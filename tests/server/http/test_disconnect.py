@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, PROMPTS, body
 from leaving_parts import engines_cpu_percent, until_engines_rest
-from serving import async_poll_until, open_socket, raw_request
+from serving import Key, Server, async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

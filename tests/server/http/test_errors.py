@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import CANARY, open_socket, raw_request
+from serving import CANARY, Key, Server, open_socket, raw_request
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

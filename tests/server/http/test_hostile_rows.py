@@ -11,18 +11,16 @@ import contextlib
 import gzip
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error, assert_well
-from serving import CANARY, async_poll_until, open_socket, raw_request
+from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import httpx2
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -12,10 +14,6 @@ from chat_parts import CHAT, HELLO, HELLO_ANSWER, MODEL, assert_error
 from proxy_parts import PROXIES, Proxy, missing_reason
 from serving import Server, async_poll_until, poll_until
 from tls_pair import Pair, make_pair
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -6,11 +6,13 @@ import shutil
 import socket
 import ssl
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
 from chat_parts import assert_error
+from click.testing import Result
 from cryptography import x509
 from serving import BIN, ROOT, Server, poll_until, raw_request
 from small_models import VOICES_ONLY
@@ -25,13 +27,6 @@ from server.cli.doctor.tls import tls
 from server.http.tls import TlsError, certificate_of
 from server.observability.status_socket import ask
 from server.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from click.testing import Result
-
 
 NO_WEIGHTS = """\
   service-image:

@@ -8,7 +8,8 @@ import select
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Self
 
 import pytest
 import uvicorn
@@ -16,6 +17,7 @@ import uvloop
 from serving import poll_until, raw_request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from tls_pair import Pair, make_pair
@@ -26,11 +28,6 @@ from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
 from server.observability.metrics import Metrics
 from server.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-
-    from starlette.requests import Request
 
 STALL_SECONDS = 0.4
 PIECE = b"data: " + b"x" * 8_000 + b"\n\n"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import psutil
 from serving import poll_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def title(process: psutil.Process) -> str:

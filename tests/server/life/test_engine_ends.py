@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import psutil
 import pytest
 from key_clients import client_with
 from serving import Server, async_poll_until, poll_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -16,10 +18,6 @@ import pytest
 from metrics_parts import Page
 from process_parts import assert_all_gone, title
 from serving import Server, async_poll_until, open_socket, raw_request
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx2
 import psutil
 import pytest
 from chat_parts import CHAT, HELLO, assert_error, events
 from serving import Server, async_poll_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.engine
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -15,10 +17,6 @@ from key_clients import client_with
 from serving import Server, async_poll_until, poll_until
 from small_models import VOICE_ENTRY, models_yaml
 from speech_parts import HELLO_EMMA, LONGEST, SPEECH, VOICE_MODEL, seconds, spoken
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -19,9 +21,6 @@ from serving import Server
 from small_models import IMAGE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
     import httpx2
 
 pytestmark = pytest.mark.engine

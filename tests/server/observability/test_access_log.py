@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from serving import async_poll_until
 
 from engine import Usage
 from server.observability.access_log import AccessLog, RequestRecord
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def lines_in(folder: Path) -> list[dict[str, Any]]:

@@ -6,22 +6,18 @@ import asyncio
 import json
 import sqlite3
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import httpx2
 import pytest
 from chat_parts import assert_error
+from click.testing import Result
+from serving import Server
 from store_parts import held
 from typer.testing import CliRunner
 
 from server.cli import app
 from server.store import Actor, AuditLog, Database, KeyStore, local_actor, sqlite_url
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx2
-    from click.testing import Result
-    from serving import Server
 
 AUDIT = "/v1/admin/audit"
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, PROMPTS, assert_error, body, raw_stream
 from metrics_parts import Page
-from serving import CANARY, ROOT, async_poll_until
+from serving import CANARY, ROOT, Server, async_poll_until
 
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import CACHED_SECONDS, CachedPage, Metrics
 from server.store import Usage
-
-if TYPE_CHECKING:
-    from serving import Server
 
 CHATS = ("service-plus", "service-pro")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,9 +17,6 @@ from server.cli.status import duration, memory_text, served_with, shown, work_te
 from server.instance import only_one
 from server.observability.status import LastMinute, Status, Work
 from server.observability.status_socket import FILE, StatusError, StatusSocket, ask
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 2**30
 MODEL: dict[str, Any] = {

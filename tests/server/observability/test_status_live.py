@@ -8,20 +8,16 @@ import os
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from chat_parts import assert_error
-from serving import BIN, ROOT, Server, poll_until
+from serving import BIN, ROOT, Key, Server, poll_until
 from small_models import VOICE_ENTRY, models_yaml
 from tls_pair import make_pair
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving import Key
 
 pytestmark = pytest.mark.engine
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -25,10 +26,6 @@ from server.store import (
 )
 from server.store.buckets import level_of
 from server.store.schema import bucket
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 DAY = 24 * 3600
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from typing import TYPE_CHECKING
+from asyncio.subprocess import Process
 
 import pytest
 from crash_store import ROOT, check_nothing_is_lost, kill_writers
 
 from server.store import Ask, Buckets, Database
-
-if TYPE_CHECKING:
-    from asyncio.subprocess import Process
 
 # Takes one at a time, gives half of it back at once, and says so.
 _SPENDER = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from postgres_parts import PASSWORD, Postgres
@@ -25,10 +26,6 @@ from server.store import (
     migrations,
 )
 from server.store.api_key import new_key, utc_now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 async def refused(url: str) -> str:

@@ -11,19 +11,15 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from server.cli import app
 from server.instance import only_one
 from server.store import Database, KeyStore, sqlite_url
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 # Writes a key into the log of the database and dies as by kill -9, so that nobody folds the log back.
 KILLED = """

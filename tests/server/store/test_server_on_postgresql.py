@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2
 import pytest
 from chat_parts import assert_error
+from postgres_parts import Postgres
 from serving import Server, poll_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from postgres_parts import Postgres
 
 pytestmark = pytest.mark.engine
 

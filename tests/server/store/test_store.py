@@ -10,16 +10,13 @@ import stat
 import traceback
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from store_parts import held, moved_away, run_python, writers
 
 from server.store import Database, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
 from server.store.api_key import new_key
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def fill(file: Path, count: int = 60) -> None:

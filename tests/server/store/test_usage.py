@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from store_parts import held
@@ -18,9 +18,6 @@ from server.store import (
     Usage,
     UsageBook,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,9 +15,6 @@ from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageRead
 from engine.backends.diffusers.service import open_service
 from engine.config.profiles import profile_named
 from engine.types import FinishedImage, ImageEvent, ImageProgress
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = {
     "steps": {"standard": 4, "hd": 6},

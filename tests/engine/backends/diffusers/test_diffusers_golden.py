@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ from engine.backends.diffusers.jobs import sequence_length
 from engine.backends.diffusers.load import load
 from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
 CLOSE = 1 / 255

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_pipelines import save
@@ -14,10 +16,6 @@ from engine.backends.diffusers.load import load
 from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
 from engine.weights.safety import check_pipeline_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,6 @@ from tiny_pipelines import save
 from engine import GenerationError, LoadError, RequestError
 from engine.backends.diffusers.protocol import ImageReady
 from engine.types import FinishedImage, ImageProgress, PartialImage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tiny_pipelines import save
@@ -15,9 +15,6 @@ from engine.backends.diffusers.load import load
 from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
 from engine.weights.safety import check_pipeline_folder, lacking, variant
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL_SHARDS = "40KB"
 

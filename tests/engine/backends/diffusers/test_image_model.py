@@ -7,8 +7,10 @@ import io
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,10 +21,6 @@ from engine import EngineDiedError, FinishedImage, GenerationError, ImageProgres
 from engine.backends.diffusers.model import ImageModel
 from engine.config.models import ImageEngineSpec, ImageModelSpec
 from engine.stream import ImageStream
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -5,16 +5,14 @@ Each comes back as a saved folder, as a user would have downloaded it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import diffusers
 import torch
 import transformers
 from tiny_texts import clip, clip_tokenizer, qwen3, qwen_tokenizer, t5
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def save(family: str, folder: Path, **options: Any) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import av
 import msgspec
@@ -11,13 +12,9 @@ import numpy as np
 import pytest
 from recorder import Recorder
 
+from engine import EngineError
 from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.backends.tts.service import open_service
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine import EngineError
 
 TEXT = "Hello there. It is me! Who else?"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import wave
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,10 +15,6 @@ from tiny_voices import save_vits
 
 from engine.backends.tts.encoders import Encoder
 from engine.voices.types import AudioFormat
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
@@ -17,9 +17,6 @@ from engine.config.models import SpeechEngineSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.stream import BoundedStream, SpeechStream
 from engine.voices.catalogue import read_catalogue
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.engine
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,11 +22,6 @@ from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOp
 from engine.errors import GenerationError, LoadError
 from engine.process.parent import WorkerProcess
 from engine.voices.readers import is_installed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 

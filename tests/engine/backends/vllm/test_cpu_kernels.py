@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from engine.backends.vllm import patches, processes, start
 from engine.config import ChatModelSpec, load_config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not processes.runs_on_cpu(), reason="the installed vLLM is not the one for CPUs")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,6 @@ from hypothesis import strategies as st
 
 from engine.config.models import ChatModelSpec
 from engine.demo import weights_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 pytestmark = pytest.mark.engine  # imports vLLM
 

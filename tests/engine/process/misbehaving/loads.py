@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from engine.errors import LoadError
-
-if TYPE_CHECKING:
-    from engine.process.service import Outlet, Report
+from engine.process.service import Outlet, Report
 
 
 def refuse(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from misbehaving.well import Counter
 
 from engine.errors import GenerationError
-
-if TYPE_CHECKING:
-    from engine.process.service import Outlet, Report
+from engine.process.service import Outlet, Report
 
 
 class TalksOn(Counter):

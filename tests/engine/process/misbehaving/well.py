@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.errors import GenerationError, OverloadedError, RequestError
-
-if TYPE_CHECKING:
-    from engine.process.service import Outlet, Report
+from engine.process.service import Outlet, Report
 
 
 class Counter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -11,7 +12,7 @@ import openai
 import pytest
 from chat_parts import assert_error
 from leaving_parts import line_of
-from serving import Key
+from serving import Key, Server
 from speech_parts import (
     FORMATS,
     HELLO_EMMA,
@@ -29,10 +30,7 @@ from speech_parts import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import httpx2
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import pytest
 from chat_parts import assert_error
+from serving import Server
 from speech_parts import COUNTS, NINE, SPEECH_MODELS, VOICE_MODEL, VOICES
-
-if TYPE_CHECKING:
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -7,7 +7,9 @@ import importlib.util
 import json
 import shutil
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx2
@@ -34,10 +36,6 @@ from speech_parts import (
 )
 
 from engine.demo import weights_dir
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from chat_parts import assert_error
 from demo_models.promised import FixedPrompt, fixed_prompts
-from serving import async_poll_until, open_socket, raw_request
+from serving import Key, Server, async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

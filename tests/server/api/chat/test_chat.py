@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING
 
+import openai
 import pytest
 from chat_parts import HELLO, HELLO_ANSWER, LONGEST, MODEL, PROMPTS, ask, ask_streamed, body, promised
 
 from engine.demo import weights_dir
-
-if TYPE_CHECKING:
-    import openai
 
 pytestmark = pytest.mark.engine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +13,6 @@ from serving import CANARY
 from server.api.chat_schema import ChatCompletionBody
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     import httpx2
 
 pytestmark = pytest.mark.engine

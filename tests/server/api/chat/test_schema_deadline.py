@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2
 import psutil
 import pytest
 from chat_parts import CHAT, HELLO, MODEL
-from serving import async_poll_until
+from serving import Key, Server, async_poll_until
 
 from server.api.json_schema import check_schema
-
-if TYPE_CHECKING:
-    from serving import Key, Server
 
 pytestmark = pytest.mark.engine
 

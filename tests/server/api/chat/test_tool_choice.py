@@ -8,25 +8,22 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import openai
 import pytest
 import yaml
 from chat_parts import PROMPTS
+from demo_models.promised import FixedPrompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import Server
 
 from engine.demo import weights_dir
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from demo_models.promised import FixedPrompt
 
 pytestmark = pytest.mark.engine
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import openai
 import pytest
 from chat_parts import MODEL, PROMPTS
-
-if TYPE_CHECKING:
-    from demo_models.promised import FixedPrompt
+from demo_models.promised import FixedPrompt
 
 pytestmark = pytest.mark.engine
 

@@ -8,15 +8,15 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, assert_error, assert_well, events
 from demo_models.promised import fixed_pictures
 from PIL import Image, ImageDraw
+from serving import Server
 
 if TYPE_CHECKING:
     import httpx2
-    import openai
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tls_pair import make_pair
 
 from engine import RequestError
 from server.api.images.fetch import ImageFetcher, is_public
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 PICTURE = b"\x89PNG" + bytes(5000)
 NEVER_ASKED = [

@@ -9,7 +9,8 @@ import stat
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from image_parts import fill_up
@@ -17,10 +18,6 @@ from serving import async_poll_until, total_bytes
 
 from server.api.images.files import ImageFiles, ImageFolder, StoredImage
 from server.errors import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HOUR = 3600
 IMAGE = b"\x89PNG" + bytes(range(256)) * 40

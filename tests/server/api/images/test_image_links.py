@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -14,9 +14,6 @@ from starlette.requests import Request
 
 from server.api.images.links import ImageLinks, public_base_url
 from server.settings import SettingsError, load_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = f"{'0123456789abcdef' * 2}.png"
 NOW = 1_800_000_000.0

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx2
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, generate, opened, path_of, picture, stored
+from serving import Server
 from shape_judge import judge
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -16,9 +18,6 @@ from serving import Server, async_poll_until
 from small_models import IMAGE_ENTRY, models_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
     import httpx2
 
 pytestmark = pytest.mark.engine

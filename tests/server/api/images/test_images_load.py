@@ -8,7 +8,8 @@ import io
 import os
 import shutil
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -21,9 +22,6 @@ from shape_judge import UNCLEAR, judge
 from speech_parts import HELLO_EMMA, SPEECH, VOICE_MODEL
 
 from engine.demo import weights_dir
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 

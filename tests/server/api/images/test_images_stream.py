@@ -10,11 +10,10 @@ import pytest
 from chat_parts import assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, image_events, opened, path_of, picture, stored
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent, ImagesResponse
-from serving import async_poll_until
+from serving import Server, async_poll_until
 
 if TYPE_CHECKING:
     import httpx2
-    from serving import Server
 
 pytestmark = pytest.mark.engine
 
