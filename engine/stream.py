@@ -134,9 +134,11 @@ class Stream(Generic[T]):
         """Return the next item. Raises the maker's error after the last."""
         while not self._items:
             if self._finished:
-                if self._error is not None:
-                    raise self._error
-                raise StopAsyncIteration
+                error, self._error = self._error or StopAsyncIteration(), None
+                try:
+                    raise error
+                finally:
+                    del error  # no circle of an error and this frame: it would hold the request
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._items.popleft()

@@ -163,6 +163,7 @@ class _Body:
         self._send = send
         self._start = start
         self._connection = connection
+        self._writing = asyncio.Lock()  # a comment must not come between an answer's head and its first piece
         self.begun = False
         self.pieces = 0
 
@@ -175,10 +176,11 @@ class _Body:
 
     async def write(self, data: bytes) -> None:
         self.pieces += 1
-        if not self.begun:
-            self.begun = True
-            await self._send(self._start)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        async with self._writing:
+            if not self.begun:
+                self.begun = True
+                await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, last: bytes) -> None:
         if not self.begun:

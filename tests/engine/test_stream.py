@@ -45,6 +45,8 @@ async def test_what_was_put_is_read_before_the_end_and_before_an_error():
     read += [await anext(stream), await anext(stream), await anext(stream)]
     with pytest.raises(ValueError, match="broken"):
         await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
     assert read == [0, 1, 2]
 
 
