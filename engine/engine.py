@@ -1,4 +1,7 @@
-"""The engine: every model of models.yaml behind one object that knows nothing of HTTP, keys or databases."""
+"""The engine: every model of models.yaml behind one object that knows nothing of HTTP, keys or databases.
+
+A request is checked here against the entry of its model: whether the model can do what is asked.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from engine.backends.vllm import processes
-from engine.capabilities import check_request, check_text, of_kind
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.config.profiles import SIZES
-from engine.errors import EngineError, NotStartedError
-from engine.media.images import ImageLimits, Pictures
+from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
+from engine.media.images import ImageLimits, Pictures, image_path, image_places
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
-    from engine.config import Config
+    from engine.config import Config, ModelSpec
     from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
-    from engine.types import ImageRequest, ModelHealth
+    from engine.types import ChatRequest, ImageRequest, ModelHealth, TextRequest
     from engine.voices.types import SpeechRequest, Voice
+
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 
@@ -295,3 +298,45 @@ class Engine:
 
 def _released(release: Callable[[], None], _: BaseException | None) -> None:
     release()
+
+
+_LACKS: dict[type, tuple[str, str]] = {
+    ChatModelSpec: ("does not chat", "chat"),
+    ImageModelSpec: ("makes no images", "image_generation"),
+    SpeechModelSpec: ("does not speak", "speech"),
+}
+
+
+def of_kind(spec: ModelSpec | None, kind: type[_Spec]) -> _Spec:
+    """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
+    if not isinstance(spec, kind):
+        lacks, capability = _LACKS[kind]
+        raise UnsupportedCapabilityError(
+            f"This model {lacks}. Pick a model with the capability `{capability}`.", param="model"
+        )
+    return spec
+
+
+def check_request(spec: ChatModelSpec, request: ChatRequest) -> None:
+    """Raise `UnsupportedCapabilityError`, naming the field, or `RequestError` for a limit of the model."""
+    if request.tools and "function_calling" not in spec.capabilities:
+        raise UnsupportedCapabilityError(
+            "This model cannot call tools. Pick a model with the capability `function_calling`.",
+            param="tools",
+        )
+    if "vision" not in spec.capabilities and (places := image_places(request)):
+        raise UnsupportedCapabilityError(
+            "This model cannot see images. Pick a model with the capability `vision`.", param=image_path(*places[0])
+        )
+    _check_max_tokens(spec, request.max_tokens)
+
+
+def check_text(spec: ChatModelSpec, request: TextRequest) -> None:
+    """The same for plain texts."""
+    _check_max_tokens(spec, request.max_tokens)
+
+
+def _check_max_tokens(spec: ChatModelSpec, asked: int | None) -> None:
+    most = spec.engine.max_output_tokens
+    if most is not None and asked is not None and asked > most:
+        raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")

@@ -1,7 +1,8 @@
 """One request's results on their way from the model to its reader. A stream ends once, and tells its owners then.
 
 The maker (a backend) puts items and finishes; the reader iterates, or sets a `sink` that takes items at the moment they
-are made. Whoever owns something for the length of a request registers `on_end`; nobody wraps a stream in a generator.
+are made. What owns something for the length of a request registers `on_end`; a stream is never wrapped in a generator.
+`fold` reads a stream to its end and returns the whole answer.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from engine.errors import GenerationError
-from engine.types import ChatStep, FinishedImage, ImageEvent, ImageProgress, Usage
+from engine.types import (
+    ChatChoice,
+    ChatDelta,
+    ChatResult,
+    ChatStep,
+    FinishedImage,
+    FinishReason,
+    ImageEvent,
+    ImageProgress,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
 from engine.voices.types import SpeechChunk
 
 _log = logging.getLogger("hearth.engine")
@@ -245,3 +259,52 @@ def _is_text(step: ChatStep) -> bool:
         return False
     delta = step.deltas[0]
     return not (delta.index or delta.reasoning or delta.tool_calls or delta.logprobs)
+
+
+async def fold(steps: AsyncIterator[ChatStep]) -> ChatResult:
+    """Read `steps` to their end. Raises what they raise, and `GenerationError` if a choice never finished."""
+    parts: dict[int, _Parts] = {}
+    usage: Usage | None = None
+    async for step in steps:
+        usage = step.usage
+        for delta in step.deltas:
+            parts.setdefault(delta.index, _Parts()).add(delta)
+    if usage is None:
+        raise GenerationError("The model gave no answer. Send the request again.")
+    return ChatResult(tuple(parts[index].choice(index) for index in sorted(parts)), usage)
+
+
+@dataclass(slots=True)
+class _Parts:
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_text: str | None = None
+
+    def add(self, delta: ChatDelta) -> None:
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        for piece in delta.tool_calls:
+            if piece.index not in self.calls:
+                self.calls[piece.index] = (piece.id or "", piece.name or "", [])
+            self.calls[piece.index][2].append(piece.arguments)
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_text = delta.stop_text or self.stop_text
+
+    def choice(self, index: int) -> ChatChoice:
+        if self.finish_reason is None:
+            raise GenerationError("The model stopped in the middle of its answer. Send the request again.")
+        calls = (self.calls[position] for position in sorted(self.calls))
+        return ChatChoice(
+            index=index,
+            content="".join(self.content),
+            reasoning="".join(self.reasoning),
+            tool_calls=tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, arguments in calls),
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_text=self.stop_text,
+        )

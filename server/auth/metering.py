@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
-from engine.chat_fold import fold
-from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream
+from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
 from server.auth.limits import ImageQuota, Limiter, Limits, headers_of
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
-from engine.chat_fold import fold
+from engine.stream import fold
 
 PIECES = st.lists(st.text(max_size=5), max_size=8)
 

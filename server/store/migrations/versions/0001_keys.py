@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Spelled out rather than taken from schema.py, which moves on while this file must not
+    # Spelled out rather than taken from completions.py, which moves on while this file must not
     op.create_table(
         "api_key",
         sa.Column("public_id", sa.String(12), primary_key=True),

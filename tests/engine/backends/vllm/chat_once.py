@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine import ChatRequest, Engine, load_config
-from engine.chat_fold import fold
-from engine.stream import TokenStream
+from engine.stream import TokenStream, fold
 
 MODEL = "service-plus"
 # One answer only: what a small model says otherwise hangs on last digits, which its kernels round differently.

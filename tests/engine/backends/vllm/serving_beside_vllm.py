@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import ChatRequest, ChatStep, Engine, EngineError, GenerationError, load_config
-from engine.chat_fold import fold
-from engine.stream import TokenStream
+from engine.stream import TokenStream, fold
 
 USER = {"role": "user", "content": "Say hello."}
 MODEL = "service-plus"

@@ -1,13 +1,19 @@
-"""The body of a text completion, checked field by field, and what it means to the engine."""
+"""`POST /v1/completions`: plain texts that a model continues, whole and streamed: its body, its answer, its route."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Annotated, Any, Self
 
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from engine import TextRequest
+from engine import ChatResult, ChatStep, TextRequest, TokenLogprob, Usage
+from server.api import answering
+from server.api.chat_answer import DONE, usage_object
 from server.api.chat_schema import (
     NoEngineFields,
     Penalty,
@@ -16,7 +22,8 @@ from server.api.chat_schema import (
     stop_sequences,
     token_biases,
 )
-from server.api.dependencies import Caller
+from server.api.dependencies import Caller, ChatCaller
+from server.http.routing import StrictRoute
 from server.validation import FieldError
 
 MAX_PROMPTS = 16
@@ -131,4 +138,101 @@ def to_text_request(body: CompletionBody, caller: Caller) -> TextRequest:
         cache_salt=caller.key.public_id,  # as in chat: cached prompts are never shared between keys
         ignore_eos=bool(body.ignore_eos),
         owner=caller.key.public_id,
+    )
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def text_completion(result: ChatResult, *, id_: str, created: int, model: str) -> dict[str, Any]:
+    """Return a whole text completion, ready to be encoded."""
+    return {
+        "id": id_,
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "text": choice.content,
+                "index": choice.index,
+                "logprobs": None if choice.logprobs is None else _logprobs(choice.logprobs, 0),
+                "finish_reason": choice.finish_reason,
+            }
+            for choice in result.choices
+        ],
+        "usage": usage_object(result.usage),
+    }
+
+
+class TextChunkEncoder:
+    """Encodes the steps of one streamed text completion. `id_`, `created` and `model` are the same in every chunk."""
+
+    def __init__(self, *, id_: str, created: int, model: str, include_usage: bool) -> None:
+        self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,"choices":[' % (
+            _encode(id_),
+            created,
+            _encode(model),
+        )
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._include_usage = include_usage
+        self._offsets: dict[int, int] = {}  # where the next token of each choice begins
+
+    def step(self, step: ChatStep) -> bytes:
+        """Return the chunks of one engine step: one for each choice that has something new."""
+        parts: list[bytes] = []
+        for delta in step.deltas:
+            if not (delta.content or delta.logprobs or delta.finish_reason):
+                continue
+            logprobs = None
+            if delta.logprobs is not None:
+                offset = self._offsets.get(delta.index, 0)
+                logprobs = _logprobs(delta.logprobs, offset)
+                self._offsets[delta.index] = offset + sum(len(entry.token) for entry in delta.logprobs)
+            choice = {
+                "text": delta.content,
+                "index": delta.index,
+                "logprobs": logprobs,
+                "finish_reason": delta.finish_reason,
+            }
+            parts += (self._head, _encode(choice), self._tail)
+        return b"".join(parts)
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the usage chunk, if it was asked for, and the end marker."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + DONE
+
+
+def _logprobs(entries: tuple[TokenLogprob, ...], offset: int) -> dict[str, Any]:
+    """Four lists of the same length; offsets count characters from the beginning of the answer."""
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.token)
+    return {
+        "tokens": [entry.token for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [
+            {**{top.token: top.logprob for top in entry.top}, entry.token: entry.logprob} for entry in entries
+        ],
+        "text_offset": offsets,
+    }
+
+
+router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
+
+
+@router.post("/completions", response_class=Response)
+async def create_completion(body: CompletionBody, caller: ChatCaller) -> Response:
+    """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
+    text = to_text_request(body, caller)
+    caller.record.model, caller.record.stream = text.model, bool(body.stream)
+    id_, created = f"cmpl-{text.request_id}", int(time.time())
+    if body.stream:
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        encoder = TextChunkEncoder(id_=id_, created=created, model=text.model, include_usage=include_usage)
+        return answering.streamed(caller, answering.token_events(caller, text, encoder))
+    return await answering.whole(
+        caller, text, lambda result: text_completion(result, id_=id_, created=created, model=text.model)
     )
