@@ -1,4 +1,4 @@
-"""Hearth's engine: models and hardware. This module is the front door; nothing else needs importing."""
+"""Hearth's engine: models and hardware. This module is the front door; what else server uses is named in DESIGN.md."""
 
 from engine.config import Config, ConfigError, ModelSpec, TierSpec, load_config
 from engine.engine import Engine
