@@ -20,7 +20,7 @@ from starlette.routing import Match
 
 import engine
 from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
-from server.validation import first_problem
+from server.validation import most_specific_problem
 
 _log = logging.getLogger("hearth.server")
 
@@ -137,7 +137,7 @@ def _of_the_store(error: StoreError) -> ApiError | None:
 
 def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """Make the 400 for what pydantic found in a body; each `loc` starts at the body."""
-    problem = first_problem(findings, body)
+    problem = most_specific_problem(findings, body)
     return ApiError(400, problem.code, problem.message, param=problem.param)
 
 

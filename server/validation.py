@@ -55,9 +55,9 @@ class Problem:
     message: str
 
 
-def first_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> Problem:
-    """Return the most telling of pydantic's `findings` about `body`; their `loc`s start at the body."""
-    finding = _most_telling(findings)
+def most_specific_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> Problem:
+    """Return the most specific of pydantic's `findings` about `body`; their `loc`s start at the body."""
+    finding = _most_specific(findings)
     cause = finding.get("ctx", {}).get("error")
     param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
     missing = finding["type"] in {"missing", "union_tag_not_found"}
@@ -69,7 +69,7 @@ def first_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> Problem:
     return Problem(param, code, f"`{param}` {sentence(finding)}.")
 
 
-def _most_telling(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Of several findings take the one deepest in the body: in a union the others are branches not meant.
 
     Equally deep, the one whose branch has the right type is meant.

@@ -116,7 +116,7 @@ class Leases:
         use.loaded_at = use.used_at = self._clock()
         self._ledger.loaded(name)
 
-    async def direct(self) -> None:
+    async def run(self) -> None:
         """Decide, whenever something has changed, until cancelled."""
         while True:
             now = self._clock()

@@ -52,7 +52,7 @@ class Pool:
 
     def start(self) -> None:
         """Begin to load every model that there is room for, and return at once."""
-        self._director = asyncio.create_task(self._leases.direct(), name="pool-director")
+        self._director = asyncio.create_task(self._leases.run(), name="pool-director")
         for model in self._models.values():
             self._look_after(model)
 

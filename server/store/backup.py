@@ -16,7 +16,7 @@ from pathlib import Path
 from server.store.errors import StoreError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
 
-_SIDES = ("", "-wal", "-shm")  # the database first: a log without its database is refused by every start
+_FILE_SUFFIXES = ("", "-wal", "-shm")  # the database first: a log without its database is refused by every start
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ def restore(backup: Path, database: Path, now: datetime) -> Restored:
     part = database.with_name(f"{database.name}.restoring")
     try:
         database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for side in _SIDES:  # of one that was killed
-            part.with_name(part.name + side).unlink(missing_ok=True)
+        for suffix in _FILE_SUFFIXES:  # of one that was killed
+            part.with_name(part.name + suffix).unlink(missing_ok=True)
         try:
             _copy(backup, part)
-            version, keys = _checked(backup, part)
+            version, keys = _verify_copy(backup, part)
             aside = _move_aside(database, now)
             part.replace(database)
             _sync(database.parent)
         finally:
-            for side in _SIDES:
-                part.with_name(part.name + side).unlink(missing_ok=True)
+            for suffix in _FILE_SUFFIXES:
+                part.with_name(part.name + suffix).unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(
             f"{database} cannot be written: {error.strerror}. Check that the data directory belongs to you and that "
@@ -93,23 +93,23 @@ def _copy(backup: Path, part: Path) -> None:
         ):
             source.backup(target)
     except sqlite3.Error as error:
-        raise _unusable(backup, str(error)) from error
+        raise _damaged_error(backup, str(error)) from error
 
 
-def _checked(backup: Path, part: Path) -> tuple[str, int]:
+def _verify_copy(backup: Path, part: Path) -> tuple[str, int]:
     """Return schema version and the number of keys, when all pages are sound and the tables are ours."""
     try:
         with closing(sqlite3.connect(part)) as connection:
             problems = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(5)")]
             if problems != ["ok"]:
-                raise _unusable(backup, problems[0])
+                raise _damaged_error(backup, problems[0])
             tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not {VERSION_TABLE, "api_key"} <= tables:
                 raise StoreError(f"{backup} is no database of Hearth: it has no keys. Nothing was changed.")
             (version,) = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()  # noqa: S608 - ours
             (keys,) = connection.execute("SELECT count(*) FROM api_key").fetchone()
     except sqlite3.Error as error:
-        raise _unusable(backup, str(error)) from error
+        raise _damaged_error(backup, str(error)) from error
     if not is_known(version):
         raise StoreError(
             f"{backup} has schema {version[:32]!r}; this release of Hearth knows schemas up to {HEAD}. Restore it with "
@@ -118,7 +118,7 @@ def _checked(backup: Path, part: Path) -> tuple[str, int]:
     return version, keys
 
 
-def _unusable(backup: Path, said: str) -> StoreError:
+def _damaged_error(backup: Path, said: str) -> StoreError:
     return StoreError(
         f"{backup} is damaged, or no SQLite database (SQLite: {said}). Nothing was changed. Take another backup."
     )
@@ -128,8 +128,8 @@ def _move_aside(database: Path, now: datetime) -> tuple[Path, ...]:
     """Rename the files so that SQLite still takes them for one database."""
     name = f"{database.name}.before-{now:%Y%m%dT%H%M%SZ}"
     moved = []
-    for side in _SIDES:
-        old, new = database.with_name(database.name + side), database.with_name(name + side)
+    for suffix in _FILE_SUFFIXES:
+        old, new = database.with_name(database.name + suffix), database.with_name(name + suffix)
         if old.exists():
             if new.exists():
                 raise StoreError(f"{new} exists already. Run this again in a second.")

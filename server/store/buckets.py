@@ -286,7 +286,7 @@ class _Statements:
 
     def _in_transaction(self, change: _Change, step: Callable[[_Change], T]) -> T:
         if self._connection is None:
-            self._connection = self._database.plain()
+            self._connection = self._database.blocking_connection()
             self._cursor = self._connection.cursor()
         self._cursor.execute(self._sql["begin"])
         answer = step(change)

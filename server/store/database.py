@@ -99,12 +99,12 @@ class Database:
         """Raise StoreUnavailableError when open connections no longer lead to the database that was opened."""
         self._connections.check()
 
-    def plain(self) -> Any:
+    def blocking_connection(self) -> Any:
         """A DB-API connection for one thread, in autocommit, without the sync of commits. Blocks.
 
         Whoever asks closes it, and works within `check` and `translated`.
         """
-        return self._connections.plain()
+        return self._connections.blocking_connection()
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -114,7 +114,7 @@ class Database:
             yield
         except kinds + self._connections.driver_errors as error:
             cause = getattr(error, "orig", None) or error
-            raise StoreUnavailableError(self._connections.explained(cause)) from error
+            raise StoreUnavailableError(self._connections.error_message(cause)) from error
 
     async def _upgrade(self) -> None:
         try:
@@ -122,10 +122,10 @@ class Database:
                 await connection.run_sync(upgrade)
         except StoreUnavailableError as error:
             cause = error.__cause__
-            refused = self._connections.refused(getattr(cause, "orig", None) or cause or error)
-            if refused is None:
+            denied = self._connections.permission_error(getattr(cause, "orig", None) or cause or error)
+            if denied is None:
                 raise
-            raise refused from cause
+            raise denied from cause
 
 
 def _connections(url: str, busy_timeout_seconds: float) -> SqliteConnections | PostgresqlConnections:

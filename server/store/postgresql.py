@@ -24,7 +24,7 @@ _RECYCLE_SECONDS = 1800  # before a firewall forgets an idle connection
 
 
 class PostgresqlConnections:
-    """Connections to one database; `database.Database` says what each member promises."""
+    """Connections to one database; what `database.Database` has too is described there."""
 
     kind = "postgresql"
     driver_errors: tuple[type[Exception], ...] = (psycopg.Error,)
@@ -36,6 +36,7 @@ class PostgresqlConnections:
         self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     async def prepare(self) -> str | None:
+        """Judge the database, return its schema version (None: it is empty). Raises StoreError."""
         try:
             async with self._engine.connect() as connection:
                 return await self._judge(connection)
@@ -50,7 +51,7 @@ class PostgresqlConnections:
     def check(self) -> None:
         """Nothing to do: a database that was dropped or moved answers with an error."""
 
-    def plain(self) -> Any:
+    def blocking_connection(self) -> Any:
         _, arguments = self._engine.dialect.create_connect_args(self._url)
         # Prepared from the first call on: the statements of the buckets are few and always the same
         connection = psycopg.connect(**{**arguments, **self._arguments()}, autocommit=True, prepare_threshold=1)
@@ -67,7 +68,8 @@ class PostgresqlConnections:
                 await connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             yield connection
 
-    def explained(self, error: BaseException) -> str:
+    def error_message(self, error: BaseException) -> str:
+        """Return what a caller is told about an error of the driver."""
         if isinstance(error, (errors.LockNotAvailable, errors.QueryCanceled, errors.DeadlockDetected)):
             return "The key database is busy. Try again in a few seconds."
         return (
@@ -75,7 +77,8 @@ class PostgresqlConnections:
             "PostgreSQL server runs and can be reached."
         )
 
-    def refused(self, error: BaseException) -> StoreError | None:
+    def permission_error(self, error: BaseException) -> StoreError | None:
+        """Return the error for an upgrade that was not permitted; None: it failed for another reason."""
         if isinstance(error, errors.InsufficientPrivilege):
             return StoreError(
                 f"The user of {self._shown} may not create tables there. As PostgreSQL's administrator, run: "

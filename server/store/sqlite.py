@@ -39,7 +39,7 @@ def sqlite_url(path: Path) -> str:
 
 
 class SqliteConnections:
-    """Connections to one file that `prepare` has judged; `database.Database` says what each member promises."""
+    """Connections to one file that `prepare` has judged; what `database.Database` has too is described there."""
 
     kind = "sqlite"
     driver_errors: tuple[type[Exception], ...] = (sqlite3.Error,)
@@ -52,6 +52,7 @@ class SqliteConnections:
         self._writer_turn = asyncio.Lock()
 
     async def prepare(self) -> str | None:
+        """Judge the database, return its schema version (None: it is empty). Raises StoreError."""
         version = await asyncio.to_thread(prepare, self._path, busy_timeout_seconds=self._busy_timeout_seconds)
         self._identity = _identity_of(self._path)
         return version
@@ -73,7 +74,7 @@ class SqliteConnections:
             async with connection.begin():
                 yield connection
 
-    def plain(self) -> Any:
+    def blocking_connection(self) -> Any:
         uri = f"{self._path.absolute().as_uri()}?mode=rw"  # a file that vanished must be an error
         connection = sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_seconds, isolation_level=None)
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -90,7 +91,8 @@ class SqliteConnections:
                 "The key database was removed or replaced while the server was running. Restart the server."
             )
 
-    def explained(self, error: BaseException) -> str:
+    def error_message(self, error: BaseException) -> str:
+        """Return what a caller is told about an error of the driver."""
         if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):
             return "The key database is locked by another program. Try again in a few seconds."
         return (
@@ -98,7 +100,8 @@ class SqliteConnections:
             "check that the disk is not full, and restart the server, which checks the database."
         )
 
-    def refused(self, error: BaseException) -> StoreError | None:
+    def permission_error(self, error: BaseException) -> StoreError | None:
+        """Return the error for an upgrade that was not permitted; None: it failed for another reason."""
         del error  # `prepare` has explained already what is wrong with a file
         return None
 
