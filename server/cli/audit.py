@@ -27,7 +27,7 @@ _CHANGES = {"key.update", "key.expire"}
 
 def audit(
     *,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 50,
     since: Annotated[str | None, typer.Option(help="Only from then on: 7d (also m, h, w), 2026-11-21.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -45,15 +45,15 @@ Tiers = Mapping[str, TierSpec]
 
 
 def _limit(what: str) -> Any:
-    return typer.Option(metavar="N|none", help=f"{what}, instead of its tier's limit; none: its tier's.")
+    return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none` restores it.")
 
 
 Id = Annotated[str, typer.Argument(help="The id of the key, as `hearth keys list` shows it.")]
-RequestsPerMinute = Annotated[str | None, _limit("Requests in a minute")]
-TokensPerMinute = Annotated[str | None, _limit("Tokens of prompts and answers in a minute")]
-ParallelRequests = Annotated[str | None, _limit("Requests at the same time")]
+RequestsPerMinute = Annotated[str | None, _limit("Requests per minute")]
+TokensPerMinute = Annotated[str | None, _limit("Tokens of prompts and answers per minute")]
+ParallelRequests = Annotated[str | None, _limit("Requests in parallel")]
 BatchItems = Annotated[str | None, _limit("Items in one batch")]
-ImagesPerDay = Annotated[str | None, _limit("Images in a day (UTC)")]
+ImagesPerDay = Annotated[str | None, _limit("Images per day (UTC)")]
 
 # Locals in a traceback would show a key
 app = typer.Typer(
@@ -63,7 +63,10 @@ app = typer.Typer(
 
 @app.callback()
 def flags(context: typer.Context, data_dir: DataDir = None, models: Models = None) -> None:
-    """Make, show, change and end API keys. A server started with these flags needs them here too."""
+    """Make, show, change and end API keys. A server started with these flags needs them here too.
+
+    They stand before the command: `hearth keys --data-dir DIR list`.
+    """
     context.obj = {"data_dir": data_dir, "models": models}
 
 
@@ -253,7 +256,7 @@ def expire(  # noqa: PLR0913 - one argument per option
     public_id: Id,
     *,
     at: Annotated[str | None, typer.Option(help="The last day in UTC, 2027-01-31, or a moment.")] = None,
-    in_: Annotated[str | None, typer.Option("--in", help="So long from now: 12h, 90d, 4w.")] = None,
+    in_: Annotated[str | None, typer.Option("--in", help="Duration from now: 12h, 90d, 4w.")] = None,
     never: Annotated[bool, typer.Option("--never", help="It has no end.")] = False,
     as_json: AsJson = False,
 ) -> None:

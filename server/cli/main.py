@@ -55,7 +55,10 @@ def _version(*, asked: bool) -> None:
 def flags(
     *,
     version: Annotated[  # its callback has answered it
-        bool, typer.Option("--version", callback=lambda asked: _version(asked=asked), is_eager=True, help="Say it.")
+        bool,
+        typer.Option(
+            "--version", callback=lambda asked: _version(asked=asked), is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Hearth: chat, images and speech on your own machine."""

@@ -30,7 +30,7 @@ from server.terminal import HEARTH, keys_command
 T = TypeVar("T")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the server keeps its keys [HEARTH_DATA_DIR].")]
+DataDir = Annotated[Path | None, typer.Option(help="Data directory of the server [HEARTH_DATA_DIR, var].")]
 WeightsDir = Annotated[Path | None, typer.Option(help="Where models are kept [HEARTH_WEIGHTS_DIR].")]
 Models = Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")]
 

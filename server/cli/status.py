@@ -33,13 +33,14 @@ _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "
 
 def status(
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every 2 s, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the server stands: models, memory, queues, GPUs.
 
-    Exit code 0: all is well, or on its way. 1: no server runs here. 2: a model has failed, or nothing answers.
+    Exit code 0: all is well, or on its way. 1: no server is running. 2: a model has failed, or the server does not
+    respond.
     """
     folder = settings_for(data_dir).data_dir
     if watch and as_json:
@@ -198,7 +199,8 @@ def duration(seconds: float) -> str:
 def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     """Have the running server read models.yaml, voices and certificate again, and say what came of it.
 
-    No answer is cut short. Exit code 1: something was refused, a changed model fails at once, or nobody knows.
+    No answer is cut short. Exit code 1: a change was refused, a changed model failed to load, or the result is
+    unknown.
     """
     asked_at_ns = time.monotonic_ns()
     try:

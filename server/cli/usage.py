@@ -30,7 +30,7 @@ def usage(  # noqa: PLR0913 - one argument per option
     key: Annotated[str | None, typer.Option(help="Only of this key, by its id.")] = None,
     model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
     since: Annotated[str, typer.Option(help="From then on: 24h (also m, d, w), 2026-11-21.")] = "7d",
-    until: Annotated[str | None, typer.Option(help="Up to the hour of then. Default: now.")] = None,
+    until: Annotated[str | None, typer.Option(help="End of the period, rounded up to the hour. Default: now.")] = None,
     by: Annotated[str, typer.Option(help="hour, day, key, model, kind, or several: day,key.")] = "day",
     data_dir: DataDir = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False,

@@ -53,7 +53,9 @@ def _refusing() -> Iterator[None]:
 def pull_command(  # noqa: PLR0913 - one argument per option
     models_wanted: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Models or variants of models.yaml, or folders. None: the plan's."),
+        typer.Argument(
+            metavar="[MODEL]...", help="Models or variants of models.yaml, or folders. Default: the models of the plan."
+        ),
     ] = None,
     *,
     repository: Annotated[str | None, typer.Option(help="Any repository, like owner/name.")] = None,
@@ -99,7 +101,7 @@ def pull_command(  # noqa: PLR0913 - one argument per option
 @app.command("verify")
 @_refusing()
 def verify_command(
-    folders: Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="None: all.")] = None,
+    folders: Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Default: all.")] = None,
     *,
     weights_dir: WeightsDir = None,
     as_json: AsJson = False,
@@ -177,7 +179,7 @@ def remove_command(
 def export_command(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FOLDER]...", help="As `hearth weights list` names them. None: all complete ones."),
+        typer.Argument(metavar="[FOLDER]...", help="As `hearth weights list` names them. Default: all complete ones."),
     ] = None,
     *,
     to: Annotated[Path, typer.Option(help="Directory to write into, like a disk to be carried.")],
