@@ -57,16 +57,16 @@ ImagesPerDay = Annotated[str | None, _limit("Images per day (UTC)")]
 
 # Locals in a traceback would show a key
 app = typer.Typer(
-    help="Make, show, change and end API keys.", no_args_is_help=True, pretty_exceptions_show_locals=False
+    help="Make, show, change and end API keys.\n\n"
+    "A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
 )
 
 
 @app.callback()
 def flags(context: typer.Context, data_dir: DataDir = None, models: Models = None) -> None:
-    """Make, show, change and end API keys. A server started with these flags needs them here too.
-
-    They stand before the command: `hearth keys --data-dir DIR list`.
-    """
+    """Make, show, change and end API keys. A server started with these flags needs them here too."""
     context.obj = {"data_dir": data_dir, "models": models}
 
 

@@ -39,8 +39,7 @@ def status(
 ) -> None:
     """Show how the server stands: models, memory, queues, GPUs.
 
-    Exit code 0: all is well, or on its way. 1: no server is running. 2: a model has failed, or the server does not
-    respond.
+    Exit code 0: all is well or loading. 1: no server is running. 2: a model has failed, or the server does not respond.
     """
     folder = settings_for(data_dir).data_dir
     if watch and as_json:
@@ -199,8 +198,9 @@ def duration(seconds: float) -> str:
 def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     """Have the running server read models.yaml, voices and certificate again, and say what came of it.
 
-    No answer is cut short. Exit code 1: a change was refused, a changed model failed to load, or the result is
-    unknown.
+    No answer is cut short.
+
+    Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
     asked_at_ns = time.monotonic_ns()
     try:
