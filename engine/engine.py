@@ -135,7 +135,7 @@ class Engine:
                     stream.on_end(partial(_released, release))
                     return stream
         except BaseException as error:
-            stream.finish(error)
+            stream.refuse(error)
             raise
 
     async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
@@ -172,13 +172,13 @@ class Engine:
             self._spec(model, kind)
             lease = await self._pool.acquire(model)
         except BaseException as error:
-            stream.finish(error)
+            stream.refuse(error)
             raise
         stream.on_end(lambda _: lease.release())
         try:
             yield
         except BaseException as error:
-            stream.finish(error)
+            stream.refuse(error)
             raise
 
     async def count_tokens(self, request: ChatRequest) -> int:

@@ -91,10 +91,11 @@ class Stream(Generic[T]):
                     return
             except Exception as error:  # noqa: BLE001  # ends this request, and not those behind it in the maker's loop
                 self.fail(error)
+            if self._finished:  # the sink has ended it
                 return
         self._queue(item)
-        if waits:
-            waiter.set_result(None)  # type: ignore[union-attr]
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Maker: nothing more comes. The reader gets what is queued first, then the end or `error`."""
@@ -107,6 +108,11 @@ class Stream(Generic[T]):
         callbacks, self._on_end = self._on_end, []
         while callbacks:
             self._call(callbacks.pop())
+
+    def refuse(self, error: BaseException) -> None:
+        """Maker: end it before it was read: `error` is raised to the one who asked, and is not kept here."""
+        self.finish(error)
+        self._error = None
 
     def fail(self, error: BaseException) -> None:
         """Maker: end it with `error`, and abort what is still being done for it."""
@@ -192,15 +198,12 @@ class TokenStream(Stream[ChatStep]):
         super().put(item)
 
     def _queue(self, item: ChatStep) -> None:
-        """Join it to an unread one: a slow reader costs no memory per token."""
-        if self._items and _is_text(self._items[-1]) and _is_text(item):
-            held = self._items[-1]
-            (old,), (new,) = held.deltas, item.deltas
-            joined = ChatStep((new.__class__(0, old.content + new.content),), item.usage)
-            joined.deltas[0].finish_reason, joined.deltas[0].stop_text = new.finish_reason, new.stop_text
-            self._items[-1] = joined
-        else:
+        """Join it to an unread one where that is possible: a slow reader costs little memory per token."""
+        joined = _joined(self._items[-1], item) if self._items else None
+        if joined is None:
             self._items.append(item)
+        else:
+            self._items[-1] = joined
 
 
 class BoundedStream(Stream[T]):
@@ -253,12 +256,17 @@ class SpeechStream(BoundedStream[SpeechChunk]):
         super().put(item)
 
 
-def _is_text(step: ChatStep) -> bool:
-    """Whether it is some text of a single choice and nothing else."""
-    if len(step.deltas) != 1:
-        return False
-    delta = step.deltas[0]
-    return not (delta.index or delta.reasoning or delta.tool_calls or delta.logprobs)
+def _joined(first: ChatStep, second: ChatStep) -> ChatStep | None:
+    """Return two steps of one choice as one; None where they hold more than text, or text of a changed order."""
+    if len(first.deltas) != 1 or len(second.deltas) != 1:
+        return None
+    (old,), (new,) = first.deltas, second.deltas
+    other = old.tool_calls or new.tool_calls or old.logprobs is not None or new.logprobs is not None
+    if other or old.index != new.index or (old.content and new.reasoning):
+        return None
+    delta = ChatDelta(old.index, old.content + new.content, old.reasoning + new.reasoning)
+    delta.finish_reason, delta.stop_text = new.finish_reason, new.stop_text
+    return ChatStep((delta,), second.usage)
 
 
 async def fold(steps: AsyncIterator[ChatStep]) -> ChatResult:

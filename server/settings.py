@@ -148,7 +148,7 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")
     keep_alive_seconds: float = Field(15.0, gt=0, description="pause between SSE comments while a stream waits")
     write_stall_seconds: float = Field(
-        60.0, gt=0, description="a client that takes nothing of its answer for so long has left"
+        60.0, gt=0, allow_inf_nan=False, description="a client that takes nothing of its answer for so long has left"
     )
     vllm_metrics: bool = Field(default=True, description="whether vLLM counts for /metrics; some 5 us per token")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what goes to standard error")

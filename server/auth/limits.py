@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -68,6 +69,7 @@ class Limiter:
         # One of each per key at most.
         self._limits: dict[str, tuple[ApiKey, Limits]] = {}
         self._seen: dict[str, tuple[Level, float]] = {}  # request buckets as the last answers showed them, and when
+        self._deferred: Counter[str] = Counter()  # requests that are counted with their tokens
 
     def use(self, config: Config) -> None:
         """From now on these are the tiers."""
@@ -112,6 +114,28 @@ class Limiter:
         if wait > 0:
             spent = replace(level, remaining=0, reset_seconds=used)
             raise _refusal(Refused(level.bucket, wait, (spent,)), _one_request(key, most))
+
+    def defer(self, key: ApiKey) -> bool:
+        """Whether a request may be counted later, together with its tokens, until `end_deferral`.
+
+        Only as many at a time as the key has requests left by its last answer: others would be rendered in vain.
+        """
+        if self.limits(key).tokens_per_minute is None:
+            return False
+        most = self.limits(key).requests_per_minute
+        level, _ = self._seen.get(key.public_id, (None, 0.0))
+        if most is not None:
+            left = 0 if level is None or level.limit != most else level.remaining
+            if left - self._deferred[key.public_id] < 1:
+                return False
+        self._deferred[key.public_id] += 1
+        return True
+
+    def end_deferral(self, key: ApiKey) -> None:
+        """Count one less that is counted later."""
+        self._deferred[key.public_id] -= 1
+        if not self._deferred[key.public_id]:
+            del self._deferred[key.public_id]
 
     async def take(
         self, key: ApiKey, tokens: int | None = None, *, request: bool = True, asked: bool = False

@@ -140,6 +140,7 @@ class MeteredCall:
     model: str
     takes_tokens: bool = False
     counted: bool = False  # as a request of its key
+    deferred: bool = False  # it is counted together with its tokens
     reserved: int = 0
     tokens: Ask | None = None
     prompt_tokens: int = 0
@@ -171,8 +172,10 @@ class MeteredCall:
             self.request.begin_call()
             try:
                 self.request.meter.limiter.refuse_early(self.request.key)
-                if not self.takes_tokens or self.request.limits.tokens_per_minute is None:
+                if not (self.takes_tokens and self.request.meter.limiter.defer(self.request.key)):
                     await self._take()
+                else:
+                    self.deferred = True
             except BaseException:
                 self.request.end_call()
                 raise
@@ -181,6 +184,7 @@ class MeteredCall:
             raise
 
     def _end(self, error: BaseException | None) -> None:
+        self._end_deferral()
         self.request.end_call()
         self._settle(error)
 
@@ -194,12 +198,18 @@ class MeteredCall:
 
     async def _take(self, tokens: int | None = None, *, asked: bool = False) -> None:
         limiter, key = self.request.meter.limiter, self.request.key
+        self._end_deferral()
         try:
             self.tokens, levels = await limiter.take(key, tokens, request=not self.counted, asked=asked)
         except StoreUnavailableError:
             levels = ()  # better unlimited for a moment than no service; keys are checked all the same
         self.counted = True
         self.request.record.headers.update(headers_of(levels))
+
+    def _end_deferral(self) -> None:
+        if self.deferred:
+            self.deferred = False
+            self.request.meter.limiter.end_deferral(self.request.key)
 
     async def count(self, error: BaseException | None) -> None:
         """Count a request that came to no tokens: a wrong one, too many tokens, a client that left."""
@@ -221,9 +231,9 @@ class MeteredCall:
         if self.images_taken is not None:
             meter.images.give_back(key.public_id, self.images_asked - used.images, self.images_taken)
         if isinstance(self.stream, ImageStream):
-            record.images = used.images
+            record.images = used.images or None
         if isinstance(self.stream, SpeechStream):
-            record.audio_seconds = round(used.audio_seconds, 3)
+            record.audio_seconds = round(used.audio_seconds, 3) or None
         meter.book.add(key.public_id, self.model, kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
         meter.metrics.used(self.model, kind, used, None if at is None else at - self.queued_at)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import math
 import re
 import secrets
 import socket
@@ -45,6 +44,9 @@ SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+
+_LOOKS = 4  # within the time that a client has: it is aborted after the whole of it and at most a quarter more
+_BYTES_ACKED = struct.Struct("120xQ")  # within Linux' struct tcp_info: what the other side has taken, since the start
 
 
 def http_config(app: Any, settings: Settings, certificate: Certificate | None) -> uvicorn.Config:
@@ -102,11 +104,16 @@ class Connection:
         Past what middlewares make of `send`, who look at an answer's head only: 1 us for each token.
         """
         cycle = self._cycle
-        if not data or not cycle.chunked_encoding or not cycle.response_started or cycle.flow.write_paused:
+        if not data or not self.can_write():
             return False
         if not cycle.disconnected:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def can_write(self) -> bool:
+        """Whether `write` would take a piece now."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding and cycle.response_started and not cycle.flow.write_paused)
 
     def disconnected(self) -> asyncio.Future[None]:
         """Return a future that is done once the client has left. The request's body must have been read."""
@@ -123,6 +130,71 @@ class Connection:
         for watcher in self._watchers:
             if not watcher.done():
                 watcher.set_result(None)
+
+
+class WriteWatch:
+    """Aborts a connection whose client takes no byte of what was written for `seconds`. Belongs to one connection.
+
+    By what the client has acknowledged: a slow client that goes on taking a little is served to its end. (The kernel's
+    TCP_USER_TIMEOUT would abort those with small receive buffers.)
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._every_seconds = seconds / _LOOKS
+        self._seen: tuple[int, int] | None = None
+        self._idle_looks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Watch until everything that was written has left, or `end`. Costs nothing if it is watched already."""
+        if self._timer is None:
+            self._seen, self._idle_looks = self._progress(), 0
+            self._timer = self._loop.call_later(self._every_seconds, self._look)
+
+    def end(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def pending(self) -> bool:
+        """Whether something is still to be taken by the client, be it in our memory or in the kernel's."""
+        return self._transport.get_write_buffer_size() > 0 or self._in_kernel_bytes() > 0
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self.pending():
+            return
+        progress = self._progress()
+        self._idle_looks = self._idle_looks + 1 if progress == self._seen else 0
+        self._seen = progress
+        if self._idle_looks >= _LOOKS:
+            self._transport.abort()
+        else:
+            self._timer = self._loop.call_later(self._every_seconds, self._look)
+
+    def _progress(self) -> tuple[int, int]:
+        """Return something that changes whenever the client takes a byte.
+
+        Our buffer alone would not do: the kernel may hold some MiB in front of it, and TLS empties it in one go.
+        """
+        acked = 0
+        with suppress(OSError, struct.error, AttributeError):  # another system than Linux: the buffer has to do
+            info = self._socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+            (acked,) = _BYTES_ACKED.unpack(info)
+        return acked, self._transport.get_write_buffer_size()
+
+    def _in_kernel_bytes(self) -> int:
+        with suppress(OSError):  # closed meanwhile
+            unsent: int = struct.unpack("i", fcntl.ioctl(self._socket().fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+            return unsent
+        return 0
+
+    def _socket(self) -> socket.socket:
+        found: socket.socket = self._transport.get_extra_info("socket")
+        return found
 
 
 class _RefusedError(Exception):
@@ -142,17 +214,21 @@ class HearthProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._untimed_head = False  # one that has begun just now: nearly all are complete before a timer is of use
         self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
+        self._body_came = False  # with the newest data
+        self._tail_bytes = 0  # since a body's last piece: trailers, which httptools would keep
+        self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
         """Begin the first head's time, and limit how long the client may take nothing."""
         super().connection_made(transport)
         app: Any = self.config.app
-        _limit_stall(transport, app.state.settings.write_stall_seconds)
+        self._writes = WriteWatch(transport, self.loop, app.state.settings.write_stall_seconds)
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of this connection that its client left."""
         self._stop_timer()
+        self._writes.end()
         self._disconnect_all()
         self._cycles.clear()  # they refer to this object, too
         super().connection_lost(exc)
@@ -161,6 +237,7 @@ class HearthProtocol(HttpToolsProtocol):
         """Read, within limits: httptools would keep a header of any length in memory, before any key is seen."""
         if self._refused:
             return
+        self._body_came = False
         began_in_head, heads, idle = self._in_head, self._heads, self.timeout_keep_alive_task is not None
         super().data_received(_without_upgrade(data) if began_in_head else data)
         if self._refused:
@@ -169,8 +246,10 @@ class HearthProtocol(HttpToolsProtocol):
             self._time_head()
         if began_in_head and self._in_head and self._heads == heads:  # all of `data` belongs to one head
             self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse(_too_large())
+        elif not self._in_head:
+            self._tail_bytes = 0 if self._body_came else self._tail_bytes + len(data)
+        if max(self._head_bytes, self._tail_bytes) > _MAX_HEAD_BYTES:
+            self._refuse(_too_large())
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -201,20 +280,40 @@ class HearthProtocol(HttpToolsProtocol):
         self._cycles.append(self.cycle)
         Connection.put(self.cycle, self.loop)
 
+    def on_body(self, body: bytes) -> None:
+        """Note that a piece of the body has come."""
+        super().on_body(body)
+        self._body_came = True
+
     def on_message_complete(self) -> None:
         """Note that the next request may follow."""
         super().on_message_complete()
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = self._tail_bytes = 0
+
+    def pause_writing(self) -> None:
+        """Buffers are full: start the client's time."""
+        super().pause_writing()
+        self._writes.begin()
+
+    def resume_writing(self) -> None:
+        """Buffers have room again."""
+        self._writes.end()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Give the client its time for what is left of an answer, which was written in one piece and waits for it."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._writes.begin()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close, but not before the client has taken the last answer: TLS would drop what is left after 30 s."""
-        if self.transport.is_closing() or not _unsent_bytes(self.transport):
+        if self.transport.is_closing() or not self._writes.pending():
             super().timeout_keep_alive_handler()
-        else:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            return
+        self._writes.begin()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
         """Answer what the parser gave up on, then close."""
@@ -272,24 +371,3 @@ def _without_upgrade(data: bytes) -> bytes:
 
 def _too_large() -> ApiError:
     return ApiError(431, "headers_too_large", "Address and headers are larger than 64 KiB. Send less.")
-
-
-def _limit_stall(transport: asyncio.Transport, seconds: float) -> None:
-    """Let the kernel abort a connection whose client takes nothing for so long: its requests see the client leave.
-
-    It counts from the last byte that the client took, wherever the rest lies: with us, in TLS, or in the kernel.
-    """
-    found: socket.socket | None = transport.get_extra_info("socket")
-    if found is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        milliseconds = min(math.ceil(seconds * 1000), 2**31 - 1)
-        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-
-def _unsent_bytes(transport: asyncio.Transport) -> int:
-    """Return what the client has still to take, be it in our memory or in the kernel's."""
-    unsent = transport.get_write_buffer_size()
-    found: socket.socket | None = transport.get_extra_info("socket")
-    if found is not None:
-        with suppress(OSError):  # closed meanwhile
-            unsent += struct.unpack("i", fcntl.ioctl(found.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-    return unsent

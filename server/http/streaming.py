@@ -44,8 +44,9 @@ class TokenEvents:
     """The events of one streamed answer, from the engine's steps to bytes; fills the request's record on the way.
 
     `opening` gives the stream. `head` goes out with the first step. Errors pass through `naming`, which gives fields
-    the names that the client sent. Once `write` is set, steps go there at the moment they are made: to wake the
-    request's task for each token costs as much as all else that a token does. What it does not take is yielded.
+    the names that the client sent. Once `body` is set, steps are written at the moment they are made: to wake the
+    request's task for each token costs as much as all else that a token does. What cannot be written then is yielded.
+    Each step is encoded once: encoders keep state.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TokenEvents:
         head: bytes = b"",
         naming: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.write: Callable[[bytes], bool] | None = None
+        self.body: Body | None = None
         self._opening = opening
         self._encoder = encoder
         self._record = record
@@ -65,7 +66,7 @@ class TokenEvents:
         self._naming = naming or nullcontext()
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        """Yield what `write` did not take. Closing it aborts the answer."""
+        """Yield what was not written at once. Closing it aborts the answer."""
         record, encoder, head = self._record, self._encoder, self._head
         with self._naming:
             async with await self._opening() as stream:
@@ -83,10 +84,10 @@ class TokenEvents:
             yield encoder.end(stream.usage)
 
     def _take(self, step: ChatStep) -> bool:
-        if self.write is None:
+        if self.body is None or not self.body.can_write():
             return False
         data = self._encoder.step(step)
-        return not data or self.write(data)
+        return not data or self.body.write_at_once(data)
 
 
 def error_event(error: ApiError) -> bytes:
@@ -122,7 +123,7 @@ class StreamedResponse(Response):
         """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
         record: RequestRecord = scope["state"]["record"]
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        body = _Body(send, start, Connection.of(scope))
+        body = Body(send, start, Connection.of(scope))
         last = b""
         try:
             async with CancelOnDisconnect(scope, receive, self._drain), _KeepAlive(body, self._keep_alive_seconds):
@@ -143,12 +144,12 @@ class StreamedResponse(Response):
             last = self._failure(api_error)
         await body.end(last)
 
-    async def _pump(self, body: _Body) -> None:
+    async def _pump(self, body: Body) -> None:
         pieces: Any = aiter(self._events)
         try:
             await body.write(await anext(pieces, b""))
             if isinstance(self._events, TokenEvents):
-                self._events.write = body.write_at_once
+                self._events.body = body
             async for piece in pieces:
                 if not body.write_at_once(piece):
                     await body.write(piece)
@@ -156,7 +157,7 @@ class StreamedResponse(Response):
             await pieces.aclose()
 
 
-class _Body:
+class Body:
     """What has been sent of the answer."""
 
     def __init__(self, send: Send, start: Message, connection: Connection | None) -> None:
@@ -167,6 +168,10 @@ class _Body:
         self.begun = False
         self.pieces = 0
 
+    def can_write(self) -> bool:
+        """Whether `write_at_once` would write."""
+        return self._connection is not None and self._connection.can_write()
+
     def write_at_once(self, data: bytes) -> bool:
         """Write without a wait; False: `write` has to, also below another server than ours."""
         if self._connection is None or not self._connection.write(data):
@@ -175,14 +180,16 @@ class _Body:
         return True
 
     async def write(self, data: bytes) -> None:
+        """Write the next piece, after the answer's head; waits for a client that reads slowly."""
         self.pieces += 1
         async with self._writing:
             if not self.begun:
-                self.begun = True
                 await self._send(self._start)
+                self.begun = True
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, last: bytes) -> None:
+        """Write the last piece."""
         if not self.begun:
             await self._send(self._start)
         await self._send({"type": "http.response.body", "body": last})
@@ -191,7 +198,7 @@ class _Body:
 class _KeepAlive:
     """`async with`: a keep-alive comment in every such interval without a piece; None: no comments."""
 
-    def __init__(self, body: _Body, seconds: float | None) -> None:
+    def __init__(self, body: Body, seconds: float | None) -> None:
         self._body = body
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None

@@ -102,6 +102,40 @@ async def test_unread_text_becomes_one_step_and_all_tokens_count():
     assert stream.usage == Usage(3, 4)
 
 
+async def test_unread_reasoning_becomes_one_step_too_and_comes_before_the_answer():
+    stream = TokenStream()
+    stream.put(step("", 1, reasoning="so"))
+    stream.put(step("", 2, reasoning=" then"))
+    stream.put(step("a", 3))
+    stream.put(step("", 4, reasoning="again"))
+    stream.finish()
+    assert [item async for item in stream] == [step("a", 3, reasoning="so then"), step("", 4, reasoning="again")]
+
+
+async def test_a_refused_request_is_not_kept_by_its_stream():
+    stream, ends = TokenStream(), []
+    stream.on_end(ends.append)
+    error = ValueError()
+    stream.refuse(error)
+    assert ends == [error]
+    assert [item async for item in stream] == []
+
+
+async def test_a_sink_may_end_its_stream():
+    stream = TokenStream()
+    reader = asyncio.create_task(anext(stream, None))
+    await asyncio.sleep(0)
+
+    def end(_: ChatStep) -> bool:
+        stream.close()
+        return False
+
+    stream.sink = end
+    stream.put(step("a", 1))
+    with pytest.raises(StreamClosedError):
+        await reader
+
+
 async def test_steps_with_more_than_text_are_kept_apart():
     stream = TokenStream()
     call = (ToolCallDelta(0, "id", "name", "{"),)

@@ -61,8 +61,9 @@ class TextAnswers:
         except BaseException:
             self._serving.abort(started)
             raise
-        if stream.finished:  # with an error, while others were given to the engine
+        if stream.finished and len(started) > 1:  # with an error, while others were given to the engine
             self._serving.abort(started)
+            self._serving.abort_in_core(started)
         stream.abort = lambda: self._serving.abort(started)
 
     def _finished(self, stream: TokenStream) -> None:

@@ -197,11 +197,14 @@ class VllmChat:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        with compat.guarded("death"):
-            self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
-            self._engine.output_processor.propagate_error(EngineDeadError())
+        # First: as requests end below, others would be dispatched to the dead engine.
         self.admission.close(lambda: engine_died(NotStartedError))
-        self.died.set()
+        try:
+            with compat.guarded("death"):
+                self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised
+                self._engine.output_processor.propagate_error(EngineDeadError())
+        finally:
+            self.died.set()
 
     async def _check_capabilities(self) -> None:
         if "vision" in self._spec.capabilities and not self._engine.model_config.is_multimodal_model:

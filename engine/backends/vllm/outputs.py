@@ -130,7 +130,20 @@ class ChatOutputs:
         delta.tool_calls = tuple(call for call in calls if parallel or call.index == 0)
         if self._count_reasoning:
             choice.token_ids += piece.token_ids
+            self._count(choice, parsed, delta, ended=piece.finish_reason is not None)
+
+    def _count(self, choice: _Choice, parsed: CallStream, delta: ChatDelta, *, ended: bool) -> None:
+        """Keep the reasoning tokens.
+
+        While it reasons, those are all so far. The parser, which reads the whole answer for it, counts them when the
+        answer proper begins, and at the end.
+        """
+        if delta.reasoning:
+            choice.reasons, choice.reasoning_tokens = True, choice.completion_tokens
+        answers = bool(delta.content or delta.tool_calls)
+        if choice.reasoning_tokens and (ended or (choice.reasons and answers)):
             choice.reasoning_tokens = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
+        choice.reasons = choice.reasons and not answers
 
     def _reason(self, reason: str | None) -> FinishReason:
         structured = getattr(self._request, "structured_outputs", None) is not None
@@ -143,12 +156,13 @@ class ChatOutputs:
 class _Choice:
     """What has been seen of one choice."""
 
-    __slots__ = ("completion_tokens", "finished", "parsed", "reasoning_tokens", "token_ids")
+    __slots__ = ("completion_tokens", "finished", "parsed", "reasoning_tokens", "reasons", "token_ids")
 
     def __init__(self, parsed: CallStream | None) -> None:
         self.parsed = parsed
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.reasons = False  # its newest text is reasoning
         self.token_ids: list[int] = []
         self.finished = False
 

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,7 +221,8 @@ class Serving:
                 child = copy.copy(core)
                 child.request_id, child.sampling_params = parent.get_child_info(index)
                 children.append(child)
-        stream.abort = lambda: self.abort([core.request_id])
+        request_id = core.request_id
+        stream.abort = lambda: self.abort([request_id])  # without `core`, which holds pictures
         try:
             for index, child in enumerate(children):
                 engine.output_processor.add_request(child, None, parent, index, collector)
@@ -229,15 +230,25 @@ class Serving:
                 engine.output_processor.request_states[core.request_id].__class__ = self._text_state
             for child in children:
                 await engine.engine_core.add_request_async(child)
+            if stream.finished and len(children) > 1:  # the first has failed while others were sent
+                self.abort_in_core([child.request_id for child in children])
         except BaseException:
             self.abort([core.request_id])
             raise
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: list[str]) -> asyncio.Future[None]:
         """Have vLLM forget requests; does nothing for those that have ended."""
-        task = asyncio.ensure_future(self._engine.abort(request_ids, internal=True))
+        return self._in_background(self._engine.abort(request_ids, internal=True))
+
+    def abort_in_core(self, request_ids: list[str]) -> asyncio.Future[None]:
+        """End requests that vLLM's output processor has forgotten and that were sent to its core all the same."""
+        return self._in_background(self._engine.engine_core.abort_requests_async(request_ids))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        task = asyncio.ensure_future(work)
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+        return task
 
     def _core_request(self, prompt: Prompt) -> tuple[Any, Any]:
         """Return vLLM's request to its core, and what makes steps of its outputs."""
