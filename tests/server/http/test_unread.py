@@ -8,6 +8,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Self
 
@@ -98,9 +99,13 @@ class Streaming:
         await request.body()
         return Response(bytes(LARGE_BYTES))
 
-    def ask(self, path: str, *, times: int = 1) -> socket.socket:
+    def ask(self, path: str, *, times: int = 1, buffer_bytes: int | None = None) -> socket.socket:
         """Send a request, and read nothing but the answer's first bytes."""
-        opened = socket.create_connection(self._listener.getsockname(), timeout=20)
+        opened = socket.socket()
+        opened.settimeout(20)
+        if buffer_bytes is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        opened.connect(self._listener.getsockname())
         if self._pair is not None:
             opened = self._pair.client_context().wrap_socket(opened, server_hostname="localhost")
         opened.sendall(raw_request("POST", path, {}, b"{}") * times)
@@ -143,6 +148,21 @@ def test_answers_that_wait_behind_one_that_nobody_reads_go_with_it(streaming: St
     with streaming.ask("/whole", times=3):
         poll_until(lambda: not streaming.uvicorn.server_state.tasks, 15)
         poll_until(lambda: not streaming.uvicorn.server_state.connections, 15)
+
+
+def test_a_client_with_a_small_buffer_that_goes_on_reading_is_not_cut_off(streaming: Streaming):
+    """Three times as long as one that takes nothing is given."""
+    before, taken = streaming.left(), 0
+    with streaming.ask("/events", buffer_bytes=8192) as opened:
+        ends = time.monotonic() + 3 * STALL_SECONDS
+        while time.monotonic() < ends:
+            data = opened.recv(1024)
+            assert data
+            taken += len(data)
+            select.select([], [], [], 0.02)
+        assert streaming.left() == before
+    assert taken > 3 * 8192
+    poll_until(lambda: streaming.left() == before + 1, 10)
 
 
 def test_a_slow_client_gets_all_of_it(streaming: Streaming):
