@@ -134,6 +134,8 @@ async def test_plain_request_on_a_killed_engine_gets_503(own_server: Server) -> 
     async with client_of(own_server) as client:
         stream = Stream(client, "service-plus")
         await stream.started.wait()
+        for process in engine_processes(own_server):
+            process.suspend()  # none of these ends before the kill
         requests = [
             asyncio.create_task(client.chat.completions.create(model=model, **LONG))  # type: ignore[call-overload]
             for model in ("service-plus", "service-pro")
