@@ -11,29 +11,11 @@ import numpy as np
 import pytest
 import soundfile
 from speech_booth import TEXT, Booth, by_ffmpeg
-from tiny_voices import save_vits
 
 from engine.backends.tts.encoders import Encoder
 from engine.voices.types import AudioFormat
 
 pytestmark = pytest.mark.usefixtures("own_environment")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_vits(tmp_path_factory.mktemp("voices") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def amharic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_vits(
-        tmp_path_factory.mktemp("voices") / "tiny-am", language="amh", is_uroman=True, speakers=2, rate=22050
-    )
-
-
-@pytest.fixture
-def booth(folder: Path) -> Booth:
-    return Booth(folder)
 
 
 @pytest.mark.parametrize(("audio_format", "rate"), [("wav", 16000), ("flac", 16000), ("mp3", 16000), ("opus", 48000)])

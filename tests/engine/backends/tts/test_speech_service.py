@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from speech_booth import TEXT, Booth, by_ffmpeg
-from tiny_voices import save_vits
 
 from engine import RequestError
 from engine.backends.tts.families import MAX_LOADED, LoadedModels
@@ -24,23 +23,6 @@ from engine.process.parent import WorkerProcess
 from engine.voices.readers import is_installed
 
 pytestmark = pytest.mark.usefixtures("own_environment")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_vits(tmp_path_factory.mktemp("voices") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def amharic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_vits(
-        tmp_path_factory.mktemp("voices") / "tiny-am", language="amh", is_uroman=True, speakers=2, rate=22050
-    )
-
-
-@pytest.fixture
-def booth(folder: Path) -> Booth:
-    return Booth(folder)
 
 
 def test_the_first_piece_comes_before_the_rest_is_spoken(booth: Booth):
