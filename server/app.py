@@ -31,7 +31,7 @@ from server.auth.limits import ImageQuota, Limiter
 from server.auth.metering import Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
-from server.http.middleware import Authentication, ConcurrencyLimit, DrainGate, RequestContext
+from server.http.middleware import Gate, RequestContext
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings, database_url
@@ -60,7 +60,7 @@ class HearthApp(FastAPI):
         """Wrap the app, from the outside in."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
-        app: ASGIApp = DrainGate(Authentication(ConcurrencyLimit(routed, settings.max_running_requests)))
+        app: ASGIApp = Gate(routed, settings.max_running_requests)
         origins = settings.cors_origins
         return RequestContext(Cors(app, origins) if origins else app)
 

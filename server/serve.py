@@ -67,12 +67,14 @@ def run(settings: Settings, config: Config) -> None:
         _listen(settings) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        exit_status = runner.run(_serve(settings, config, listener, certificate))
+        first_key = runner.run(_first_key(settings, config))
+        server = _server(settings, config, listener, certificate, first_key)
+        runner.run(server.serve(sockets=[listener]))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
         # still renders or tokenises for a client that left would hold us up for minutes.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(exit_status)
+        os._exit(server.exit_status)
 
 
 def _raise_file_limit() -> None:
@@ -81,20 +83,15 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(settings: Settings, config: Config, listener: socket.socket, certificate: Certificate | None) -> int:
-    first_key = await _first_key(settings, config)
+def _server(
+    settings: Settings, config: Config, listener: socket.socket, certificate: Certificate | None, first_key: str | None
+) -> _Server:
     app = create_app(settings, config)
     base_urls = _base_urls(settings, listener.getsockname()[1])
     app.state.base_url = base_urls[0]
     app.state.certificate = certificate
     banner = Banner(*base_urls, first_key, make_key=_make_key(settings), remark=_in_clear(settings))
-    server = _Server(app, banner, certificate)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.on_signal)
-    loop.add_signal_handler(signal.SIGHUP, server.on_reload)
-    await server.serve(sockets=[listener])
-    return server.exit_status
+    return _Server(app, banner, certificate)
 
 
 class _Server(uvicorn.Server):
@@ -116,7 +113,11 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone: uvicorn's handling would close the listening socket before the drain."""
+        """Take the signals ourselves: uvicorn's handling would close the listening socket before the drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self.on_reload)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -19,6 +19,7 @@ from server.errors import ApiError, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
+from server.settings import Settings
 from server.store import ApiKey, KeyCache, StoreUnavailableError
 
 # The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
@@ -98,54 +99,52 @@ def _add_headers(raw: list[tuple[bytes, bytes]], own: Mapping[str, str]) -> None
     raw.extend(header for header in _SECURITY_HEADERS if header[0] not in said)
 
 
-class DrainGate:
-    """Counts running requests and refuses new ones once the server is ending. Health stays open."""
+class Gate:
+    """Lets a request in: not while the server is ending, not without a valid key, not beyond what may run at once.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Deny by default: what is not on the lists above needs a key, also paths that do not exist. The bound on running
+    requests is fair between keys; requests without a key count as one key's.
+    """
+
+    def __init__(self, app: ASGIApp, most_running: int) -> None:
         self._app = app
+        self._most_running = most_running
+        self._running = InFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; other scopes pass through."""
+        """Serve one request, or refuse it; other scopes and health pass through."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
+        record: RequestRecord = scope["state"]["record"]
         drain: Drain = scope["app"].state.drain
         if drain.draining:
             await _refuse(shutting_down(), scope, receive, send)
             return
         with drain.request():
-            await self._app(scope, receive, send)
+            try:
+                scope["state"]["key"] = key = await _key_of(scope)
+            except ApiError as error:
+                await _refuse(error, scope, receive, send)
+                return
+            record.key = None if key is None else key.public_id
+            if self._running.has_share(record.key, self._most_running):
+                await _refuse(_too_many_requests(), scope, receive, send)
+                return
+            with self._running.one_more(record.key):
+                await self._app(scope, receive, send)
 
 
-class Authentication:
-    """Deny by default: what is not on the list above needs a valid key, also paths that do not exist."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; other scopes pass through."""
-        if scope["type"] != "http" or not needs_key(scope["method"], scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        text = _key_text(scope)
-        if not text and _is_open_list(scope):
-            scope["state"]["key"] = None
-            await self._app(scope, receive, send)
-            return
-        try:
-            key = await _authenticate(scope["app"].state.keys, text)
-        except ApiError as error:
-            await _refuse(error, scope, receive, send)
-            return
-        scope["state"]["key"] = key
-        scope["state"]["record"].key = key.public_id
-        await self._app(scope, receive, send)
-
-
-def _is_open_list(scope: Scope) -> bool:
-    asked_for = scope["method"] == "GET" and scope["path"] in VOICE_LISTS
-    return asked_for and bool(scope["app"].state.settings.open_voice_list)
+async def _key_of(scope: Scope) -> ApiKey | None:
+    """Return the valid key of a request; None where none is needed and none counts. Raises `ApiError`."""
+    if not needs_key(scope["method"], scope["path"]):
+        return None
+    text = _key_text(scope)
+    if not text and scope["method"] == "GET" and scope["path"] in VOICE_LISTS:
+        settings: Settings = scope["app"].state.settings
+        if settings.open_voice_list:
+            return None
+    return await _authenticate(scope["app"].state.keys, text)
 
 
 def _key_text(scope: Scope) -> str:
@@ -179,27 +178,6 @@ async def _authenticate(keys: KeyCache, text: str) -> ApiKey:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-class ConcurrencyLimit:
-    """Bounds the requests that run at once, fairly between keys. Requests without a key count as one key's."""
-
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app = app
-        self._most = most
-        self._running = InFlight()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it; other scopes pass through."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        record: RequestRecord = scope["state"]["record"]
-        if self._running.has_share(record.key, self._most):
-            await _refuse(_too_many_requests(), scope, receive, send)
-            return
-        with self._running.one_more(record.key):
-            await self._app(scope, receive, send)
 
 
 def _too_many_requests() -> ApiError:
