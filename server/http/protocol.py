@@ -98,20 +98,17 @@ class Connection:
         """Make one, and put it into the request's scope."""
         cycle.scope[cls._KEY] = cls(cycle, loop)
 
-    def write(self, data: bytes) -> bool:
-        """Send `data` as the next piece of a body that has begun and goes on; False if `send` has to, which may wait.
+    def write(self, data: bytes) -> None:
+        """Send `data`, which is not empty, as the next piece of a body that has begun and goes on, if `can_write`.
 
         Past what middlewares make of `send`, who look at an answer's head only: 1 us for each token.
         """
         cycle = self._cycle
-        if not data or not self.can_write():
-            return False
         if not cycle.disconnected:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
     def can_write(self) -> bool:
-        """Whether `write` would take a piece now."""
+        """Whether `write` may be called now; if not, `send` has to, which may wait."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding and cycle.response_started and not cycle.flow.write_paused)
 

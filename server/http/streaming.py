@@ -84,10 +84,12 @@ class TokenEvents:
             yield encoder.end(stream.usage)
 
     def _take(self, step: ChatStep) -> bool:
-        if self.body is None or not self.body.can_write():
+        body = self.body
+        if body is None or not body.can_write():
             return False
-        data = self._encoder.step(step)
-        return not data or self.body.write_at_once(data)
+        if data := self._encoder.step(step):
+            body.write_at_once(data)
+        return True
 
 
 def error_event(error: ApiError) -> bytes:
@@ -151,7 +153,9 @@ class StreamedResponse(Response):
             if isinstance(self._events, TokenEvents):
                 self._events.body = body
             async for piece in pieces:
-                if not body.write_at_once(piece):
+                if piece and body.can_write():
+                    body.write_at_once(piece)
+                else:
                     await body.write(piece)
         finally:
             await pieces.aclose()
@@ -169,15 +173,14 @@ class Body:
         self.pieces = 0
 
     def can_write(self) -> bool:
-        """Whether `write_at_once` would write."""
+        """Whether `write_at_once` may be called now; never below another server than ours."""
         return self._connection is not None and self._connection.can_write()
 
-    def write_at_once(self, data: bytes) -> bool:
-        """Write without a wait; False: `write` has to, also below another server than ours."""
-        if self._connection is None or not self._connection.write(data):
-            return False
+    def write_at_once(self, data: bytes) -> None:
+        """Write the next piece without a wait."""
+        assert self._connection is not None  # noqa: S101  # `can_write`
+        self._connection.write(data)
         self.pieces += 1
-        return True
 
     async def write(self, data: bytes) -> None:
         """Write the next piece, after the answer's head; waits for a client that reads slowly."""

@@ -37,9 +37,8 @@ class Slow:
     def can_write(self) -> bool:
         return not self.full
 
-    def write_at_once(self, data: bytes) -> bool:
+    def write_at_once(self, data: bytes) -> None:
         self.written.append(data)
-        return True
 
 
 async def test_an_encoder_that_keeps_state_sees_each_step_once_however_slowly_the_client_reads():
