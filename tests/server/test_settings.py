@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from server.settings import SettingsError, load_settings, removed_names
+import pytest
+from serving import ROOT
+
+from server.settings import Settings, SettingsError, load_settings, removed_names
 
 
 def test_an_unknown_setting_is_refused_with_the_name_that_was_probably_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +20,28 @@ def test_a_setting_that_was_removed_stops_nothing_and_is_named(monkeypatch: pyte
     monkeypatch.setenv("HEARTH_API_PROCESSES", "2")
     load_settings()
     assert removed_names() == ["HEARTH_API_PROCESSES"]
+
+
+def _documented() -> dict[str, str]:
+    """The default that docs/settings.md gives for each variable."""
+    rows = [line.split("|") for line in (ROOT / "docs/settings.md").read_text().splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `"): row[3].strip() for row in rows}
+
+
+def test_the_documentation_names_every_setting_and_no_other():
+    assert _documented().keys() == {f"HEARTH_{name.upper()}" for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_the_documentation_names_the_default(name: str):
+    default, said = Settings.model_fields[name].default, _documented()[f"HEARTH_{name.upper()}"]
+    if isinstance(default, bool):
+        assert said.startswith(f"`{str(default).lower()}`")
+    elif isinstance(default, (int, float)):
+        assert said.startswith(f"`{default:.15g}`")
+    elif isinstance(default, (str, Path)):
+        assert said == f"`{default}`"
+    elif default == ():
+        assert said == "none"
+    else:  # made when it is needed, or none: told in words
+        assert said

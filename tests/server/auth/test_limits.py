@@ -27,6 +27,11 @@ BATCH = f"{CHAT}/batch"
 _REFILL_SECONDS = 3.0  # of one request at 20 a minute
 
 
+def _seconds(duration: str) -> int:
+    minutes, _, rest = duration.removesuffix("s").rpartition("m")
+    return 60 * int(minutes or 0) + int(rest)
+
+
 @pytest.fixture(scope="module")
 def models_file(chat_server: Server) -> Path:
     return chat_server.data_dir.parent / "models.yaml"
@@ -60,6 +65,7 @@ async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
                 assert_error(response, 429, "rate_limit_exceeded")
                 assert 1 <= int(response.headers["retry-after"]) <= math.ceil(_REFILL_SECONDS)
                 assert response.headers["x-ratelimit-remaining-requests"] == "0"
+                assert 50 <= _seconds(response.headers["x-ratelimit-reset-requests"]) <= 60  # until all 20 are back
                 assert "20 requests per minute" in response.json()["error"]["message"]
         assert await answers(other)  # two keys of a tier do not share
 

@@ -82,6 +82,7 @@ class Connection:
         routes = [Route(f"/{name}", _streamed(events), methods=["POST"]) for name, events in streams.items()]
         routes.append(Route("/waiting", _streamed(self._waiting, keep_alive_seconds=0.01), methods=["POST"]))
         routes.append(Route("/plain", _plain, methods=["POST"]))
+        routes.append(Route("/bug", _bug, methods=["POST"]))
         routes.append(Route("/slow", self._slow, methods=["POST"]))
         routes.append(Route("/head", _HeadFirst(self.gate)))
         app = Starlette(routes=routes, middleware=[Middleware(RequestContext)])
@@ -145,6 +146,10 @@ class _HeadFirst:
 
 async def _plain(request: Request) -> Response:
     return Response(await request.body())
+
+
+async def _bug(request: Request) -> Response:
+    raise RuntimeError((await request.body()).decode())
 
 
 def _streamed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -24,6 +25,20 @@ async def test_a_plain_answer_is_written_whole():
     answer = b"".join(connection.writes)
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith(b"\r\n\r\nhello")
+
+
+async def test_a_fault_of_ours_is_an_internal_error_that_tells_nothing_of_the_request():
+    connection = Connection()
+    connection.protocol.data_received(ask("/bug", b"a secret"))
+    await connection.ended()
+    head, _, body = b"".join(connection.writes).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert b"\r\nx-request-id: req_" in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", "internal_error", None)
+    assert "x-request-id" in error["message"]
+    assert b"secret" not in body
+    assert [record.error_code for record in connection.log] == ["internal_error"]
 
 
 async def test_each_event_is_a_chunk_and_the_end_follows_the_last():
