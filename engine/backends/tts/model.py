@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from engine.admission import Room
-from engine.backends.tts import protocol
+from engine.backends.tts.protocol import SpeechJob, SpeechOptions
 from engine.config import SpeechModelSpec
 from engine.process.backend import WorkerBackend, start_worker
 from engine.process.parent import WorkerProcess
@@ -36,7 +35,7 @@ class SpeechModel(WorkerBackend):
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
     ) -> SpeechModel:
         """Start a worker. It loads voices when they are first asked for."""
-        options = protocol.SpeechOptions(threads, mark)
+        options = SpeechOptions(threads, mark)
         stall_seconds = spec.engine.stall_seconds
         worker = await start_worker(
             _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
@@ -59,10 +58,8 @@ class SpeechModel(WorkerBackend):
         )
 
         def take(payload: msgspec.Raw) -> None:
-            event: Any = msgspec.msgpack.decode(payload, type=protocol.SpeechEvent)
-            if isinstance(event, protocol.Audio):
-                turn.answer_tokens += 1
-                chunks.put(SpeechChunk(event.data, event.seconds))
+            turn.answer_tokens += 1
+            chunks.put(msgspec.msgpack.decode(payload, type=SpeechChunk))
 
         async with turn:
             chunks.dispatched()
@@ -70,8 +67,8 @@ class SpeechModel(WorkerBackend):
             await self.run(_job(request, voice), take, within_seconds=seconds, advice="Send a shorter text.")
 
 
-def _job(request: SpeechRequest, voice: Voice) -> protocol.SpeechJob:
-    return protocol.SpeechJob(
+def _job(request: SpeechRequest, voice: Voice) -> SpeechJob:
+    return SpeechJob(
         folder=str(voice.folder),
         family=voice.family,
         speaker=voice.speaker,

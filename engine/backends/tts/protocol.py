@@ -1,6 +1,7 @@
 """What the server's process and the worker that speaks say to each other: one job is one text, in one voice.
 
-How frames travel is engine/process/protocol.py's; they are msgpack by msgspec, never pickles.
+The worker answers with `SpeechChunk`s (engine/voices/types.py), one for each sentence. How messages travel is
+engine/process/protocol.py's.
 """
 
 from __future__ import annotations
@@ -28,19 +29,3 @@ class SpeechJob(msgspec.Struct, frozen=True):
     speed: float = 1.0
     seed: int | None = None
     response_format: AudioFormat = "mp3"
-
-
-class Audio(msgspec.Struct, frozen=True, tag=True):
-    """The next piece of the one encoded stream, empty while the encoder holds back; the seconds that were spoken."""
-
-    data: bytes
-    seconds: float
-
-
-class Spoken(msgspec.Struct, frozen=True, tag=True):
-    """The last event: the seconds of all that was spoken."""
-
-    seconds: float
-
-
-SpeechEvent = Audio | Spoken

@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 from speech_booth import TEXT, Booth, by_ffmpeg
 
 from engine import RequestError
-from engine.backends.tts.families import MAX_LOADED, LoadedModels
-from engine.backends.tts.piper import stretch
-from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
+from engine.backends.tts.protocol import SpeechJob, SpeechOptions
+from engine.backends.tts.service import MAX_LOADED, LoadedModels
+from engine.backends.tts.sound import stretch
 from engine.errors import GenerationError, LoadError
 from engine.process.parent import WorkerProcess
 from engine.voices.readers import is_installed
+from engine.voices.types import SpeechChunk
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 
@@ -208,7 +209,7 @@ def test_a_family_whose_package_is_missing_says_which(family: str, tmp_path: Pat
 def test_stretching_keeps_the_pitch(speed: float):
     rate = 22050
     tone = np.sin(2 * np.pi * 220 * np.arange(2 * rate) / rate).astype(np.float32)
-    made = stretch(tone, rate, speed)
+    made = stretch([tone[:rate], tone[rate:]], rate, speed)
     assert len(made) == round(len(tone) / speed)
     heard = np.abs(np.fft.rfft(made * np.hanning(len(made))))
     assert np.argmax(heard) * rate / len(made) == pytest.approx(220, abs=220 * 0.02)
@@ -224,13 +225,12 @@ async def test_a_worker_process_speaks(folder: Path):
     )
     try:
         job = SpeechJob(str(folder), "vits", None, "en", TEXT, seed=1, response_format="flac")
-        events: list[SpeechEvent] = []
-        await worker.run(job, lambda event: events.append(msgspec.msgpack.decode(event, type=SpeechEvent)))
+        events: list[SpeechChunk] = []
+        await worker.run(job, lambda event: events.append(msgspec.msgpack.decode(event, type=SpeechChunk)))
         with pytest.raises(RequestError) as refused:
             await worker.run(msgspec.structs.replace(job, text="😀"), events.append)
     finally:
         await worker.shutdown()
     assert refused.value.param == "input"
-    assert isinstance(events[-1], Spoken)
-    samples, rate, _ = by_ffmpeg(b"".join(event.data for event in events if isinstance(event, Audio)))
-    assert len(samples) / rate == pytest.approx(events[-1].seconds, abs=0.001)
+    samples, rate, _ = by_ffmpeg(b"".join(event.data for event in events))
+    assert len(samples) / rate == pytest.approx(sum(event.seconds for event in events), abs=0.001)
