@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from engine.admission import Room
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
+from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.config import ImageModelSpec
 from engine.config.profiles import SIZES, ImageProfile
 from engine.process.backend import WorkerBackend, start_worker
@@ -37,7 +37,6 @@ class ImageModel(WorkerBackend):
         super().__init__(worker, Room(sequences=places, waiting=waiting, kv_tokens=_WHOLE, fair=fair))
         self._spec = spec
         self._profile = profile
-        self.ready = msgspec.msgpack.decode(worker.info, type=ImageReady)
 
     @classmethod
     async def load(  # noqa: PLR0913  # what a load depends on

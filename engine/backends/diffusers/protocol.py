@@ -5,7 +5,7 @@ The worker answers with `ImageEvent`s (engine/types.py). How messages travel is 
 
 import msgspec
 
-from engine.config.profiles import Batches, ImageProfile
+from engine.config.profiles import ImageProfile
 from engine.types import ImageFormat, Quality  # msgspec reads them
 
 
@@ -22,14 +22,6 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def read_profile(self) -> ImageProfile:
         """Return the profile."""
         return ImageProfile.model_validate_json(self.profile)
-
-
-class ImageReady(msgspec.Struct, frozen=True):
-    """What a loaded pipeline says of itself. `batches`: how its jobs are joined."""
-
-    pipeline: str
-    device: str
-    batches: Batches
 
 
 class ImageJob(msgspec.Struct, frozen=True):

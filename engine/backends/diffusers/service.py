@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.backends.diffusers.protocol import ImageOptions, ImageReady
+from engine.backends.diffusers.protocol import ImageOptions
 from engine.process.service import Outlet, Service
 
 _ENVIRONMENT = {
@@ -23,19 +23,17 @@ def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, fl
     """
     report("importing diffusers", 0.1)
     os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
-    from engine.backends.diffusers.adapters import adapter_for
     from engine.backends.diffusers.batching import RequestService, StepService
+    from engine.backends.diffusers.families import adapter_for
     from engine.backends.diffusers.load import load
 
     report("loading the pipeline", 0.3)
     wanted = msgspec.msgpack.decode(options, type=ImageOptions)
     profile = wanted.read_profile()
-    loaded = load(wanted)
+    pipe = load(wanted)
     by_steps = profile.batching == "steps" and profile.offload == "none"
-    adapter = adapter_for(loaded.pipe) if by_steps else None
-    info = ImageReady(loaded.name, loaded.device, "requests" if adapter is None else "steps")
-    given = (loaded.pipe, wanted, outlet, info)
-    service = RequestService(*given) if adapter is None else StepService(adapter, *given)
+    adapter = adapter_for(pipe) if by_steps else None
+    service = RequestService(pipe, wanted, outlet) if adapter is None else StepService(adapter, wanted, outlet)
     report("making a first image", 0.8)
     service.rehearse()
     return service

@@ -12,10 +12,11 @@ import pytest
 from tiny_pipelines import save
 
 from engine import LoadError
+from engine.backends.diffusers.families import FAMILIES
 from engine.backends.diffusers.load import load
 from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
-from engine.weights.safety import check_pipeline_folder
+from engine.weights.safety import PIPELINES, check_pipeline_folder
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
@@ -83,9 +84,13 @@ def link_scheduler_outside(folder: Path) -> None:
 
 
 def test_a_pipeline_in_order_is_loaded_in_full_precision_on_a_cpu(folder: Path):
-    loaded = load(options(folder))
-    assert (loaded.name, loaded.device) == ("ZImagePipeline", "cpu")
-    assert {str(parameter.dtype) for parameter in loaded.pipe.transformer.parameters()} == {"torch.float32"}
+    pipe = load(options(folder))
+    assert (type(pipe).__name__, pipe.device.type) == ("ZImagePipeline", "cpu")
+    assert {str(parameter.dtype) for parameter in pipe.transformer.parameters()} == {"torch.float32"}
+
+
+def test_of_every_pipeline_that_is_loaded_something_is_known():
+    assert tuple(FAMILIES) == PIPELINES
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def plain(folder: Path, part: str) -> None:
 def test_weights_of_16_bits_alone_are_loaded_whole_and_in_shards(fp16: Path):
     assert {variant(fp16), variant(fp16.parent)} == {"fp16", None}
     assert list(fp16.glob("unet/*.fp16-00001-of-*.safetensors"))
-    loaded = load(options(fp16))
-    assert loaded.name == "StableDiffusionXLPipeline"
-    assert {str(parameter.dtype) for parameter in loaded.pipe.unet.parameters()} == {"torch.float32"}
+    pipe = load(options(fp16))
+    assert type(pipe).__name__ == "StableDiffusionXLPipeline"
+    assert {str(parameter.dtype) for parameter in pipe.unet.parameters()} == {"torch.float32"}
 
 
 def test_one_component_of_16_bits_is_enough(fp16: Path, tmp_path: Path):
@@ -54,7 +54,7 @@ def test_one_component_of_16_bits_is_enough(fp16: Path, tmp_path: Path):
     for part in ("vae", "text_encoder", "text_encoder_2"):
         plain(folder, part)
     assert variant(folder) == "fp16"
-    assert load(options(folder)).pipe.vae is not None
+    assert load(options(folder)).vae is not None
 
 
 def test_where_both_are_there_the_plain_weights_are_taken(fp16: Path, tmp_path: Path):
@@ -64,7 +64,7 @@ def test_where_both_are_there_the_plain_weights_are_taken(fp16: Path, tmp_path: 
         for file in (fp16 / part).glob("*.fp16*.safetensors"):
             shutil.copy(file, folder / part)
     assert variant(folder) is None
-    assert load(options(folder)).pipe.unet is not None
+    assert load(options(folder)).unet is not None
 
 
 def test_an_index_of_a_variant_leads_to_safetensors_only(fp16: Path, tmp_path: Path):
@@ -80,7 +80,7 @@ def test_an_index_of_a_variant_leads_to_safetensors_only(fp16: Path, tmp_path: P
 
 def test_sd3_does_without_t5_where_its_index_says_so(without_t5: Path):
     assert lacking(without_t5) == ["text_encoder_3", "tokenizer_3"]
-    pipe = load(options(without_t5)).pipe
+    pipe = load(options(without_t5))
     assert (pipe.text_encoder_3, pipe.tokenizer_3) == (None, None)
 
 
