@@ -19,7 +19,7 @@ from engine.demo import weights_dir as demo_weights_dir
 from engine.errors import LoadError, RequestError
 from engine.voices.files import LIMIT_ENTRIES, MetadataError, ModelFolder, unreadable
 from engine.voices.languages import ETHIOPIAN, language_name, voice_type
-from engine.voices.overlay import Overlay, VoiceEntry, is_id, read_overlay
+from engine.voices.overlay import ID, Overlay, VoiceEntry, read_overlay
 from engine.voices.readers import FAMILIES, Family, ModelFacts, Speaker
 from engine.voices.types import Voice, VoiceWarning
 
@@ -283,7 +283,7 @@ class _Assembly:
 
     def _add(self, speaker: Speaker, entry: VoiceEntry) -> None:
         spec, facts = self.overlay.spec, self.facts
-        identity = entry.id or (speaker.slug if is_id(speaker.slug) else None)
+        identity = entry.id or (speaker.slug if ID.fullmatch(speaker.slug) else None)
         name = entry.name or _clean(speaker.name, 64)
         gender = entry.gender or speaker.gender
         language = entry.language or spec.language or speaker.language or self.overlay.card_language

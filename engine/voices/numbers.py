@@ -3,8 +3,6 @@
 Other languages keep their digits: the runtimes that speak those read them themselves.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Sequence

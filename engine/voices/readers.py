@@ -3,8 +3,6 @@
 A family is a row of `FAMILIES`, and a file of its name in engine/backends/tts that has it speak.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A voice, what is wrong with one that is hidden, and a text to be spoken: plain frozen data."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path

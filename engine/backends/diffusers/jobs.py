@@ -74,8 +74,6 @@ class ImageService:
     def submit(self, number: int, payload: msgspec.Raw, /) -> None:
         """Queue a job. Raises `RequestError` for one that this pipeline cannot do as it is asked."""
         job = msgspec.msgpack.decode(payload, type=ImageJob)
-        if job.size not in SIZES:
-            raise RequestError(f"size must be one of {', '.join(map(str, SIZES))}.", param="size")
         self._check_prompt(job.prompt, param="prompt")
         if job.negative_prompt is not None:
             if not self._profile.negative_prompt:
@@ -96,12 +94,17 @@ class ImageService:
     def rehearse(self) -> None:
         """Make a small image that is not sent. Raises `LoadError` for a model that cannot."""
         size = min(SIZES, key=self._profile.render_edge)
-        outlet, self._outlet = self._outlet, (rehearsal := _Rehearsal())
+        outlet, self._outlet = self._outlet, _Rehearsal()
         try:
             job = ImageJob(prompt="a house", size=size, quality="standard", seed=0)
             self.submit(0, msgspec.Raw(msgspec.msgpack.encode(job)))
             while self.busy:
                 self.step()
+        except GenerationError as error:
+            raise LoadError(
+                "The pipeline was loaded, but could not make a first image. Check that the model fits the device, and "
+                "that dtype is one that its authors recommend (many make no image in float16)."
+            ) from error
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:
             raise LoadError(
                 f"The pipeline was loaded, but could not make a first image ({type(error).__name__}). Check that the "
@@ -109,11 +112,6 @@ class ImageService:
             ) from error
         finally:
             self._outlet = outlet
-        if rehearsal.error is not None:
-            raise LoadError(
-                "The pipeline was loaded, but could not make a first image. Check that the model fits the device, and "
-                "that dtype is one that its authors recommend (many make no image in float16)."
-            ) from rehearsal.error
 
     def _check_prompt(self, text: str, *, param: str) -> None:
         """Raise `RequestError` if any tokenizer of the pipeline makes more tokens of `text` than are read."""
@@ -181,9 +179,7 @@ class ImageService:
 
 
 class _Rehearsal:
-    """An `Outlet` that sends nothing, and keeps what went wrong."""
-
-    error: EngineError | None = None
+    """An `Outlet` that sends nothing, and raises what went wrong."""
 
     def event(self, job: int, payload: object) -> None:
         """Drop it."""
@@ -192,8 +188,8 @@ class _Rehearsal:
         """There is only one."""
 
     def failed(self, job: int, error: EngineError) -> None:  # noqa: ARG002  # there is only one
-        """Keep it: the model is not served then."""
-        self.error = error
+        """The model is not served then."""
+        raise error
 
     def poll(self) -> None:
         """Nothing comes in."""

@@ -1,7 +1,5 @@
 """Speaks with Kokoro (kokoro*.safetensors and voices/*.safetensors), through its package where that is installed."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ _REPOSITORY = "hexgrad/Kokoro-82M"  # the package wants a name; nothing is fetch
 _STYLES = (510, 1, 256)  # of a voice: one for each number of phonemes
 
 
-def load(folder: Path) -> KokoroSpeech:
+def load(folder: Path) -> "KokoroSpeech":
     """Raises `LoadError` for a folder that is unsafe or incomplete."""
     check_no_code(folder / "config.json")
     weights = next(iter(sorted(folder.glob("*.safetensors"))), None)
@@ -59,11 +57,9 @@ class KokoroSpeech:
         self._voices: dict[str, torch.Tensor] = {}
 
     def sayable(self, text: str) -> str:
-        """As `Synthesizer.sayable`."""
         return text
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        """As `Synthesizer.speak`."""
         voice = self._voice(speaker)
         torch.manual_seed(seed)
         with torch.inference_mode():

@@ -3,10 +3,9 @@
 Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (service.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import msgspec
 
@@ -33,7 +32,7 @@ class SpeechModel(WorkerBackend):
     @classmethod
     async def load(
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
-    ) -> SpeechModel:
+    ) -> Self:
         """Start a worker. It loads voices when they are first asked for."""
         options = SpeechOptions(threads, mark)
         stall_seconds = spec.engine.stall_seconds

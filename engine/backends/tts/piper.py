@@ -1,7 +1,5 @@
 """Speaks with Piper's voices (X.onnx and X.onnx.json), through the package piper-tts where it is installed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from engine.weights.safety import read_config
 _PHONEMES = ("espeak", "text")
 
 
-def load(folder: Path) -> PiperSpeech:
+def load(folder: Path) -> "PiperSpeech":
     """Raises `LoadError` for a folder that is incomplete."""
     import piper
     from piper.config import SynthesisConfig
@@ -28,15 +26,14 @@ def load(folder: Path) -> PiperSpeech:
     if phonemes not in _PHONEMES:
         raise LoadError(f"{folder.name} needs phonemes of type {phonemes!r}; only {' and '.join(_PHONEMES)} work here.")
     voice = piper.PiperVoice.load(config.with_suffix(""), config, download_dir=folder)
-    return PiperSpeech(folder.name, voice, SynthesisConfig)
+    return PiperSpeech(voice, SynthesisConfig)
 
 
 class PiperSpeech:
     """A `Synthesizer` (service.py)."""
 
-    def __init__(self, name: str, voice: Any, settings: Any) -> None:
+    def __init__(self, voice: Any, settings: Any) -> None:
         self.sample_rate: int = voice.config.sample_rate
-        self._name = name
         self._voice = voice
         self._settings = settings
 
@@ -47,17 +44,6 @@ class PiperSpeech:
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:  # noqa: ARG002
         """As `Synthesizer.speak`. Without noise, since what an ONNX session draws cannot be seeded per call."""
-        settings = self._settings(
-            speaker_id=self._chosen(speaker), noise_scale=0.0, noise_w_scale=0.0, normalize_audio=False
-        )
+        settings = self._settings(speaker_id=speaker, noise_scale=0.0, noise_w_scale=0.0, normalize_audio=False)
         parts = [chunk.audio_float_array for chunk in self._voice.synthesize(text, settings)]
         return stretch(parts, self.sample_rate, speed)
-
-    def _chosen(self, speaker: int | str | None) -> int | None:
-        config = self._voice.config
-        number = config.speaker_id_map.get(speaker, speaker) if isinstance(speaker, str) else speaker
-        if number is None:
-            return None if config.num_speakers <= 1 else int(config.default_speaker_id)
-        if isinstance(number, int) and 0 <= number < max(1, config.num_speakers):
-            return number if config.num_speakers > 1 else None
-        raise LoadError(f"{self._name} has no speaker {speaker!r}.")

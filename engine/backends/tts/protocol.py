@@ -4,8 +4,6 @@ The worker answers with `SpeechChunk`s (engine/voices/types.py), one for each se
 engine/process/protocol.py's.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from engine.voices.types import AudioFormat

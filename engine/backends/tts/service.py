@@ -1,7 +1,5 @@
 """The service that speaks, as its worker process opens it: text after text in turn, sentence by sentence."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import logging
@@ -10,6 +8,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +27,6 @@ from engine.voices.types import SpeechChunk
 
 _log = logging.getLogger(__name__)
 
-SLOWEST, FASTEST = 0.25, 4.0
 MAX_LOADED = 4
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
@@ -68,27 +66,18 @@ class Synthesizer(Protocol):
         """Return what of a piece of text `speak` can say, in the letters that it takes; without a letter if nothing."""
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        """Say what `sayable` returned: mono samples, 1/`speed` as long as at speed 1. The same seed, the same sound.
-
-        Raises `LoadError` for a speaker that the model does not have.
-        """
+        """Say what `sayable` returned: mono samples, 1/`speed` as long as at speed 1. The same seed, the same sound."""
 
 
 class LoadedModels:
     """Loads models when they are first needed, and keeps those that were used last."""
 
     def __init__(self) -> None:
-        self._models: OrderedDict[tuple[str, str, int], Synthesizer] = OrderedDict()
+        self._load = lru_cache(MAX_LOADED)(lambda family, folder, _changed_at: _load(family, folder))
 
-    def get(self, family: str, folder: str) -> Synthesizer:
+    def get(self, family: str, folder: Path) -> Synthesizer:
         """Return a loaded model. Raises `LoadError`."""
-        key = (family, folder, _changed_at(Path(folder)))
-        if key not in self._models:
-            while len(self._models) >= MAX_LOADED:
-                self._models.popitem(last=False)
-            self._models[key] = _load(family, Path(folder))
-        self._models.move_to_end(key)
-        return self._models[key]
+        return self._load(family, folder, _changed_at(folder))
 
 
 def _changed_at(folder: Path) -> int:
@@ -130,8 +119,6 @@ class SpeechService:
     def submit(self, job: int, payload: bytes) -> None:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
         asked = msgspec.msgpack.decode(payload, type=SpeechJob)
-        if not SLOWEST <= asked.speed <= FASTEST:
-            raise RequestError(f"speed must be between {SLOWEST} and {FASTEST:g}.", param="speed")
         pieces = speakable(asked.text, asked.language)
         if not pieces:
             raise _nothing_to_say(asked)
@@ -168,7 +155,7 @@ class SpeechService:
 
         The voice is loaded first. Raises `EngineError`s.
         """
-        model = self._models.get(job.family, job.folder)
+        model = self._models.get(job.family, Path(job.folder))
         sayable = self._sayable(number, model, pieces)
         piece = next(sayable, None)
         if piece is None and number in self._running:

@@ -3,8 +3,6 @@
 The mark says that a model spoke, where the format has a place for it: not in AAC (ADTS), and PCM is bare samples.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +52,24 @@ _CODINGS: dict[AudioFormat, _Coding] = {
 }
 
 
+class _Output(io.BytesIO):
+    """What FFmpeg has written. Only in a file that comes whole may it go back, to say the length at the beginning."""
+
+    def __init__(self, *, complete: bool) -> None:
+        super().__init__()
+        self._complete = complete
+
+    def seekable(self) -> bool:
+        return self._complete
+
+    def take(self) -> bytes:
+        """Return what is new."""
+        data = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return data
+
+
 class Encoder:
     """One file. What is added is mono, at `rate` Hz; the file has that rate, or the next that its format knows.
 
@@ -100,24 +116,6 @@ class Encoder:
             self._stream.bit_rate = _MP3_BITS_PER_SECOND_ABOVE_24_KHZ
         elif coding.bits_per_second is not None:
             self._stream.bit_rate = coding.bits_per_second
-
-
-class _Output(io.BytesIO):
-    """What FFmpeg has written. Only in a file that comes whole may it go back, to say the length at the beginning."""
-
-    def __init__(self, *, complete: bool) -> None:
-        super().__init__()
-        self._complete = complete
-
-    def seekable(self) -> bool:
-        return self._complete
-
-    def take(self) -> bytes:
-        """Return what is new."""
-        data = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return data
 
 
 def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArray[np.float32]:

@@ -1,7 +1,5 @@
 """Speaks with VITS models of transformers, like Meta's MMS voices, one sentence at a time, on the CPU."""
 
-from __future__ import annotations
-
 import unicodedata
 import warnings
 from collections.abc import Callable
@@ -28,7 +26,7 @@ _TRAINING_ONLY = "posterior_encoder."
 _PUNCTUATION = str.maketrans({"\u2019": "'", "\u02bc": "'", "\u2018": "'", "\u2013": "-", "\u2014": "-"})
 
 
-def load(folder: Path) -> VitsSpeech:
+def load(folder: Path) -> "VitsSpeech":
     """Raises `LoadError` for a folder that is unsafe or incomplete."""
     check_folder(folder)
     with warnings.catch_warnings():
@@ -42,15 +40,14 @@ def load(folder: Path) -> VitsSpeech:
     missing = sorted(name for name in found["missing_keys"] if not name.startswith(_TRAINING_ONLY))
     if missing:
         raise LoadError(f"{folder.name} lacks {len(missing)} tensors, like {missing[0]}. Download it again.")
-    return VitsSpeech(folder.name, tokenizer, model.eval())
+    return VitsSpeech(tokenizer, model.eval())
 
 
 class VitsSpeech:
     """A `Synthesizer` (service.py)."""
 
-    def __init__(self, name: str, tokenizer: Any, model: Any) -> None:
+    def __init__(self, tokenizer: Any, model: Any) -> None:
         self.sample_rate: int = model.config.sampling_rate
-        self._name = name
         self._tokenizer = tokenizer
         self._model = model
         most_frames = _LONGEST_SECONDS * self.sample_rate // prod(model.config.upsample_rates)
@@ -81,21 +78,12 @@ class VitsSpeech:
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         """As `Synthesizer.speak`. Raises `GenerationError` for a sound that is none."""
-        chosen = self._chosen(speaker)
         self._pace.speed = speed
         torch.manual_seed(seed)  # VITS draws from the global generator
         with torch.inference_mode():
-            made = self._model(**self._tokenizer(text, return_tensors="pt"), **chosen).waveform[0]
+            made = self._model(**self._tokenizer(text, return_tensors="pt"), speaker_id=speaker).waveform[0]
         samples: NDArray[np.float32] = made.numpy()
         return samples
-
-    def _chosen(self, speaker: int | str | None) -> dict[str, int]:
-        speakers = self._model.config.num_speakers
-        if speakers <= 1 and speaker in {None, 0}:
-            return {}
-        if isinstance(speaker, int) and 0 <= speaker < speakers:
-            return {"speaker_id": speaker}
-        raise LoadError(f"{self._name} has no speaker {speaker!r}: it has {speakers}, counted from 0.")
 
 
 def _of_its_script(character: str) -> str:
