@@ -65,7 +65,8 @@ def speakable(text: str, language: str) -> list[Piece]:
 def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:
     sentence = " ".join(sentence.split())
     parts = _parts_of(sentence, _LONGEST_FIRST_CHARACTERS if first else _LONGEST_CHARACTERS)
-    inner = [Piece(part, _CLAUSE_PAUSE_SECONDS if _ends_with_break(part) else 0.0) for part in parts[:-1]]
+    # After a comma a speaker would breathe.
+    inner = [Piece(part, _CLAUSE_PAUSE_SECONDS if _BREAK.match(f"{part[-1:]} ") else 0.0) for part in parts[:-1]]
     return [*inner, *(Piece(part, _SENTENCE_PAUSE_SECONDS) for part in parts[-1:])]
 
 
@@ -85,11 +86,6 @@ def _parts_of(sentence: str, longest: int) -> list[str]:
         parts.append(sentence[:cut].rstrip())
         sentence, longest = sentence[cut:].lstrip(), _LONGEST_CHARACTERS
     return [*parts, sentence] if sentence else parts
-
-
-def _ends_with_break(part: str) -> bool:
-    """Whether a speaker would breathe after it, like after a comma."""
-    return _BREAK.match(part[-1:] + " ") is not None
 
 
 def _ends(line: str, mark: re.Match[str]) -> bool:

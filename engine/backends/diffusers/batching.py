@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from engine.backends.diffusers.adapters import Adapter, Denoising, quiet, seeded
 from engine.backends.diffusers.families import BLANK
 from engine.backends.diffusers.jobs import INVALID, OUT_OF_MEMORY, ImageService, Running
-from engine.backends.diffusers.protocol import ImageOptions
+from engine.config.profiles import ImageProfile
 from engine.process.service import Outlet
 
 
 class StepService(ImageService):
     """A `Service` whose `step` is one denoising step of one group of images."""
 
-    def __init__(self, adapter: Adapter, options: ImageOptions, outlet: Outlet) -> None:
-        super().__init__(adapter.pipe, options, outlet)
+    def __init__(self, adapter: Adapter, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
+        super().__init__(adapter.pipe, profile, outlet, mark=mark)
         self._adapter = adapter
 
     def step(self) -> None:
@@ -80,10 +80,6 @@ class _AllCancelledError(Exception):
 class RequestService(ImageService):
     """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
-    def __init__(self, pipe: Any, options: ImageOptions, outlet: Outlet) -> None:
-        super().__init__(pipe, options, outlet)
-        self._arguments = frozenset(inspect.signature(pipe.__call__).parameters)
-
     def step(self) -> None:
         """Make the images of the next group, and deliver those that are still wanted."""
         group = self._next_together(_agreement)
@@ -116,7 +112,7 @@ class RequestService(ImageService):
             "callback_on_step_end": self._watch(group),
             **self._guidance(group),
         }
-        if "max_sequence_length" in self._arguments and self._family.sequence_length is not None:
+        if self._takes("max_sequence_length") and self._family.sequence_length is not None:
             arguments["max_sequence_length"] = self._family.sequence_length
         return arguments
 
@@ -127,9 +123,12 @@ class RequestService(ImageService):
             # Guided only against a prompt, and its authors give a blank where there is none.
             against = {"negative_prompt": [text or BLANK for text in negatives]} if scale > 1 else {}
             return {"true_cfg_scale": scale, **against}
-        if "negative_prompt" in self._arguments and None not in negatives:
+        if self._takes("negative_prompt") and None not in negatives:
             return {"guidance_scale": scale, "negative_prompt": negatives}
         return {"guidance_scale": scale}
+
+    def _takes(self, argument: str) -> bool:
+        return argument in inspect.signature(self._pipe.__call__).parameters
 
     def _watch(self, group: list[Running]) -> Any:
         """Return what the pipeline calls after every step. It ends the call when all its jobs have been cancelled."""

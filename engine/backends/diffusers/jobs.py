@@ -14,8 +14,8 @@ from PIL import Image, PngImagePlugin
 
 from engine.backends.diffusers.adapters import Denoising
 from engine.backends.diffusers.families import family_of
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions
-from engine.config.profiles import SIZES
+from engine.backends.diffusers.protocol import ImageJob
+from engine.config.profiles import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.service import Outlet
 from engine.types import FinishedImage, ImageProgress, PartialImage
@@ -57,10 +57,10 @@ class ImageService:
 
     info = b""
 
-    def __init__(self, pipe: Any, options: ImageOptions, outlet: Outlet) -> None:
+    def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         self.running: dict[int, Running] = {}
-        self._pipe, self._family, self._outlet = pipe, family_of(pipe), outlet
-        self._profile, self._mark = options.read_profile(), options.mark
+        self._pipe, self._family, self._profile = pipe, family_of(pipe), profile
+        self._outlet, self._mark = outlet, mark
 
     @property
     def busy(self) -> bool:

@@ -7,10 +7,8 @@ from typing import Any
 
 import diffusers
 import torch
-import transformers
 
 from engine.backends.diffusers.families import FAMILIES
-from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import ImageProfile
 from engine.errors import LoadError
 from engine.weights.safety import check_pipeline_folder, lacking, variant
@@ -18,18 +16,12 @@ from engine.weights.safety import check_pipeline_folder, lacking, variant
 _log = logging.getLogger(__name__)
 
 
-def load(options: ImageOptions) -> Any:
+def load(folder: Path, profile: ImageProfile) -> Any:
     """Return a pipeline that can be called. Raises `LoadError` for a folder that is unsafe or not understood."""
-    profile = options.read_profile()
-    folder = Path(options.folder)
     name = check_pipeline_folder(folder)
     _check_negative_prompts(name, profile)
     on_gpu = torch.cuda.is_available()
-    if not on_gpu:
-        torch.set_num_threads(options.threads)
-    for library in (diffusers.logging, transformers.logging):  # ours say what matters
-        library.set_verbosity_error()
-        library.disable_progress_bar()
+    diffusers.logging.disable_progress_bar()
     try:
         pipe = _read(folder, name, getattr(torch, profile.dtype) if on_gpu else torch.float32)
         if on_gpu:

@@ -51,7 +51,7 @@ class ImageModel(WorkerBackend):
         report: Callable[[str, float], None],
     ) -> Self:
         """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
-        options = ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
+        options = ImageOptions(str(folder), profile.model_dump_json(by_alias=True), mark)
         stall_seconds = spec.engine.stall_seconds
         worker = await start_worker(
             _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from engine.backends.diffusers.protocol import ImageOptions
+from engine.config.profiles import ImageProfile
 from engine.process.service import Outlet, Service
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
 }
@@ -29,11 +32,15 @@ def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, fl
 
     report("loading the pipeline", 0.3)
     wanted = msgspec.msgpack.decode(options, type=ImageOptions)
-    profile = wanted.read_profile()
-    pipe = load(wanted)
+    profile = ImageProfile.model_validate_json(wanted.profile)
+    pipe = load(Path(wanted.folder), profile)
     by_steps = profile.batching == "steps" and profile.offload == "none"
     adapter = adapter_for(pipe) if by_steps else None
-    service = RequestService(pipe, wanted, outlet) if adapter is None else StepService(adapter, wanted, outlet)
+    service = (
+        RequestService(pipe, profile, outlet, mark=wanted.mark)
+        if adapter is None
+        else StepService(adapter, profile, outlet, mark=wanted.mark)
+    )
     report("making a first image", 0.8)
     service.rehearse()
     return service

@@ -34,7 +34,7 @@ class SpeechModel(WorkerBackend):
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
     ) -> Self:
         """Start a worker. It loads voices when they are first asked for."""
-        options = SpeechOptions(threads, mark)
+        options = SpeechOptions(mark)
         stall_seconds = spec.engine.stall_seconds
         worker = await start_worker(
             _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds

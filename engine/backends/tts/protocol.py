@@ -12,7 +12,6 @@ from engine.voices.types import AudioFormat
 class SpeechOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the worker works. `mark`: whether files say in their metadata that a model spoke."""
 
-    threads: int
     mark: bool
 
 

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 MAX_LOADED = 4
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
     "TRANSFORMERS_VERBOSITY": "error",
 }
 # These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
@@ -42,17 +43,10 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seed
 def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
     """Make ready to speak, as `options` (a `SpeechOptions`) say. Voices are loaded when they are first asked for."""
     report("importing torch", 0.1)
-    wanted = msgspec.msgpack.decode(options, type=SpeechOptions)
     os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
-    import torch
-    import transformers
-
     from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
 
-    torch.set_num_threads(wanted.threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return SpeechService(outlet, mark=wanted.mark)
+    return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=SpeechOptions).mark)
 
 
 class Synthesizer(Protocol):

@@ -30,7 +30,7 @@ class Studio:
         profile = profile_named("demo", {**SMALL, **changes}).model_dump_json(by_alias=True)
         self.phases: list[str] = []
         self.recorder = Recorder(ImageEvent)
-        options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, threads=1, mark=True))
+        options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, mark=True))
         self.service = open_service(options, self.recorder, lambda phase, _progress: self.phases.append(phase))
 
     def submit(self, number: int, prompt: str = "a lamp", size: int = 256, **more: Any) -> None:

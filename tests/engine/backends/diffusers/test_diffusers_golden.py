@@ -14,7 +14,7 @@ from tiny_pipelines import save
 from engine.backends.diffusers.adapters import quiet, seeded
 from engine.backends.diffusers.families import adapter_for
 from engine.backends.diffusers.load import load
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions
+from engine.backends.diffusers.protocol import ImageJob
 from engine.config.profiles import profile_named
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
@@ -30,8 +30,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     def get(family: str) -> Any:
         if family not in loaded:
             folder = save(family, tmp_path_factory.mktemp("pipelines") / family)
-            profile = profile_named("demo").model_dump_json(by_alias=True)
-            loaded[family] = load(ImageOptions(str(folder), profile, threads=1, mark=False))
+            loaded[family] = load(folder, profile_named("demo"))
         return loaded[family]
 
     return get

@@ -25,7 +25,7 @@ class Booth:
     def __init__(self, folder: Path, *, mark: bool = True) -> None:
         self.folder = folder
         self.recorder = Recorder(SpeechChunk)
-        options = msgspec.msgpack.encode(SpeechOptions(threads=1, mark=mark))
+        options = msgspec.msgpack.encode(SpeechOptions(mark=mark))
         self.service = open_service(options, self.recorder, lambda _phase, _progress: None)
         self.numbers = iter(range(1, 1000))
 
