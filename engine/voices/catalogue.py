@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.config import Config, SpeechModelSpec
 from engine.config.messages import near_misses
@@ -29,7 +30,7 @@ MAX_MODELS = 100
 _LISTED_FOLDERS, _LISTED_SPEAKERS, _LISTED_WARNINGS = 20, 5, 20
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LANGUAGES_FIRST = (*ETHIOPIAN, "en")
-_EXAMPLES = {"id": "id: selam", "name": "name: Selam", "gender": "gender: female", "language": "language: am"}
+_EXAMPLES = {"id": "selam", "name": "Selam", "gender": "female", "language": "am"}
 
 
 class Voices:
@@ -255,14 +256,18 @@ class _Assembly:
     def _chosen(self) -> list[tuple[Speaker, VoiceEntry]]:
         if self.overlay.spec.voices is None:
             return [(speaker, VoiceEntry()) for speaker in self.facts.speakers]
-        by_name = self._by_name()
+        speakers = self.facts.speakers
+        by_name: dict[int | str | None, Speaker] = {one.label: one for one in speakers if one.label is not None}
+        by_name |= {one.speaker: one for one in speakers}
+        if None in by_name:  # the only voice of a model has no number; people who count give it the first
+            by_name[0] = by_name[None]
         chosen: dict[int | str | None, tuple[Speaker, VoiceEntry]] = {}
         for entry in self.overlay.spec.voices:
             found = by_name.get(entry.speaker)
             said = f"{self.overlay.file} names speaker {'null' if entry.speaker is None else shown(str(entry.speaker))}"
             if found is None:
-                known = ", ".join(_shown(speaker) for speaker in self.facts.speakers[:_LISTED_SPEAKERS]) or "none"
-                more = "" if len(self.facts.speakers) <= _LISTED_SPEAKERS else ", ..."
+                known = ", ".join(_shown(speaker) for speaker in speakers[:_LISTED_SPEAKERS]) or "none"
+                more = "" if len(speakers) <= _LISTED_SPEAKERS else ", ..."
                 self._warn(f"{said}, which the model lacks: it has {known}{more}")
             elif found.speaker in chosen:
                 self._warn(f"{said} twice, and the second is left out: keep one")
@@ -270,41 +275,27 @@ class _Assembly:
                 chosen[found.speaker] = (found, entry)
         return list(chosen.values())
 
-    def _by_name(self) -> dict[int | str | None, Speaker]:
-        found: dict[int | str | None, Speaker] = {}
-        for speaker in self.facts.speakers:
-            found.setdefault(speaker.speaker, speaker)
-            if speaker.label is not None:
-                found.setdefault(speaker.label, speaker)
-            # The only voice of a model has no number; people who count give it the first.
-            if speaker.speaker is None:
-                found[0] = speaker
-        return found
-
     def _add(self, speaker: Speaker, entry: VoiceEntry) -> None:
         spec, facts = self.overlay.spec, self.facts
-        identity = entry.id or (speaker.slug if ID.fullmatch(speaker.slug) else None)
-        name = entry.name or _clean(speaker.name, 64)
-        gender = entry.gender or speaker.gender
-        language = entry.language or spec.language or speaker.language or self.overlay.card_language
-        if identity is None or name is None or gender is None or language is None:
-            values = {"id": identity, "name": name, "gender": gender, "language": language}
-            lacking = tuple(key for key, value in values.items() if value is None)
+        said: dict[str, Any] = {
+            "id": entry.id or (speaker.slug if ID.fullmatch(speaker.slug) else None),
+            "name": entry.name or _clean(speaker.name, 64),
+            "gender": entry.gender or speaker.gender,
+            "language": entry.language or spec.language or speaker.language or self.overlay.card_language,
+        }
+        if lacking := tuple(key for key, value in said.items() if value is None):
             self._lacking.setdefault(lacking, []).append(speaker)
             return
-        if any(voice.id == identity for voice in self.voices):
-            self._warn(f"two voices have the id {identity}, and the second is hidden: give it another", [speaker])
+        if any(voice.id == said["id"] for voice in self.voices):
+            self._warn(f"two voices have the id {said['id']}, and the second is hidden: give it another", [speaker])
             return
         if speaker.problem:
             self._mute.append(speaker)
         self.voices.append(
             Voice(
-                id=identity,
-                name=name,
-                gender=gender,
-                language=language,
-                type=voice_type(language),
-                description=entry.description or _description(gender, language),
+                **said,
+                type=voice_type(said["language"]),
+                description=entry.description or _description(said["gender"], said["language"]),
                 model=self.folder.name,
                 family=self.family.name,
                 folder=self.folder.path,
@@ -320,7 +311,8 @@ class _Assembly:
     def _warn_of_lacking(self, keys: tuple[str, ...], speakers: list[Speaker]) -> None:
         where = f"{self.folder.name}/{self.overlay.file}"
         known = speakers[0].speaker
-        example = ", ".join([f"speaker: {'null' if known is None else known}", *(_EXAMPLES[key] for key in keys)])
+        values = {"speaker": "null" if known is None else known, **{key: _EXAMPLES[key] for key in keys}}
+        example = ", ".join(f"{key}: {value}" for key, value in values.items())
         listen = " (listen to it first)" if "gender" in keys else ""
         self._warn(
             f"{_listed(speakers)} hidden: nothing says {' and '.join(f'`{key}`' for key in keys)}. Pick one: 1. write "
@@ -334,9 +326,8 @@ class _Assembly:
 
 
 def _description(gender: str, language: str) -> str:
-    kind = {"ethiopian": "native ", "english_standard": "standard "}.get(voice_type(language), "")
-    sentence = f"{kind}{gender} voice in {language_name(language)}"
-    return sentence[0].upper() + sentence[1:]
+    kind = {"ethiopian": f"Native {gender}", "english_standard": f"Standard {gender}"}.get(voice_type(language))
+    return f"{kind or gender.capitalize()} voice in {language_name(language)}"
 
 
 def _clean(text: str | None, limit: int) -> str | None:

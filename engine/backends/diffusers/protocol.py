@@ -18,7 +18,7 @@ class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageJob(msgspec.Struct, frozen=True):
-    """One image to make, number `index` of its request.
+    """One image to make, number `index` of its request, with the fields of an `ImageRequest` that decide what it is.
 
     `size` is the edge of the file; the profile says at which size it is rendered.
     """

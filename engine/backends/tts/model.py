@@ -34,11 +34,8 @@ class SpeechModel(WorkerBackend):
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
     ) -> Self:
         """Start a worker. It loads voices when they are first asked for."""
-        options = SpeechOptions(mark)
-        stall_seconds = spec.engine.stall_seconds
-        worker = await start_worker(
-            _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
-        )
+        options, stall = SpeechOptions(mark), spec.engine.stall_seconds
+        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec)
 
     def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:
