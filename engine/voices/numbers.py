@@ -106,16 +106,10 @@ def _split(number: int, scales: Sequence[tuple[int, str]]) -> tuple[list[tuple[i
     return counts, number
 
 
-def _by_last_word(
-    cardinal: Callable[[int], str], irregular: dict[str, str], regular: Callable[[str], str]
-) -> Callable[[int], str]:
-    """Ordinals that are the cardinal with another last word."""
-
-    def ordinal(number: int) -> str:
-        before, space, last = cardinal(number).rpartition(" ")
-        return before + space + (irregular.get(last) or regular(last))
-
-    return ordinal
+def _ordinal(said: str, irregular: dict[str, str], ending: str) -> str:
+    """A cardinal with another last word."""
+    before, space, last = said.rpartition(" ")
+    return before + space + irregular.get(last, last.removesuffix("a") + ending)
 
 
 def _english(number: int, to: str = "cardinal") -> str:
@@ -130,6 +124,7 @@ _AM_TENS = ("", "አሥራ", "ሃያ", "ሠላሳ", "አርባ", "ሃምሳ", "�
 _AM_TEN = "አሥር"
 _AM_SCALES = ((10**9, "ቢሊዮን"), (10**6, "ሚሊዮን"), (1000, "ሺህ"), (100, "መቶ"))
 _AM_FIRST_TO_TENTH = ("አንደኛ", "ሁለተኛ", "ሦስተኛ", "አራተኛ", "አምስተኛ", "ስድስተኛ", "ሰባተኛ", "ስምንተኛ", "ዘጠነኛ", "አሥረኛ")
+_AM_ORDINALS = dict(zip((*_AM_ONES[1:], _AM_TEN), _AM_FIRST_TO_TENTH, strict=True))
 
 
 def _amharic(number: int) -> str:
@@ -229,9 +224,7 @@ def _tigrinya_ordinal(number: int) -> str:
 LANGUAGES = {
     "am": Numbers(
         cardinal=_amharic,
-        ordinal=_by_last_word(
-            _amharic, dict(zip((*_AM_ONES[1:], _AM_TEN), _AM_FIRST_TO_TENTH, strict=True)), lambda last: f"{last}ኛ"
-        ),
+        ordinal=lambda number: _ordinal(_amharic(number), _AM_ORDINALS, "ኛ"),
         ordinal_endings=("ኛው", "ኛ"),
         minus="አሉታዊ",
         point="ነጥብ",
@@ -247,7 +240,7 @@ LANGUAGES = {
     ),
     "om": Numbers(
         cardinal=_oromo,
-        ordinal=_by_last_word(_oromo, _OM_ORDINALS, lambda last: f"{last.removesuffix('a')}affaa"),
+        ordinal=lambda number: _ordinal(_oromo(number), _OM_ORDINALS, "affaa"),
         ordinal_endings=("affaa", "ffaa"),
         minus="negaatiivii",
         point="tuqaa",
@@ -255,7 +248,7 @@ LANGUAGES = {
     ),
     "so": Numbers(
         cardinal=_somali,
-        ordinal=_by_last_word(_somali, _SO_ORDINALS, lambda last: f"{last.removesuffix('a')}aad"),
+        ordinal=lambda number: _ordinal(_somali(number), _SO_ORDINALS, "aad"),
         ordinal_endings=("aad",),
         minus="taban",
         point="dhibic",

@@ -6,9 +6,7 @@ What a family does in its own way is in families.py.
 import copy
 import inspect
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +88,7 @@ class Adapter:
         positive, negative = self.embed(job, guided=guidance > self.guided_above)
         latents = self.noise(edge, positive, generator)
         scheduler = copy.deepcopy(self.pipe.scheduler)
-        with quiet():
-            scheduler.set_timesteps(device=self.device, **self.schedule(latents, steps))
+        scheduler.set_timesteps(device=self.device, **self.schedule(latents, steps))
         if hasattr(scheduler, "set_begin_index"):
             scheduler.set_begin_index(0)
         return Denoising(
@@ -171,14 +168,6 @@ class Adapter:
 def seeded(seed: int) -> torch.Generator:
     """Return the generator of one image. On the CPU, so that a seed means the same everywhere."""
     return torch.Generator("cpu").manual_seed(seed)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Let a scheduler make its schedule without numpy's remark on how torch hands out arrays."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
-        yield
 
 
 def embeddings(states: Sequence[Denoising], name: str) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from engine.backends.diffusers.adapters import Adapter, Denoising, quiet, seeded
+from engine.backends.diffusers.adapters import Adapter, Denoising, seeded
 from engine.backends.diffusers.families import BLANK
-from engine.backends.diffusers.jobs import INVALID, OUT_OF_MEMORY, ImageService, Running
+from engine.backends.diffusers.jobs import OUT_OF_MEMORY, ImageService, Running
 from engine.config.profiles import ImageProfile
 from engine.process.service import Outlet
 
@@ -39,8 +39,16 @@ class StepService(ImageService):
         for (running, state), prediction in zip(group, predictions, strict=True):
             state.advance(prediction)
             self._report(running, state.steps_done, state.steps)
-        self._show(group)
-        self._deliver([(running, state) for running, state in group if state.steps_done == state.steps])
+        due = [
+            (running, state.latents if state.outlook is None else state.outlook)
+            for running, state in group
+            if state.steps_done in preview_steps(state.steps, running.job.partial_images)
+        ]
+        for running, pixels in self._decode(due):
+            self._preview(running, pixels)
+        finished = [(running, state.latents) for running, state in group if state.steps_done == state.steps]
+        for running, pixels in self._decode(finished):
+            self._finish(running, pixels)
 
     def _state(self, running: Running) -> Denoising:
         if running.state is None:
@@ -50,25 +58,10 @@ class StepService(ImageService):
             )
         return running.state
 
-    def _show(self, group: list[tuple[Running, Denoising]]) -> None:
-        due = [
-            (running, state.latents if state.outlook is None else state.outlook)
-            for running, state in group
-            if state.steps_done in preview_steps(state.steps, running.job.partial_images)
-        ]
-        for running, pixels in self._decode(due):
-            self._preview(running, pixels)
-
-    def _deliver(self, finished: list[tuple[Running, Denoising]]) -> None:
-        self._fail([running for running, state in finished if not torch.isfinite(state.latents).all()], INVALID)
-        valid = [(running, state.latents) for running, state in finished if running.number in self.running]
-        for running, pixels in self._decode(valid):
-            self._finish(running, pixels)
-
-    def _decode(self, finished: list[tuple[Running, Any]]) -> Iterator[tuple[Running, NDArray[Any]]]:
+    def _decode(self, images: list[tuple[Running, Any]]) -> Iterator[tuple[Running, NDArray[Any]]]:
         """Those of one size are decoded together."""
-        for edge in dict.fromkeys(running.edge for running, _ in finished):
-            batch = [(running, latents) for running, latents in finished if running.edge == edge]
+        for edge in dict.fromkeys(running.edge for running, _ in images):
+            batch = [(running, latents) for running, latents in images if running.edge == edge]
             pictures = self._adapter.decode(torch.cat([latents for _, latents in batch]), edge)
             yield from zip((running for running, _ in batch), pictures, strict=True)
 
@@ -85,8 +78,7 @@ class RequestService(ImageService):
         group = self._next_together(_agreement)
         finished = False
         try:
-            with quiet():
-                pictures = self._pipe(**self._call(group)).images
+            pictures = self._pipe(**self._call(group)).images
             finished = True
         except _AllCancelledError:
             return

@@ -63,7 +63,6 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
     with warnings.catch_warnings():
         # Deprecations inside the two libraries, of calls that they make themselves.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(diffusers|transformers)\b")
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(diffusers|transformers)\b")
         return diffusers.DiffusionPipeline.from_pretrained(
             folder,
             torch_dtype=dtype,

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import VitsModel, VitsTokenizer
 
 from engine.errors import GenerationError, LoadError
 from engine.weights.safety import check_folder
-
-with warnings.catch_warnings():
-    # Of a function that transformers compiles when this module of it is imported.
-    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-    from transformers import VitsModel, VitsTokenizer
 
 # A piece of text is 200 characters, some 20 s. A model that wants to hum for minutes is broken.
 _LONGEST_SECONDS = 120
@@ -71,10 +67,9 @@ class VitsSpeech:
     def _known(self, character: str) -> str:
         """The character in a form that has a number, else nothing for a letter, and a space between words."""
         plain = unicodedata.normalize("NFKD", character)[0]
-        for form in (character, character.lower(), plain, plain.lower()):
-            if form in self._letters:
-                return form
-        return "" if unicodedata.category(character)[0] in "LM" else " "
+        forms = (character, character.lower(), plain, plain.lower())
+        nothing = "" if unicodedata.category(character)[0] in "LM" else " "
+        return next((form for form in forms if form in self._letters), nothing)
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         """As `Synthesizer.speak`. Raises `GenerationError` for a sound that is none."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_pipelines import save
 
-from engine.backends.diffusers.adapters import quiet, seeded
+from engine.backends.diffusers.adapters import seeded
 from engine.backends.diffusers.families import adapter_for
 from engine.backends.diffusers.load import load
 from engine.backends.diffusers.protocol import ImageJob
@@ -62,16 +62,15 @@ def by_pipeline(pipe: Any, image: Image) -> np.ndarray:
             del guidance["negative_prompt"]
     elif image.negative is not None:
         guidance["negative_prompt"] = image.negative
-    with quiet():
-        made = pipe(
-            prompt=image.prompt,
-            height=image.edge,
-            width=image.edge,
-            num_inference_steps=image.steps,
-            generator=seeded(image.seed),
-            output_type="np",
-            **guidance,
-        )
+    made = pipe(
+        prompt=image.prompt,
+        height=image.edge,
+        width=image.edge,
+        num_inference_steps=image.steps,
+        generator=seeded(image.seed),
+        output_type="np",
+        **guidance,
+    )
     return made.images[0]
 
 
