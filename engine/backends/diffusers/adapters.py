@@ -50,8 +50,8 @@ class Denoising:
         # Predictions of flow matching are velocities from image to noise, so that x0 = x - sigma * v.
         outlook = self.latents - scheduler.sigmas[self.steps_done] * prediction if _flows(scheduler) else None
         out = scheduler.step(prediction, self.timestep, self.latents, **more)
-        self.outlook = out.get("pred_original_sample") if outlook is None else outlook
         self.latents = out.prev_sample
+        self.outlook = out.get("pred_original_sample", self.latents) if outlook is None else outlook
         self.steps_done += 1
 
 
@@ -150,13 +150,10 @@ class Adapter:
         return away + guidance * (towards - away)
 
     def decode(self, latents: Any, edge: int) -> NDArray[Any]:
-        """Return pictures of `edge` pixels, (n, edge, edge, 3) from 0 to 1, of latents stacked along the first axis.
-
-        They are not finite where the model failed.
-        """
+        """Return the picture of one image's latents, (edge, edge, 3) from 0 to 1; not finite where the model failed."""
         pixels = self.pixels(latents, edge)
-        pictures: NDArray[Any] = self.pipe.image_processor.postprocess(pixels, output_type="np")
-        return pictures
+        picture: NDArray[Any] = self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
+        return picture
 
     def pixels(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
         """Return what the VAE makes of latents; here they are scaled and shifted."""

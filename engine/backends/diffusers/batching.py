@@ -4,11 +4,9 @@ Whole calls give no previews: what a pipeline has between its steps differs from
 """
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from engine.backends.diffusers.adapters import Adapter, Denoising, seeded
 from engine.backends.diffusers.families import BLANK
@@ -30,25 +28,20 @@ class StepService(ImageService):
         group = self._next_together(lambda running: None if mixes else running.edge)
         try:
             with torch.inference_mode():
-                self._step([(running, self._state(running)) for running in group])
+                self._step(group, [self._state(running) for running in group])
         except OUT_OF_MEMORY:
             self._fail_for_memory(group)
 
-    def _step(self, group: list[tuple[Running, Denoising]]) -> None:
-        predictions = self._adapter.forward([state for _, state in group])
-        for (running, state), prediction in zip(group, predictions, strict=True):
+    def _step(self, group: list[Running], states: list[Denoising]) -> None:
+        predictions = self._adapter.forward(states)
+        for running, state, prediction in zip(group, states, predictions, strict=True):
             state.advance(prediction)
             self._report(running, state.steps_done, state.steps)
-        due = [
-            (running, state.latents if state.outlook is None else state.outlook)
-            for running, state in group
-            if state.steps_done in preview_steps(state.steps, running.job.partial_images)
-        ]
-        for running, pixels in self._decode(due):
-            self._preview(running, pixels)
-        finished = [(running, state.latents) for running, state in group if state.steps_done == state.steps]
-        for running, pixels in self._decode(finished):
-            self._finish(running, pixels)
+        for running, state in zip(group, states, strict=True):
+            if state.steps_done == state.steps:
+                self._finish(running, self._adapter.decode(state.latents, running.edge))
+            elif state.steps_done in preview_steps(state.steps, running.job.partial_images):
+                self._preview(running, self._adapter.decode(state.outlook, running.edge))
 
     def _state(self, running: Running) -> Denoising:
         if running.state is None:
@@ -57,13 +50,6 @@ class StepService(ImageService):
                 running.job, edge=running.edge, steps=running.steps, guidance=guidance
             )
         return running.state
-
-    def _decode(self, images: list[tuple[Running, Any]]) -> Iterator[tuple[Running, NDArray[Any]]]:
-        """Those of one size are decoded together."""
-        for edge in dict.fromkeys(running.edge for running, _ in images):
-            batch = [(running, latents) for running, latents in images if running.edge == edge]
-            pictures = self._adapter.decode(torch.cat([latents for _, latents in batch]), edge)
-            yield from zip((running for running, _ in batch), pictures, strict=True)
 
 
 class _AllCancelledError(Exception):

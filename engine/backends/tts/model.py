@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from engine.admission import Room
-from engine.backends.tts.protocol import SpeechJob, SpeechOptions
+from engine.backends.tts.protocol import SpeechJob
 from engine.config import SpeechModelSpec
 from engine.process.backend import WorkerBackend, start_worker
 from engine.process.parent import WorkerProcess
@@ -34,8 +34,8 @@ class SpeechModel(WorkerBackend):
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
     ) -> Self:
         """Start a worker. It loads voices when they are first asked for."""
-        options, stall = SpeechOptions(mark), spec.engine.stall_seconds
-        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
+        stall = spec.engine.stall_seconds
+        worker = await start_worker(_SERVICE, mark, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec)
 
     def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:

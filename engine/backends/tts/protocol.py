@@ -9,12 +9,6 @@ import msgspec
 from engine.voices.types import AudioFormat
 
 
-class SpeechOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the worker works. `mark`: whether files say in their metadata that a model spoke."""
-
-    mark: bool
-
-
 class SpeechJob(msgspec.Struct, frozen=True):
     """One text to speak. `folder` to `language` are the voice's (engine/voices/types.py)."""
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends.tts.protocol import SpeechJob, SpeechOptions
+from engine.backends.tts.protocol import SpeechJob
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.service import Outlet, Service
@@ -41,12 +41,15 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seed
 
 
 def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
-    """Make ready to speak, as `options` (a `SpeechOptions`) say. Voices are loaded when they are first asked for."""
+    """Make ready to speak. Voices are loaded when they are first asked for.
+
+    `options` is a bool: whether files say in their metadata that a model spoke.
+    """
     report("importing torch", 0.1)
     os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
     from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
 
-    return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=SpeechOptions).mark)
+    return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=bool))
 
 
 class Synthesizer(Protocol):

@@ -92,7 +92,7 @@ def by_steps(pipe: Any, images: list[Image]) -> list[np.ndarray]:
         for state, prediction in zip(together, adapter.forward(together), strict=True):
             state.advance(prediction)
         tick += 1
-    return [adapter.decode(state.latents, state.edge)[0] for state in states]
+    return [adapter.decode(state.latents, state.edge) for state in states]
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from speech_booth import TEXT, Booth, by_ffmpeg
 
 from engine import RequestError
-from engine.backends.tts.protocol import SpeechJob, SpeechOptions
+from engine.backends.tts.protocol import SpeechJob
 from engine.backends.tts.service import MAX_LOADED, LoadedModels
 from engine.backends.tts.sound import stretch
 from engine.errors import GenerationError, LoadError
@@ -212,7 +212,7 @@ def test_stretching_keeps_the_pitch(speed: float):
 async def test_a_worker_process_speaks(folder: Path):
     worker = await WorkerProcess.start(
         "engine.backends.tts.service:open_service",
-        SpeechOptions(mark=True),
+        True,  # noqa: FBT003  # files are marked
         lambda _phase, _progress: None,
         environment={"OMP_NUM_THREADS": "1"},
     )
