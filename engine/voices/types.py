@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from engine.config.yaml import shown
 
 Gender = Literal["female", "male"]
@@ -74,6 +76,19 @@ class SpeechRequest:
     owner: str = ""
     queue_share: float = 1.0
     before_turn: Callable[[], Awaitable[None]] | None = None
+
+
+class SpeechJob(msgspec.Struct, frozen=True):
+    """A text to be spoken as the worker gets it. `folder` to `language` are the voice's."""
+
+    folder: str
+    family: str
+    speaker: int | str | None
+    language: str
+    text: str
+    speed: float = 1.0
+    seed: int | None = None
+    response_format: AudioFormat = "mp3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ from typing import Self
 import msgspec
 
 from engine.admission import Room
-from engine.backends.tts.protocol import SpeechJob
 from engine.config import SpeechModelSpec
 from engine.process.backend import WorkerBackend, start_worker
 from engine.process.parent import WorkerProcess
 from engine.stream import SpeechStream, Stream
-from engine.voices.types import SpeechChunk, SpeechRequest, Voice
+from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
 
 _SERVICE = "engine.backends.tts.service:open_service"
 

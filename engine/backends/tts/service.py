@@ -16,14 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends.tts.protocol import SpeechJob
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.service import Outlet, Service
 from engine.voices.languages import language_name
 from engine.voices.readers import FAMILIES
 from engine.voices.text import Piece, speakable
-from engine.voices.types import SpeechChunk
+from engine.voices.types import SpeechChunk, SpeechJob
 
 _log = logging.getLogger(__name__)
 

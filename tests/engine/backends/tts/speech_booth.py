@@ -12,9 +12,8 @@ import numpy as np
 from recorder import Recorder
 
 from engine import EngineError
-from engine.backends.tts.protocol import SpeechJob
 from engine.backends.tts.service import open_service
-from engine.voices.types import SpeechChunk
+from engine.voices.types import SpeechChunk, SpeechJob
 
 TEXT = "Hello there. It is me! Who else?"
 

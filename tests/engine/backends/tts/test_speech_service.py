@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 from speech_booth import TEXT, Booth, by_ffmpeg
 
 from engine import RequestError
-from engine.backends.tts.protocol import SpeechJob
 from engine.backends.tts.service import MAX_LOADED, LoadedModels
 from engine.backends.tts.sound import stretch
 from engine.errors import GenerationError, LoadError
 from engine.process.parent import WorkerProcess
 from engine.voices.readers import is_installed
-from engine.voices.types import SpeechChunk
+from engine.voices.types import SpeechChunk, SpeechJob
 
 pytestmark = pytest.mark.usefixtures("own_environment")
 
