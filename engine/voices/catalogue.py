@@ -135,8 +135,7 @@ def read_catalogue(folder: Path | None, demos: Path | None = None) -> Catalogue:
 
 
 def _order(voice: Voice) -> tuple[int, str, str, str]:
-    first = _LANGUAGES_FIRST.index(voice.language) if voice.language in _LANGUAGES_FIRST else len(_LANGUAGES_FIRST)
-    return first, voice.language, voice.gender, voice.id
+    return (*_LANGUAGES_FIRST, voice.language).index(voice.language), voice.language, voice.gender, voice.id
 
 
 def _by_id(voices: list[Voice]) -> dict[str, Voice]:

@@ -47,24 +47,6 @@ class ModelFacts:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A family of models. `wanted` says to people what its folders hold, `install` how its `runtimes` are installed."""
-
-    name: str
-    wanted: str
-    runtimes: tuple[str, ...]
-    """Packages without which it cannot speak."""
-    install: str
-    read: Callable[[ModelFolder], ModelFacts | None]
-    """What a model says, None if it is of another family. Raises `MetadataError`."""
-
-    @property
-    def installed(self) -> bool:
-        """Whether it can speak here."""
-        return all(map(is_installed, self.runtimes))
-
-
 def is_installed(package: str) -> bool:
     """Whether a package could be imported; it is not."""
     try:
@@ -274,26 +256,27 @@ def _vits_problem(folder: ModelFolder, tokenizer: dict[str, Any]) -> str | None:
     return _first_problem(folder, weights) if "vocab.json" in names else _lacks("vocab.json")
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models. It speaks with the packages `runtimes`, which people install by `install`."""
+
+    name: str
+    wanted: str
+    """What its folders hold, for people."""
+    runtimes: tuple[str, ...]
+    install: str
+    read: Callable[[ModelFolder], ModelFacts | None]
+    """What a model says, None if it is of another family. Raises `MetadataError`."""
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can speak here."""
+        return all(map(is_installed, self.runtimes))
+
+
+_KOKORO_FILES = "kokoro-v1_0.safetensors with voices/af_heart.safetensors and the like"
 FAMILIES = (
-    Family(
-        name="kokoro",
-        wanted="kokoro-v1_0.safetensors with voices/af_heart.safetensors and the like",
-        runtimes=("kokoro",),
-        install="pip install kokoro",
-        read=_read_kokoro,
-    ),
-    Family(
-        name="piper",
-        wanted="X.onnx with X.onnx.json",
-        runtimes=("piper", "onnxruntime"),
-        install="pip install piper-tts",
-        read=_read_piper,
-    ),
-    Family(
-        name="vits",
-        wanted="config.json with `model_type: vits`",
-        runtimes=("transformers",),
-        install="pip install transformers",
-        read=_read_vits,
-    ),
+    Family("kokoro", _KOKORO_FILES, ("kokoro",), "pip install kokoro", _read_kokoro),
+    Family("piper", "X.onnx with X.onnx.json", ("piper", "onnxruntime"), "pip install piper-tts", _read_piper),
+    Family("vits", "config.json with `model_type: vits`", ("transformers",), "pip install transformers", _read_vits),
 )

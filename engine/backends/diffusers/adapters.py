@@ -151,15 +151,16 @@ class Adapter:
 
     def decode(self, latents: Any, edge: int) -> NDArray[Any]:
         """Return the picture of one image's latents, (edge, edge, 3) from 0 to 1; not finite where the model failed."""
-        pixels = self.pixels(latents, edge)
+        pixels = self.pipe.vae.decode(self.unscaled(latents, edge), return_dict=False)[0]
+        if pixels.ndim == 5:  # the VAE of a video model: its only frame
+            pixels = pixels[:, :, 0]
         picture: NDArray[Any] = self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
         return picture
 
-    def pixels(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
-        """Return what the VAE makes of latents; here they are scaled and shifted."""
+    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
+        """Return latents as the VAE wants them; here they were scaled and shifted."""
         vae = self.pipe.vae
-        latents = latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
-        return vae.decode(latents, return_dict=False)[0]
+        return latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
 
 
 def seeded(seed: int) -> torch.Generator:

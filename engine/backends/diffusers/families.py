@@ -50,15 +50,14 @@ class Flux2Klein(Adapter):
             return_dict=False,
         )[0]
 
-    def pixels(self, latents: Any, edge: int) -> Any:
+    def unscaled(self, latents: Any, edge: int) -> Any:
         vae = self.pipe.vae
         side = edge // (self.pipe.vae_scale_factor * 2)
         latents = latents.permute(0, 2, 1).reshape(latents.shape[0], -1, side, side)
         mean = vae.bn.running_mean.view(1, -1, 1, 1).to(latents.device, latents.dtype)
         variance = vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps
         latents = latents * torch.sqrt(variance).to(latents.device, latents.dtype) + mean
-        latents = self.pipe._unpatchify_latents(latents).to(vae.dtype)  # noqa: SLF001  # as the pipeline does
-        return vae.decode(latents, return_dict=False)[0]
+        return self.pipe._unpatchify_latents(latents).to(vae.dtype)  # noqa: SLF001  # as the pipeline does
 
 
 class QwenImage(Adapter):
@@ -98,13 +97,13 @@ class QwenImage(Adapter):
         both = super().guide(guidance, towards, away)
         return both * (torch.norm(towards, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
 
-    def pixels(self, latents: Any, edge: int) -> Any:
+    def unscaled(self, latents: Any, edge: int) -> Any:
         vae = self.pipe.vae
         latents = self.pipe._unpack_latents(latents, edge, edge, self.pipe.vae_scale_factor).to(vae.dtype)  # noqa: SLF001
         shape = (1, vae.config.z_dim, 1, 1, 1)
         mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
         std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
-        return vae.decode(latents / std + mean, return_dict=False)[0][:, :, 0]
+        return latents / std + mean
 
 
 def _mask(prompts: list[Any]) -> Any:
@@ -194,20 +193,16 @@ class StableDiffusionXL(Adapter):
         )
         return times.to(self.device).repeat(len(pooled), 1)
 
-    def pixels(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # latents here know their size
-        vae = self.pipe.vae
-        config = vae.config
+    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # latents here know their size
+        vae, config = self.pipe.vae, self.pipe.vae.config
         if vae.dtype == torch.float16 and config.force_upcast:
             vae.to(dtype=torch.float32)  # it overflows in half precision; once is enough, nothing else uses it
         latents = latents.to(vae.dtype)
-        mean, std = (_of_channels(getattr(config, name, None), latents) for name in ("latents_mean", "latents_std"))
-        if mean is None or std is None:
-            return vae.decode(latents / config.scaling_factor, return_dict=False)[0]
-        return vae.decode(latents * std / config.scaling_factor + mean, return_dict=False)[0]
-
-
-def _of_channels(values: Sequence[float] | None, latents: Any) -> Any:
-    return None if values is None else torch.tensor(values).view(1, -1, 1, 1).to(latents.device, latents.dtype)
+        values = (getattr(config, "latents_mean", None), getattr(config, "latents_std", None))
+        if None in values:
+            return latents / config.scaling_factor
+        mean, std = (torch.tensor(one).view(1, -1, 1, 1).to(latents.device, latents.dtype) for one in values)
+        return latents * std / config.scaling_factor + mean
 
 
 class ZImage(Adapter):
@@ -276,13 +271,10 @@ FAMILIES = {
 }
 
 
-def family_of(pipe: Any) -> Family:
-    """Return what is to be known of a pipeline that was checked before it was loaded."""
-    return FAMILIES[type(pipe).__name__]
-
-
 def adapter_for(pipe: Any) -> Adapter | None:
     """Return the adapter for a pipeline, None if its requests can only be run as a whole."""
-    family = family_of(pipe)
-    adapter = None if family.adapter is None else family.adapter(pipe, family.sequence_length)
-    return adapter if adapter is not None and adapter.suits() else None
+    family = FAMILIES[type(pipe).__name__]
+    if family.adapter is None:
+        return None
+    adapter = family.adapter(pipe, family.sequence_length)
+    return adapter if adapter.suits() else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from engine.backends.diffusers.adapters import Denoising
-from engine.backends.diffusers.families import family_of
+from engine.backends.diffusers.families import FAMILIES
 from engine.backends.diffusers.protocol import ImageJob
 from engine.config.profiles import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
@@ -58,7 +58,7 @@ class ImageService:
 
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         self.running: dict[int, Running] = {}
-        self._pipe, self._family, self._profile = pipe, family_of(pipe), profile
+        self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
 
     @property

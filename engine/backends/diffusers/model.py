@@ -82,17 +82,13 @@ class ImageModel(WorkerBackend):
         share = _WHOLE // self._profile.batch(request.size)
         turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
 
-        def charge(steps: int) -> None:
-            """Its cost for fairness: room times steps, in units of a standard image of that size."""
-            turn.answer_tokens = max(1, share * steps // self._profile.steps.standard)
-
         def take(payload: msgspec.Raw) -> None:
             event: ImageEvent = msgspec.msgpack.decode(payload, type=ImageEvent)
             if isinstance(event, ImageProgress):
-                charge(event.step)
+                # Its cost for fairness: room times steps, in units of a standard image of that size
+                turn.answer_tokens = max(1, share * event.step // self._profile.steps.standard)
             events.put(event)
 
         async with turn:
             events.dispatched()
             await self.run(job, take, within_seconds=self._spec.engine.max_seconds, advice=_ADVICE)
-            charge(self._profile.step_count(request.quality))

@@ -53,22 +53,11 @@ _CODINGS: dict[AudioFormat, _Coding] = {
 }
 
 
-class _Output(io.BytesIO):
-    """What FFmpeg has written. Only in a file that comes whole may it go back, to say the length at the beginning."""
-
-    def __init__(self, *, complete: bool) -> None:
-        super().__init__()
-        self._complete = complete
+class _Stream(io.BytesIO):
+    """What goes out while it is made: FFmpeg cannot go back in it, to say the length at the beginning."""
 
     def seekable(self) -> bool:
-        return self._complete
-
-    def take(self) -> bytes:
-        """Return what is new."""
-        data = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return data
+        return False
 
 
 class Encoder:
@@ -83,7 +72,7 @@ class Encoder:
         self._mark = mark
         self._whole = whole
         self._kept: list[NDArray[np.float32]] = []
-        self._output: _Output | None = None
+        self._output: io.BytesIO | None = None
 
     def add(self, samples: NDArray[np.float32], *, last: bool) -> bytes:
         """Return the file's next bytes, possibly none; `last` ends it."""
@@ -93,7 +82,7 @@ class Encoder:
                 return b""
             samples = np.concatenate(self._kept)
         if self._output is None:
-            self._output = _Output(complete=last)
+            self._output = io.BytesIO() if last else _Stream()
             self._open(self._output)
         if len(samples):
             frame = _frame(np.clip(samples, -1, 1), self._rate)
@@ -101,9 +90,12 @@ class Encoder:
         if last:
             self._container.mux(self._stream.encode(None))
             self._container.close()
-        return self._output.take()
+        data = self._output.getvalue()
+        self._output.seek(0)
+        self._output.truncate()
+        return data
 
-    def _open(self, output: _Output) -> None:
+    def _open(self, output: io.BytesIO) -> None:
         coding = self._coding
         rate = next((hz for hz in coding.rates if hz >= self._rate), (self._rate, *coding.rates)[-1])
         # Without flush_packets FFmpeg would keep up to 32 KiB to itself.
