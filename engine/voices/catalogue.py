@@ -244,8 +244,7 @@ class _Assembly:
         elif self._mute:
             which = _listed(self._mute)
             self._warn(f"{which} listed but cannot speak: {self._mute[0].problem}", self._mute)
-        if len(self.warnings) > _LISTED_WARNINGS:
-            more = len(self.warnings) - _LISTED_WARNINGS
+        if more := len(self.warnings[_LISTED_WARNINGS:]):
             del self.warnings[_LISTED_WARNINGS:]
             self._warn(f"and {more} more warnings")
         if self.voices and not self.installed:

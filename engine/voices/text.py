@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -70,12 +69,10 @@ def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:
     return [*inner, *(Piece(part, _SENTENCE_PAUSE_SECONDS) for part in parts[-1:])]
 
 
-def _sentences_in(line: str) -> Iterator[str]:
-    """Yield the sentences of a line, without blanks around them; none is empty."""
+def _sentences_in(line: str) -> list[str]:
+    """Return the sentences of a line, without blanks around them; none is empty."""
     cuts = [found.end() for found in _END.finditer(line) if _ends(line, found)]
-    for start, end in pairwise([0, *cuts, len(line)]):
-        if sentence := line[start:end].strip():
-            yield sentence
+    return [sentence for start, end in pairwise([0, *cuts, len(line)]) if (sentence := line[start:end].strip())]
 
 
 def _parts_of(sentence: str, longest: int) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -112,8 +113,8 @@ class Adapter:
         return self.pipe.prepare_latents(1, channels, edge, edge, dtype, self.device, generator)
 
     def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
-        """Return what the scheduler is told of its timesteps."""
-        raise NotImplementedError
+        """Return what the scheduler is told of its timesteps; here of latents that are rows of patches."""
+        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": self.shift(latents.shape[1])}
 
     def shift(self, patches: int) -> float:
         """Return how far the schedule of an image of so many patches leans to noise."""

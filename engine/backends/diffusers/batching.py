@@ -61,7 +61,8 @@ class RequestService(ImageService):
 
     def step(self) -> None:
         """Make the images of the next group, and deliver those that are still wanted."""
-        group = self._next_together(_agreement)
+        # Without a negative prompt some pipelines guide otherwise.
+        group = self._next_together(lambda one: (one.edge, one.steps, one.job.negative_prompt is None))
         finished = False
         try:
             pictures = self._pipe(**self._call(group)).images
@@ -120,11 +121,6 @@ class RequestService(ImageService):
             return tensors
 
         return after_step
-
-
-def _agreement(running: Running) -> tuple[int, int, bool]:
-    """What the jobs of one call have in common; without a negative prompt, some pipelines guide otherwise."""
-    return running.edge, running.steps, running.job.negative_prompt is None
 
 
 def preview_steps(steps: int, previews: int) -> tuple[int, ...]:

@@ -75,9 +75,6 @@ class QwenImage(Adapter):
     def _read(self, text: str) -> Embeddings:
         return {"prompt": self.pipe.encode_prompt([text], max_sequence_length=self.sequence_length)[0]}
 
-    def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": self.shift(latents.shape[1])}
-
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
         prompts = [prompt[0] for prompt in embeddings(states, "prompt")]
         side = states[0].edge // self.pipe.vae_scale_factor // 2

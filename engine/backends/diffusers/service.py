@@ -28,19 +28,16 @@ def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, fl
     os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
     from engine.backends.diffusers.batching import RequestService, StepService
     from engine.backends.diffusers.families import adapter_for
+    from engine.backends.diffusers.jobs import ImageService
     from engine.backends.diffusers.load import load
 
     report("loading the pipeline", 0.3)
     wanted = msgspec.msgpack.decode(options, type=ImageOptions)
     profile = ImageProfile.model_validate_json(wanted.profile)
     pipe = load(Path(wanted.folder), profile)
-    by_steps = profile.batching == "steps" and profile.offload == "none"
-    adapter = adapter_for(pipe) if by_steps else None
-    service = (
-        RequestService(pipe, profile, outlet, mark=wanted.mark)
-        if adapter is None
-        else StepService(adapter, profile, outlet, mark=wanted.mark)
-    )
+    service: ImageService = RequestService(pipe, profile, outlet, mark=wanted.mark)
+    if profile.batching == "steps" and profile.offload == "none" and (adapter := adapter_for(pipe)) is not None:
+        service = StepService(adapter, profile, outlet, mark=wanted.mark)
     report("making a first image", 0.8)
     service.rehearse()
     return service

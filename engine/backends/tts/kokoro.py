@@ -15,7 +15,6 @@ from engine.errors import LoadError
 from engine.voices.readers import is_installed
 from engine.weights.safety import check_no_code, check_safetensors, read_config
 
-_ENGLISH = "ab"
 _ENGLISH_WORDS = "en_core_web_sm"
 _REPOSITORY = "hexgrad/Kokoro-82M"  # the package wants a name; nothing is fetched from it
 _STYLE = (1, 256)  # of a voice, for each number of phonemes
@@ -77,7 +76,7 @@ class KokoroSpeech:
 
     def _load_pipeline(self, code: str) -> Any:
         """Return what makes phonemes of a language; the first letter of a voice says which."""
-        if code in _ENGLISH and not is_installed(_ENGLISH_WORDS):
+        if code in "ab" and not is_installed(_ENGLISH_WORDS):
             raise LoadError(
                 f"Kokoro's English voices need the package {_ENGLISH_WORDS}: python -m spacy download {_ENGLISH_WORDS}"
             )
