@@ -94,8 +94,8 @@ class Voices:
         name = self._specs[model].aliases.get(voice, voice)
         found = self._catalogues.get(model, Catalogue()).find(name)
         if found is None:
-            near = self.near(model, voice)
-            meant = f" Did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""
+            near = " or ".join(f"`{one}`" for one in self.near(model, voice))
+            meant = f" Did you mean {near}?" if near else ""
             sentence = f"This model has no such voice.{meant} GET /v1/audio/voices lists the ones there are."
             raise RequestError(sentence, param="voice")
         if not found.available:

@@ -56,20 +56,17 @@ class SpeechModel(WorkerBackend):
             turn.answer_tokens += 1
             chunks.put(msgspec.msgpack.decode(payload, type=SpeechChunk))
 
+        job = SpeechJob(
+            folder=str(voice.folder),
+            family=voice.family,
+            speaker=voice.speaker,
+            language=voice.language,
+            text=request.text,
+            speed=request.speed,
+            seed=request.seed,
+            response_format=request.response_format,
+        )
         async with turn:
             chunks.dispatched()
             seconds = self._spec.engine.max_seconds
-            await self.run(_job(request, voice), take, within_seconds=seconds, advice="Send a shorter text.")
-
-
-def _job(request: SpeechRequest, voice: Voice) -> SpeechJob:
-    return SpeechJob(
-        folder=str(voice.folder),
-        family=voice.family,
-        speaker=voice.speaker,
-        language=voice.language,
-        text=request.text,
-        speed=request.speed,
-        seed=request.seed,
-        response_format=request.response_format,
-    )
+            await self.run(job, take, within_seconds=seconds, advice="Send a shorter text.")
