@@ -9,9 +9,9 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.config import Config, SpeechModelSpec
 from engine.config.messages import near_misses
@@ -20,8 +20,8 @@ from engine.demo import weights_dir as demo_weights_dir
 from engine.errors import LoadError, RequestError
 from engine.voices.files import LIMIT_ENTRIES, MetadataError, ModelFolder, unreadable
 from engine.voices.languages import ETHIOPIAN, language_name, voice_type
-from engine.voices.overlay import Overlay, VoiceEntry, is_id, read_overlay
-from engine.voices.readers import ModelFacts, Reader, Speaker, is_installed, readers
+from engine.voices.overlay import ID, Overlay, VoiceEntry, read_overlay
+from engine.voices.readers import FAMILIES, Family, ModelFacts, Speaker
 from engine.voices.types import Voice, VoiceWarning
 
 _log = logging.getLogger("hearth.voices")
@@ -30,7 +30,7 @@ MAX_MODELS = 100
 _LISTED_FOLDERS, _LISTED_SPEAKERS, _LISTED_WARNINGS = 20, 5, 20
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LANGUAGES_FIRST = (*ETHIOPIAN, "en")
-_EXAMPLES = {"id": "id: selam", "name": "name: Selam", "gender": "gender: female", "language": "language: am"}
+_EXAMPLES = {"id": "selam", "name": "Selam", "gender": "female", "language": "am"}
 
 
 class Voices:
@@ -38,52 +38,50 @@ class Voices:
 
     def __init__(self, config: Config, weights_dir: Path, before: Voices | None = None) -> None:
         self._specs = {spec.id: spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)}
-        self._catalogues: dict[str, Catalogue | LoadError] = {}
+        self._catalogues: dict[str, Catalogue] = {}
+        self._problems: dict[str, LoadError] = {}
         self._kept: dict[str, str] = {}
         for spec in self._specs.values():
-            demos = [] if spec.demo is None else [demo_weights_dir(spec.demo)]
+            demo = None if spec.demo is None else demo_weights_dir(spec.demo)
             try:
-                read = read_catalogue([weights_dir / spec.weights], demos)
+                self._catalogues[spec.id] = read_catalogue(weights_dir / spec.weights, demo)
             except LoadError as error:
                 known = None if before is None else before._catalogues.get(spec.id)  # noqa: SLF001  # its own kind
-                if isinstance(known, Catalogue):
-                    self._kept[spec.id] = f"its voices stay as they were. {error.message}"
-                    _log.error("%s: %s", spec.id, self._kept[spec.id])
-                self._catalogues[spec.id] = known if isinstance(known, Catalogue) else error
-                continue
-            self._catalogues[spec.id] = read
+                if known is None:
+                    self._problems[spec.id] = error
+                    continue
+                self._catalogues[spec.id] = known
+                self._kept[spec.id] = f"its voices stay as they were. {error.message}"
+                _log.error("%s: %s", spec.id, self._kept[spec.id])
 
     def of(self, model: str) -> tuple[Voice, ...]:
         """The voices of a speech model; none of other models."""
-        catalogue = self._catalogues.get(model)
-        return catalogue.voices if isinstance(catalogue, Catalogue) else ()
+        return self._catalogues.get(model, Catalogue()).voices
 
     def warnings(self, model: str) -> tuple[VoiceWarning, ...]:
         """Why voices of a speech model are hidden or cannot speak."""
-        catalogue = self._catalogues.get(model)
-        return catalogue.warnings if isinstance(catalogue, Catalogue) else ()
+        return self._catalogues.get(model, Catalogue()).warnings
 
     def only_demos(self, model: str) -> bool:
         """Whether a speech model has voices, and all of them are for trying out."""
         voices = self.of(model)
         return bool(voices) and all(voice.demo for voice in voices)
 
+    def problem(self, model: str) -> LoadError | None:
+        """Why a speech model cannot be loaded, if so."""
+        return self._problems.get(model)
+
     def notices(self, model: str) -> tuple[str, ...]:
         """All that the operator should know of a speech model's voices: the warnings, and what is wrong with all."""
         problem = self.problem(model)
-        whole = [self._kept[model]] if model in self._kept else [] if problem is None else [problem.message]
-        return (*whole, *(warning.message for warning in self.warnings(model)))
+        whole = self._kept.get(model) if problem is None else problem.message
+        return (*filter(None, [whole]), *(warning.message for warning in self.warnings(model)))
 
     def log_warnings(self) -> None:
         """Log what the operator should know."""
         for model in self._specs:
             for warning in self.warnings(model):
                 _log.warning("%s: %s", model, warning.message)
-
-    def problem(self, model: str) -> LoadError | None:
-        """Why a speech model cannot be loaded, if so."""
-        catalogue = self._catalogues.get(model)
-        return catalogue if isinstance(catalogue, LoadError) else None
 
     def near(self, model: str, voice: str) -> list[str]:
         """Up to three ids and aliases that look like this one, of voices that can speak."""
@@ -94,10 +92,10 @@ class Voices:
     def find(self, model: str, voice: str) -> Voice:
         """Return a voice by its id or alias. Raises `RequestError`."""
         name = self._specs[model].aliases.get(voice, voice)
-        found = next((one for one in self.of(model) if one.id == name), None)
+        found = self._catalogues.get(model, Catalogue()).find(name)
         if found is None:
-            near = self.near(model, voice)
-            meant = f" Did you mean {' or '.join(f'`{one}`' for one in near)}?" if near else ""
+            near = " or ".join(f"`{one}`" for one in self.near(model, voice))
+            meant = f" Did you mean {near}?" if near else ""
             sentence = f"This model has no such voice.{meant} GET /v1/audio/voices lists the ones there are."
             raise RequestError(sentence, param="voice")
         if not found.available:
@@ -120,30 +118,24 @@ class Catalogue:
         """Return the voice of this id."""
         return next((voice for voice in self.voices if voice.id == voice_id), None)
 
-    def models(self) -> tuple[str, ...]:
-        """Return the names of the models that have a voice here."""
-        return tuple(sorted({voice.model for voice in self.voices}))
 
+def read_catalogue(folder: Path | None, demos: Path | None = None) -> Catalogue:
+    """Read the model folders inside `folder`, one TTS model each; a folder that is not there holds none.
 
-def read_catalogue(folders: Sequence[Path], demo_folders: Sequence[Path]) -> Catalogue:
-    """Read the model folders inside `folders`, one TTS model each; a folder that is not there holds none.
-
-    A voice in `folders` replaces the demo voice of its id. Whatever else is wrong with a model hides it, or the voice,
+    A voice in `folder` replaces the demo voice of its id. Whatever else is wrong with a model hides it, or the voice,
     with a warning. Reads files, so call it in a thread where that must not wait.
 
     Raises:
         LoadError: Two voices that are not demo voices have the same id; it names both folders.
     """
     warnings: list[VoiceWarning] = []
-    installed = {reader.FAMILY: all(is_installed(name) for name in reader.RUNTIMES) for reader in readers()}
-    demo = _by_id(_scan(demo_folders, installed, warnings, demo=True))
-    real = _by_id(_scan(folders, installed, warnings, demo=False))
+    demo = _by_id(_scan(demos, warnings, demo=True))
+    real = _by_id(_scan(folder, warnings, demo=False))
     return Catalogue(tuple(sorted({**demo, **real}.values(), key=_order)), tuple(warnings))
 
 
 def _order(voice: Voice) -> tuple[int, str, str, str]:
-    first = _LANGUAGES_FIRST.index(voice.language) if voice.language in _LANGUAGES_FIRST else len(_LANGUAGES_FIRST)
-    return first, voice.language, voice.gender, voice.id
+    return (*_LANGUAGES_FIRST, voice.language).index(voice.language), voice.language, voice.gender, voice.id
 
 
 def _by_id(voices: list[Voice]) -> dict[str, Voice]:
@@ -159,16 +151,13 @@ def _by_id(voices: list[Voice]) -> dict[str, Voice]:
     return found
 
 
-def _scan(
-    folders: Sequence[Path], installed: dict[str, bool], warnings: list[VoiceWarning], *, demo: bool
-) -> list[Voice]:
+def _scan(folder: Path | None, warnings: list[VoiceWarning], *, demo: bool) -> list[Voice]:
     voices: list[Voice] = []
-    for folder in folders:
-        for path in _model_folders(folder, warnings):
-            try:
-                voices += _read_model(ModelFolder(path), installed, warnings, demo=demo)
-            except MetadataError as error:
-                warnings.append(VoiceWarning(path.name, None, f"{path.name} is hidden: {error}"))
+    for path in [] if folder is None else _model_folders(folder, warnings):
+        try:
+            voices += _read_model(ModelFolder(path), warnings, demo=demo)
+        except MetadataError as error:
+            warnings.append(VoiceWarning(path.name, None, f"{path.name} is hidden: {error}"))
     return voices
 
 
@@ -213,28 +202,18 @@ def _problem_of_entry(entry: os.DirEntry[str]) -> str | None:
     return None
 
 
-def _read_model(
-    folder: ModelFolder, installed: dict[str, bool], warnings: list[VoiceWarning], *, demo: bool
-) -> list[Voice]:
-    for reader in readers():
-        facts = reader.read(folder)
+def _read_model(folder: ModelFolder, warnings: list[VoiceWarning], *, demo: bool) -> list[Voice]:
+    for family in FAMILIES:
+        facts = family.read(folder)
         if facts is not None:
             break
     else:
-        kinds = "; ".join(f"{one.FAMILY}: {one.WANTED}" for one in readers())
+        kinds = "; ".join(f"{family.name}: {family.wanted}" for family in FAMILIES)
         raise MetadataError(f"it is no TTS model that is known here ({kinds})")
-    ready = installed[reader.FAMILY]
-    made = _Assembly(folder, reader.FAMILY, facts, read_overlay(folder), demo=demo, installed=ready)
+    made = _Assembly(folder, family, facts, read_overlay(folder), demo=demo, installed=family.installed)
     made.assemble()
     warnings += made.warnings
-    if made.voices and not ready:
-        warnings.append(_not_installed(folder, reader))
     return made.voices
-
-
-def _not_installed(folder: ModelFolder, reader: Reader) -> VoiceWarning:
-    message = f"its voices are listed but cannot speak: what runs {reader.FAMILY} is not installed: {reader.INSTALL}"
-    return VoiceWarning(folder.name, None, f"{folder.name}: {message}")
 
 
 @dataclass(slots=True)
@@ -242,7 +221,7 @@ class _Assembly:
     """The voices of one model, one after the other. `installed`: something that runs its family is there."""
 
     folder: ModelFolder
-    family: str
+    family: Family
     facts: ModelFacts
     overlay: Overlay
     demo: bool
@@ -265,22 +244,28 @@ class _Assembly:
         elif self._mute:
             which = _listed(self._mute)
             self._warn(f"{which} listed but cannot speak: {self._mute[0].problem}", self._mute)
-        if len(self.warnings) > _LISTED_WARNINGS:
-            more = len(self.warnings) - _LISTED_WARNINGS
+        if more := len(self.warnings[_LISTED_WARNINGS:]):
             del self.warnings[_LISTED_WARNINGS:]
             self._warn(f"and {more} more warnings")
+        if self.voices and not self.installed:
+            missing = f"what runs {self.family.name} is not installed: {self.family.install}"
+            self._warn(f"its voices are listed but cannot speak: {missing}")
 
     def _chosen(self) -> list[tuple[Speaker, VoiceEntry]]:
         if self.overlay.spec.voices is None:
             return [(speaker, VoiceEntry()) for speaker in self.facts.speakers]
-        by_name = self._by_name()
+        speakers = self.facts.speakers
+        by_name: dict[int | str | None, Speaker] = {one.label: one for one in speakers if one.label is not None}
+        by_name |= {one.speaker: one for one in speakers}
+        if None in by_name:  # the only voice of a model has no number; people who count give it the first
+            by_name[0] = by_name[None]
         chosen: dict[int | str | None, tuple[Speaker, VoiceEntry]] = {}
         for entry in self.overlay.spec.voices:
             found = by_name.get(entry.speaker)
             said = f"{self.overlay.file} names speaker {'null' if entry.speaker is None else shown(str(entry.speaker))}"
             if found is None:
-                known = ", ".join(_shown(speaker) for speaker in self.facts.speakers[:_LISTED_SPEAKERS]) or "none"
-                more = "" if len(self.facts.speakers) <= _LISTED_SPEAKERS else ", ..."
+                known = ", ".join(_shown(speaker) for speaker in speakers[:_LISTED_SPEAKERS]) or "none"
+                more = "" if len(speakers) <= _LISTED_SPEAKERS else ", ..."
                 self._warn(f"{said}, which the model lacks: it has {known}{more}")
             elif found.speaker in chosen:
                 self._warn(f"{said} twice, and the second is left out: keep one")
@@ -288,43 +273,29 @@ class _Assembly:
                 chosen[found.speaker] = (found, entry)
         return list(chosen.values())
 
-    def _by_name(self) -> dict[int | str | None, Speaker]:
-        found: dict[int | str | None, Speaker] = {}
-        for speaker in self.facts.speakers:
-            found.setdefault(speaker.speaker, speaker)
-            if speaker.label is not None:
-                found.setdefault(speaker.label, speaker)
-            # The only voice of a model has no number; people who count give it the first.
-            if speaker.speaker is None:
-                found[0] = speaker
-        return found
-
     def _add(self, speaker: Speaker, entry: VoiceEntry) -> None:
         spec, facts = self.overlay.spec, self.facts
-        identity = entry.id or (speaker.slug if is_id(speaker.slug) else None)
-        name = entry.name or _clean(speaker.name, 64)
-        gender = entry.gender or speaker.gender
-        language = entry.language or spec.language or speaker.language or self.overlay.card_language
-        if identity is None or name is None or gender is None or language is None:
-            values = {"id": identity, "name": name, "gender": gender, "language": language}
-            lacking = tuple(key for key, value in values.items() if value is None)
+        said: dict[str, Any] = {
+            "id": entry.id or (speaker.slug if ID.fullmatch(speaker.slug) else None),
+            "name": entry.name or _clean(speaker.name, 64),
+            "gender": entry.gender or speaker.gender,
+            "language": entry.language or spec.language or speaker.language or self.overlay.card_language,
+        }
+        if lacking := tuple(key for key, value in said.items() if value is None):
             self._lacking.setdefault(lacking, []).append(speaker)
             return
-        if any(voice.id == identity for voice in self.voices):
-            self._warn(f"two voices have the id {identity}, and the second is hidden: give it another", [speaker])
+        if any(voice.id == said["id"] for voice in self.voices):
+            self._warn(f"two voices have the id {said['id']}, and the second is hidden: give it another", [speaker])
             return
         if speaker.problem:
             self._mute.append(speaker)
         self.voices.append(
             Voice(
-                id=identity,
-                name=name,
-                gender=gender,
-                language=language,
-                type=voice_type(language),
-                description=entry.description or _description(gender, language),
+                **said,
+                type=voice_type(said["language"]),
+                description=entry.description or _description(said["gender"], said["language"]),
                 model=self.folder.name,
-                family=self.family,
+                family=self.family.name,
                 folder=self.folder.path,
                 speaker=speaker.speaker,
                 sample_rate=facts.sample_rate,
@@ -338,7 +309,8 @@ class _Assembly:
     def _warn_of_lacking(self, keys: tuple[str, ...], speakers: list[Speaker]) -> None:
         where = f"{self.folder.name}/{self.overlay.file}"
         known = speakers[0].speaker
-        example = ", ".join([f"speaker: {'null' if known is None else known}", *(_EXAMPLES[key] for key in keys)])
+        values = {"speaker": "null" if known is None else known, **{key: _EXAMPLES[key] for key in keys}}
+        example = ", ".join(f"{key}: {value}" for key, value in values.items())
         listen = " (listen to it first)" if "gender" in keys else ""
         self._warn(
             f"{_listed(speakers)} hidden: nothing says {' and '.join(f'`{key}`' for key in keys)}. Pick one: 1. write "
@@ -352,9 +324,8 @@ class _Assembly:
 
 
 def _description(gender: str, language: str) -> str:
-    kind = {"ethiopian": "native ", "english_standard": "standard "}.get(voice_type(language), "")
-    sentence = f"{kind}{gender} voice in {language_name(language)}"
-    return sentence[0].upper() + sentence[1:]
+    kind = {"ethiopian": f"Native {gender}", "english_standard": f"Standard {gender}"}.get(voice_type(language))
+    return f"{kind or gender.capitalize()} voice in {language_name(language)}"
 
 
 def _clean(text: str | None, limit: int) -> str | None:

@@ -1,7 +1,5 @@
 """Reads the files of a model folder, which may be hostile: bounded, never through a link that leads out of it."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

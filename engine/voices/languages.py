@@ -1,7 +1,5 @@
 """Codes of languages: ISO 639-1 where a language has two letters, else ISO 639-3; and the type of its voices."""
 
-from __future__ import annotations
-
 import re
 
 # Two letters, three letters, English name. Source: the ISO 639-3 code tables of SIL International, by pycountry 26.2.

@@ -1,7 +1,5 @@
 """What people say of a model's voices: voices.yaml in its folder, or `service_voices:` in the model card, README.md."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,17 +20,12 @@ SECTION = "service_voices"
 LIMIT_BYTES = 128 << 10
 _CARD_BYTES = 64 << 10
 _LISTED_PROBLEMS = 20
-_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 
-def is_id(text: str) -> bool:
-    """Whether this can be the id of a voice."""
-    return _ID.fullmatch(text) is not None
-
-
 def _id(text: str) -> str:
-    if not is_id(text):
+    if ID.fullmatch(text) is None:
         said = shown(text)
         raise plain_error(f"must be 1 to 64 of a-z, 0-9, `-` and `_`, beginning with a letter or digit, not {said!r}")
     return text

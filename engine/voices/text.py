@@ -1,10 +1,7 @@
 """What a text is made into before a voice speaks it: sentences, with numbers in words. Letters are the voice's."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -67,34 +64,25 @@ def speakable(text: str, language: str) -> list[Piece]:
 def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:
     sentence = " ".join(sentence.split())
     parts = _parts_of(sentence, _LONGEST_FIRST_CHARACTERS if first else _LONGEST_CHARACTERS)
-    if first and len(parts) > 1:
-        rest = sentence[len(parts[0]) :].lstrip()
-        parts = [parts[0], *_parts_of(rest, _LONGEST_CHARACTERS)]
-    inner = [Piece(part, _CLAUSE_PAUSE_SECONDS if _ends_with_break(part) else 0.0) for part in parts[:-1]]
+    # After a comma a speaker would breathe.
+    inner = [Piece(part, _CLAUSE_PAUSE_SECONDS if _BREAK.match(f"{part[-1:]} ") else 0.0) for part in parts[:-1]]
     return [*inner, *(Piece(part, _SENTENCE_PAUSE_SECONDS) for part in parts[-1:])]
 
 
-def _sentences_in(line: str) -> Iterator[str]:
-    """Yield the sentences of a line, without blanks around them; none is empty."""
+def _sentences_in(line: str) -> list[str]:
+    """Return the sentences of a line, without blanks around them; none is empty."""
     cuts = [found.end() for found in _END.finditer(line) if _ends(line, found)]
-    for start, end in pairwise([0, *cuts, len(line)]):
-        if sentence := line[start:end].strip():
-            yield sentence
+    return [sentence for start, end in pairwise([0, *cuts, len(line)]) if (sentence := line[start:end].strip())]
 
 
 def _parts_of(sentence: str, longest: int) -> list[str]:
-    """Return `sentence` in parts of at most `longest` characters, cut at a break if possible, else between words."""
+    """Return `sentence` in parts, the first of at most `longest` characters; cut at a break if possible."""
     parts = []
     while len(sentence) > longest:
         cut = _cut(sentence, longest)
         parts.append(sentence[:cut].rstrip())
-        sentence = sentence[cut:].lstrip()
+        sentence, longest = sentence[cut:].lstrip(), _LONGEST_CHARACTERS
     return [*parts, sentence] if sentence else parts
-
-
-def _ends_with_break(part: str) -> bool:
-    """Whether a speaker would breathe after it, like after a comma."""
-    return _BREAK.match(part[-1:] + " ") is not None
 
 
 def _ends(line: str, mark: re.Match[str]) -> bool:

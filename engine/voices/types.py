@@ -1,11 +1,11 @@
 """A voice, what is wrong with one that is hidden, and a text to be spoken: plain frozen data."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from engine.config.yaml import shown
 
@@ -76,6 +76,19 @@ class SpeechRequest:
     owner: str = ""
     queue_share: float = 1.0
     before_turn: Callable[[], Awaitable[None]] | None = None
+
+
+class SpeechJob(msgspec.Struct, frozen=True):
+    """A text to be spoken as the worker gets it. `folder` to `language` are the voice's."""
+
+    folder: str
+    family: str
+    speaker: int | str | None
+    language: str
+    text: str
+    speed: float = 1.0
+    seed: int | None = None
+    response_format: AudioFormat = "mp3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ What happens to a job is the worker's (service.py); who goes next is admission.p
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -13,7 +14,7 @@ from typing import Self
 import msgspec
 
 from engine.admission import Room
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
+from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.config import ImageModelSpec
 from engine.config.profiles import SIZES, ImageProfile
 from engine.process.backend import WorkerBackend, start_worker
@@ -37,7 +38,6 @@ class ImageModel(WorkerBackend):
         super().__init__(worker, Room(sequences=places, waiting=waiting, kv_tokens=_WHOLE, fair=fair))
         self._spec = spec
         self._profile = profile
-        self.ready = msgspec.msgpack.decode(worker.info, type=ImageReady)
 
     @classmethod
     async def load(  # noqa: PLR0913  # what a load depends on
@@ -52,11 +52,9 @@ class ImageModel(WorkerBackend):
         report: Callable[[str, float], None],
     ) -> Self:
         """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
-        options = ImageOptions(str(folder), profile.model_dump_json(by_alias=True), threads, mark)
-        stall_seconds = spec.engine.stall_seconds
-        worker = await start_worker(
-            _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
-        )
+        options = ImageOptions(str(folder), profile.model_dump_json(by_alias=True), mark)
+        stall = spec.engine.stall_seconds
+        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec, profile)
 
     def images(self, request: ImageRequest, stream: ImageStream) -> None:
@@ -71,10 +69,12 @@ class ImageModel(WorkerBackend):
             await request.before_turn(request.n)
         # Without a seed a random one, in the range that every client's numbers can hold
         first = secrets.randbits(32) if request.seed is None else request.seed
+        job = msgspec.convert(replace(request, seed=first), ImageJob, from_attributes=True)
+        jobs = [msgspec.structs.replace(job, index=index, seed=(first + index) % _SEEDS) for index in range(request.n)]
         try:
             async with asyncio.TaskGroup() as group:
-                for index in range(request.n):
-                    group.create_task(self._make_one(_job(request, index, (first + index) % _SEEDS), request, events))
+                for one in jobs:
+                    group.create_task(self._make_one(one, request, events))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
@@ -82,31 +82,13 @@ class ImageModel(WorkerBackend):
         share = _WHOLE // self._profile.batch(request.size)
         turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
 
-        def charge(steps: int) -> None:
-            """Its cost for fairness: room times steps, in units of a standard image of that size."""
-            turn.answer_tokens = max(1, share * steps // self._profile.steps.standard)
-
         def take(payload: msgspec.Raw) -> None:
             event: ImageEvent = msgspec.msgpack.decode(payload, type=ImageEvent)
             if isinstance(event, ImageProgress):
-                charge(event.step)
+                # Its cost for fairness: room times steps, in units of a standard image of that size
+                turn.answer_tokens = max(1, share * event.step // self._profile.steps.standard)
             events.put(event)
 
         async with turn:
             events.dispatched()
             await self.run(job, take, within_seconds=self._spec.engine.max_seconds, advice=_ADVICE)
-            charge(self._profile.step_count(request.quality))
-
-
-def _job(request: ImageRequest, index: int, seed: int) -> ImageJob:
-    return ImageJob(
-        prompt=request.prompt,
-        size=request.size,
-        quality=request.quality,
-        seed=seed,
-        negative_prompt=request.negative_prompt,
-        output_format=request.output_format,
-        compression=request.compression,
-        partial_images=request.partial_images,
-        index=index,
-    )

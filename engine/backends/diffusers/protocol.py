@@ -5,35 +5,20 @@ The worker answers with `ImageEvent`s (engine/types.py). How messages travel is 
 
 import msgspec
 
-from engine.config.profiles import Batches, ImageProfile
 from engine.types import ImageFormat, Quality  # msgspec reads them
 
 
 class ImageOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which pipeline the worker loads, and how. `threads` are those of a CPU, if it runs on one."""
+    """Which pipeline the worker loads, and how. `mark`: whether files say in their metadata that a model made them."""
 
     folder: str
     profile: str
     """An `ImageProfile` as JSON."""
-    threads: int
     mark: bool
-    """Whether files say in their metadata that a model made them."""
-
-    def read_profile(self) -> ImageProfile:
-        """Return the profile."""
-        return ImageProfile.model_validate_json(self.profile)
-
-
-class ImageReady(msgspec.Struct, frozen=True):
-    """What a loaded pipeline says of itself. `batches`: how its jobs are joined."""
-
-    pipeline: str
-    device: str
-    batches: Batches
 
 
 class ImageJob(msgspec.Struct, frozen=True):
-    """One image to make, number `index` of its request.
+    """One image to make, number `index` of its request, with the fields of an `ImageRequest` that decide what it is.
 
     `size` is the edge of the file; the profile says at which size it is rendered.
     """

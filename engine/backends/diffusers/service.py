@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from engine.backends.diffusers.protocol import ImageOptions, ImageReady
+from engine.backends.diffusers.protocol import ImageOptions
+from engine.config.profiles import ImageProfile
 from engine.process.service import Outlet, Service
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
 }
@@ -23,19 +26,18 @@ def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, fl
     """
     report("importing diffusers", 0.1)
     os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
-    from engine.backends.diffusers.adapters import adapter_for
     from engine.backends.diffusers.batching import RequestService, StepService
+    from engine.backends.diffusers.families import adapter_for
+    from engine.backends.diffusers.jobs import ImageService
     from engine.backends.diffusers.load import load
 
     report("loading the pipeline", 0.3)
     wanted = msgspec.msgpack.decode(options, type=ImageOptions)
-    profile = wanted.read_profile()
-    loaded = load(wanted)
-    by_steps = profile.batching == "steps" and profile.offload == "none"
-    adapter = adapter_for(loaded.pipe) if by_steps else None
-    info = ImageReady(loaded.name, loaded.device, "requests" if adapter is None else "steps")
-    given = (loaded.pipe, wanted, outlet, info)
-    service = RequestService(*given) if adapter is None else StepService(adapter, *given)
+    profile = ImageProfile.model_validate_json(wanted.profile)
+    pipe = load(Path(wanted.folder), profile)
+    service: ImageService = RequestService(pipe, profile, outlet, mark=wanted.mark)
+    if profile.batching == "steps" and profile.offload == "none" and (adapter := adapter_for(pipe)) is not None:
+        service = StepService(adapter, profile, outlet, mark=wanted.mark)
     report("making a first image", 0.8)
     service.rehearse()
     return service

@@ -1,36 +1,27 @@
 """Speaks with Kokoro (kokoro*.safetensors and voices/*.safetensors), through its package where that is installed."""
 
-from __future__ import annotations
-
-import importlib.util
-import logging
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.backends.tts.piper import stretch
+from engine.backends.tts.sound import stretch
 from engine.errors import LoadError
+from engine.voices.readers import is_installed
 from engine.weights.safety import check_no_code, check_safetensors, read_config
 
-_log = logging.getLogger(__name__)
-
-_SAMPLE_RATE = 24_000
-_ENGLISH = "ab"
 _ENGLISH_WORDS = "en_core_web_sm"
 _REPOSITORY = "hexgrad/Kokoro-82M"  # the package wants a name; nothing is fetched from it
-_STYLES = (510, 1, 256)  # of a voice: one for each number of phonemes
+_STYLE = (1, 256)  # of a voice, for each number of phonemes
 
 
-def load(folder: Path) -> KokoroSpeech:
-    """Raises `LoadError` without the package, and for a folder that is unsafe, incomplete or not understood."""
-    if importlib.util.find_spec("kokoro") is None:
-        raise LoadError("Kokoro's voices need the package kokoro: pip install kokoro")
+def load(folder: Path) -> "KokoroSpeech":
+    """Raises `LoadError` for a folder that is unsafe or incomplete."""
     check_no_code(folder / "config.json")
     weights = next(iter(sorted(folder.glob("*.safetensors"))), None)
     if weights is None:
@@ -38,15 +29,7 @@ def load(folder: Path) -> KokoroSpeech:
             f"{folder.name} holds no .safetensors file. Convert the model: pickles (.pth) can run code and are refused."
         )
     check_safetensors(weights)
-    try:
-        model = _model(read_config(folder / "config.json"), load_file(weights))
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, SafetensorError) as error:
-        _log.exception("kokoro could not load %s", folder.name)
-        raise LoadError(
-            f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
-            "download is complete."
-        ) from error
-    return KokoroSpeech(folder, model)
+    return KokoroSpeech(folder, _model(read_config(folder / "config.json"), load_file(weights)))
 
 
 def _model(config: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -63,55 +46,43 @@ def _model(config: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 class KokoroSpeech:
-    """A `Synthesizer` (families.py)."""
+    """A `Synthesizer` (service.py)."""
 
-    sample_rate = _SAMPLE_RATE
+    sample_rate = 24_000
 
     def __init__(self, folder: Path, model: Any) -> None:
         self._folder = folder
         self._model = model
-        self._pipelines: dict[str, Any] = {}
-        self._voices: dict[str, torch.Tensor] = {}
+        self._voice, self._pipeline = cache(self._load_voice), cache(self._load_pipeline)
 
     def sayable(self, text: str) -> str:
-        """As `Synthesizer.sayable`."""
-        return text if any(map(str.isalnum, text)) else ""
+        return text
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        """As `Synthesizer.speak`."""
-        voice = self._voice(speaker)
+        name = str(speaker)
+        voice = self._voice(name)
         torch.manual_seed(seed)
         with torch.inference_mode():
-            results = list(self._pipeline(str(speaker)[0])(text, voice=voice, speed=1, split_pattern=None))
-        parts = [result.audio.numpy() for result in results if result.audio is not None]
-        spoken = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        return stretch(spoken.astype(np.float32), _SAMPLE_RATE, speed)
+            results = list(self._pipeline(name[0])(text, voice=voice, speed=1, split_pattern=None))
+        return stretch([one.audio.numpy() for one in results if one.audio is not None], self.sample_rate, speed)
 
-    def _voice(self, speaker: int | str | None) -> torch.Tensor:
-        name = str(speaker)
-        if name not in self._voices:
-            file = self._folder / "voices" / f"{name}.safetensors"
-            if file.parent.parent != self._folder or not file.is_file():
-                raise LoadError(f"{self._folder.name} has no voices/{name}.safetensors.")
-            check_safetensors(file)
-            tensors = list(load_file(file).values())
-            if len(tensors) != 1 or tensors[0].shape[1:] != _STYLES[1:]:
-                raise LoadError(f"{self._folder.name}/voices/{name}.safetensors holds no voice of Kokoro.")
-            self._voices[name] = tensors[0].float()
-        return self._voices[name]
+    def _load_voice(self, name: str) -> torch.Tensor:
+        file = self._folder / "voices" / f"{name}.safetensors"
+        check_safetensors(file)
+        tensors = list(load_file(file).values())
+        if len(tensors) != 1 or tensors[0].shape[1:] != _STYLE:
+            raise LoadError(f"{self._folder.name}/voices/{name}.safetensors holds no voice of Kokoro.")
+        return tensors[0].float()
 
-    def _pipeline(self, code: str) -> Any:
+    def _load_pipeline(self, code: str) -> Any:
         """Return what makes phonemes of a language; the first letter of a voice says which."""
-        if code not in self._pipelines:
-            if code in _ENGLISH and importlib.util.find_spec(_ENGLISH_WORDS) is None:
-                raise LoadError(
-                    f"Kokoro's English voices need the package {_ENGLISH_WORDS}: python -m spacy download "
-                    f"{_ENGLISH_WORDS}"
-                )
-            from kokoro import KPipeline
+        if code in "ab" and not is_installed(_ENGLISH_WORDS):
+            raise LoadError(
+                f"Kokoro's English voices need the package {_ENGLISH_WORDS}: python -m spacy download {_ENGLISH_WORDS}"
+            )
+        from kokoro import KPipeline
 
-            try:
-                self._pipelines[code] = KPipeline(code, _REPOSITORY, model=self._model)
-            except (ImportError, AssertionError, RuntimeError) as error:
-                raise LoadError(f"Kokoro cannot speak the language of its voices {code}*_*.") from error
-        return self._pipelines[code]
+        try:
+            return KPipeline(code, _REPOSITORY, model=self._model)
+        except (ImportError, AssertionError, RuntimeError) as error:
+            raise LoadError(f"Kokoro cannot speak the language of its voices {code}*_*.") from error

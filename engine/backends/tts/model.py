@@ -3,21 +3,18 @@
 Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (service.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Self
 
 import msgspec
 
 from engine.admission import Room
-from engine.backends.tts import protocol
 from engine.config import SpeechModelSpec
 from engine.process.backend import WorkerBackend, start_worker
 from engine.process.parent import WorkerProcess
 from engine.stream import SpeechStream, Stream
-from engine.voices.types import SpeechChunk, SpeechRequest, Voice
+from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
 
 _SERVICE = "engine.backends.tts.service:open_service"
 
@@ -34,13 +31,10 @@ class SpeechModel(WorkerBackend):
     @classmethod
     async def load(
         cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
-    ) -> SpeechModel:
+    ) -> Self:
         """Start a worker. It loads voices when they are first asked for."""
-        options = protocol.SpeechOptions(threads, mark)
-        stall_seconds = spec.engine.stall_seconds
-        worker = await start_worker(
-            _SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall_seconds
-        )
+        stall = spec.engine.stall_seconds
+        worker = await start_worker(_SERVICE, mark, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec)
 
     def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:
@@ -59,25 +53,20 @@ class SpeechModel(WorkerBackend):
         )
 
         def take(payload: msgspec.Raw) -> None:
-            event: Any = msgspec.msgpack.decode(payload, type=protocol.SpeechEvent)
-            if isinstance(event, protocol.Audio):
-                turn.answer_tokens += 1
-                chunks.put(SpeechChunk(event.data, event.seconds))
+            turn.answer_tokens += 1
+            chunks.put(msgspec.msgpack.decode(payload, type=SpeechChunk))
 
+        job = SpeechJob(
+            folder=str(voice.folder),
+            family=voice.family,
+            speaker=voice.speaker,
+            language=voice.language,
+            text=request.text,
+            speed=request.speed,
+            seed=request.seed,
+            response_format=request.response_format,
+        )
         async with turn:
             chunks.dispatched()
             seconds = self._spec.engine.max_seconds
-            await self.run(_job(request, voice), take, within_seconds=seconds, advice="Send a shorter text.")
-
-
-def _job(request: SpeechRequest, voice: Voice) -> protocol.SpeechJob:
-    return protocol.SpeechJob(
-        folder=str(voice.folder),
-        family=voice.family,
-        speaker=voice.speaker,
-        language=voice.language,
-        text=request.text,
-        speed=request.speed,
-        seed=request.seed,
-        response_format=request.response_format,
-    )
+            await self.run(job, take, within_seconds=seconds, advice="Send a shorter text.")

@@ -1,31 +1,35 @@
 """The service that speaks, as its worker process opens it: text after text in turn, sentence by sentence."""
 
-from __future__ import annotations
-
+import importlib
+import itertools
 import logging
 import os
 import secrets
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends.tts.encoders import Encoder
-from engine.backends.tts.families import LoadedModels, Synthesizer
-from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
+from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.service import Outlet, Service
 from engine.voices.languages import language_name
+from engine.voices.readers import FAMILIES
 from engine.voices.text import Piece, speakable
+from engine.voices.types import SpeechChunk, SpeechJob
 
 _log = logging.getLogger(__name__)
 
-SLOWEST, FASTEST = 0.25, 4.0
+MAX_LOADED = 4
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
     "TRANSFORMERS_VERBOSITY": "error",
 }
 # These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
@@ -36,40 +40,65 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seed
 
 
 def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
-    """Make ready to speak, as `options` (a `SpeechOptions`) say. Voices are loaded when they are first asked for."""
-    report("importing torch", 0.1)
-    wanted = msgspec.msgpack.decode(options, type=SpeechOptions)
-    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
-    import torch
-    import transformers
+    """Make ready to speak. Voices are loaded when they are first asked for.
 
+    `options` is a bool: whether files say in their metadata that a model spoke.
+    """
+    report("importing torch", 0.1)
+    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
     from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
 
-    torch.set_num_threads(wanted.threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return SpeechService(outlet, mark=wanted.mark)
+    return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=bool))
 
 
-@dataclass(slots=True)
-class _Voice:
-    """What a job has once it has begun."""
+class Synthesizer(Protocol):
+    """A loaded model, of one or more speakers: what `load(folder)` in the file of its family makes."""
 
-    model: Synthesizer
-    encoder: Encoder
-    next: Piece | None
+    @property
+    def sample_rate(self) -> int:
+        """In Hz."""
+
+    def sayable(self, text: str) -> str:
+        """Return what of a piece of text `speak` can say, in the letters that it takes; without a letter if nothing."""
+
+    def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
+        """Say what `sayable` returned: mono samples, 1/`speed` as long as at speed 1. The same seed, the same sound."""
 
 
-@dataclass(slots=True)
-class _Running:
-    """A job that has not ended. `voice` comes with its first turn."""
+class LoadedModels:
+    """Loads models when they are first needed, and keeps those that were used last."""
 
-    job: SpeechJob
-    pieces: deque[Piece]
-    seed: int
-    voice: _Voice | None = None
-    spoken: int = 0
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self._load = lru_cache(MAX_LOADED)(lambda family, folder, _changed_at: _load(family, folder))
+
+    def get(self, family: str, folder: Path) -> Synthesizer:
+        """Return a loaded model. Raises `LoadError`."""
+        return self._load(family, folder, _changed_at(folder))
+
+
+def _changed_at(folder: Path) -> int:
+    """A model that was replaced on disk is another one."""
+    try:
+        return max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
+    except OSError as error:
+        raise LoadError(f"The folder {folder.name} cannot be read. Reload the models.") from error
+
+
+def _load(family: str, folder: Path) -> Synthesizer:
+    for known in FAMILIES:
+        if known.name == family and not known.installed:
+            raise LoadError(f"What runs {family} is not installed: {known.install}")
+    try:
+        model: Synthesizer = importlib.import_module(f"engine.backends.tts.{family}").load(folder)
+    except EngineError:
+        raise
+    except Exception as error:  # the errors of the families' libraries share no other class
+        _log.exception("%s could not load %s", family, folder.name)
+        raise LoadError(
+            f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
+            "download is complete."
+        ) from error
+    return model
 
 
 class SpeechService:
@@ -81,19 +110,15 @@ class SpeechService:
         self._models = LoadedModels()
         self._outlet = outlet
         self._mark = mark
-        self._running: OrderedDict[int, _Running] = OrderedDict()
+        self._running: OrderedDict[int, Iterator[tuple[SpeechChunk, bool]]] = OrderedDict()
 
     def submit(self, job: int, payload: bytes) -> None:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
         asked = msgspec.msgpack.decode(payload, type=SpeechJob)
-        if not SLOWEST <= asked.speed <= FASTEST:
-            raise RequestError(f"speed must be between {SLOWEST} and {FASTEST:g}.", param="speed")
         pieces = speakable(asked.text, asked.language)
         if not pieces:
             raise _nothing_to_say(asked)
-        self._running[job] = _Running(
-            asked, deque(pieces), secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
-        )
+        self._running[job] = self._speak(job, asked, pieces)
 
     def cancel(self, job: int) -> None:
         """Let a job go."""
@@ -107,66 +132,57 @@ class SpeechService:
 
     def step(self) -> None:
         """Speak the next sentence of the job that has waited longest for one."""
-        number, running = next(iter(self._running.items()))
+        number, sentences = next(iter(self._running.items()))
         try:
-            finished = self._speak(number, running)
+            chunk, last = next(sentences, (None, True))
+            if chunk is not None:
+                self._outlet.event(number, chunk)
         except EngineError as error:
             self._running.pop(number, None)
-            self._outlet.failed(number, _for_clients(error, running.job))
+            self._outlet.failed(number, _for_clients(error))
             return
-        if finished:
-            self._running.pop(number, None)
-            self._outlet.done(number)
+        if last:
+            self.cancel(number)
         elif number in self._running:
             self._running.move_to_end(number)
 
-    def _speak(self, number: int, running: _Running) -> bool:
-        """Whether that was all."""
-        voice = running.voice = running.voice or self._begin(number, running)
-        if voice.next is None:
-            return False  # its client left while a sentence was looked for
-        piece = voice.next
-        samples = _say(voice.model, piece.text, running)
-        running.spoken += 1
-        voice.next = self._next(number, voice.model, running)
-        last = voice.next is None
-        silence = np.zeros(round(piece.pause_seconds / running.job.speed * voice.model.sample_rate), np.float32)
-        sound = samples if last else np.concatenate((samples, silence))
-        seconds = len(sound) / voice.model.sample_rate
-        running.seconds += seconds
-        self._send(number, Audio(voice.encoder.add(sound, last=last), seconds))
-        if last:
-            self._send(number, Spoken(running.seconds))
-        return last
+    def _speak(self, number: int, job: SpeechJob, pieces: list[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
+        """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first.
 
-    def _begin(self, number: int, running: _Running) -> _Voice:
-        """Load the voice. Raises `RequestError` for a text of which it can say nothing."""
-        model = self._models.get(running.job.family, running.job.folder)
-        first = self._next(number, model, running)
-        if first is None and number in self._running:
-            raise _nothing_to_say(running.job)
-        job = running.job
+        The voice is loaded first. Raises `EngineError`s.
+        """
+        model = self._models.get(job.family, Path(job.folder))
+        sayable = self._sayable(number, model, pieces)
+        piece = next(sayable, None)
+        if piece is None and number in self._running:
+            raise _nothing_to_say(job)
         whole = job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS
         encoder = Encoder(job.response_format, model.sample_rate, mark=self._mark, whole=whole)
-        return _Voice(model, encoder, first)
+        seeds = itertools.count(secrets.randbelow(_SEEDS) if job.seed is None else job.seed, _SEED_STEP)
+        while piece is not None:
+            sound = _say(model, piece.text, job, next(seeds) % _SEEDS)
+            following = next(sayable, None)
+            if following is not None:
+                silence = np.zeros(round(piece.pause_seconds / job.speed * model.sample_rate), np.float32)
+                sound = np.concatenate((sound, silence))
+            data = encoder.add(sound, last=following is None)
+            yield SpeechChunk(data, len(sound) / model.sample_rate), following is None
+            piece = following
 
-    def _next(self, number: int, model: Synthesizer, running: _Running) -> Piece | None:
-        """Return the next piece that has a sound. Romanising can take long: meanwhile others may come and leave."""
-        while running.pieces and number in self._running:
-            piece = running.pieces.popleft()
-            if text := model.sayable(piece.text):
-                return replace(piece, text=text)
-            self._outlet.poll()
-        return None
+    def _sayable(self, number: int, model: Synthesizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces that have a sound. Romanising can take long: meanwhile others may come and leave."""
+        for piece in pieces:
+            if number not in self._running:
+                return
+            text = model.sayable(piece.text)
+            if any(map(str.isalnum, text)):
+                yield replace(piece, text=text)
+            else:
+                self._outlet.poll()
 
-    def _send(self, number: int, event: SpeechEvent) -> None:
-        self._outlet.event(number, event)
 
-
-def _say(model: Synthesizer, text: str, running: _Running) -> NDArray[np.float32]:
+def _say(model: Synthesizer, text: str, job: SpeechJob, seed: int) -> NDArray[np.float32]:
     """Raises `GenerationError` for whatever one sentence can do to a model: the next one may do well."""
-    job = running.job
-    seed = (running.seed + running.spoken * _SEED_STEP) % _SEEDS
     try:
         samples = model.speak(text, job.speaker, job.speed, seed)
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError, MemoryError) as error:
@@ -188,11 +204,11 @@ def _nothing_to_say(job: SpeechJob) -> RequestError:
     )
 
 
-def _for_clients(error: EngineError, job: SpeechJob) -> EngineError:
+def _for_clients(error: EngineError) -> EngineError:
     """A model that cannot be loaded is the operator's concern: its message goes to the log."""
     if not isinstance(error, LoadError):
         return error
-    _log.error("A voice of family %s cannot speak: %s", job.family, error.message)
+    _log.error("A voice cannot speak: %s", error.message)
     return GenerationError(
         "The model of this voice cannot be loaded. Choose another voice, or ask whoever runs this server to look into "
         "its log."

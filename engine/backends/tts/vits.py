@@ -1,82 +1,54 @@
 """Speaks with VITS models of transformers, like Meta's MMS voices, one sentence at a time, on the CPU."""
 
-from __future__ import annotations
-
-import importlib.util
-import logging
 import unicodedata
 import warnings
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from transformers import VitsModel, VitsTokenizer
 
 from engine.errors import GenerationError, LoadError
-from engine.weights.safety import check_folder, read_config
-
-with warnings.catch_warnings():
-    # Of a function that transformers compiles when this module of it is imported.
-    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-    from transformers import VitsModel, VitsTokenizer
-
-_log = logging.getLogger(__name__)
+from engine.weights.safety import check_folder
 
 # A piece of text is 200 characters, some 20 s. A model that wants to hum for minutes is broken.
 _LONGEST_SECONDS = 120
 _TRAINING_ONLY = "posterior_encoder."
-_REFUSALS = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, SafetensorError)
 _PUNCTUATION = str.maketrans({"\u2019": "'", "\u02bc": "'", "\u2018": "'", "\u2013": "-", "\u2014": "-"})
 
 
-def load(folder: Path) -> VitsSpeech:
-    """Raises `LoadError` for a folder that is unsafe, incomplete or not understood."""
+def load(folder: Path) -> "VitsSpeech":
+    """Raises `LoadError` for a folder that is unsafe or incomplete."""
     check_folder(folder)
-    if read_config(folder / "config.json").get("model_type") != "vits":
-        raise LoadError(f"{folder.name}/config.json does not say `model_type: vits`.")
-    try:
-        with warnings.catch_warnings():
-            # torch.nn.utils.weight_norm, used by transformers itself for these models.
-            warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|transformers)\b")
-            tokenizer = VitsTokenizer.from_pretrained(folder, local_files_only=True)
-            model, found = VitsModel.from_pretrained(
-                folder, use_safetensors=True, local_files_only=True, dtype=torch.float32, output_loading_info=True
-            )
-    except _REFUSALS as error:
-        _log.exception("transformers could not load %s", folder.name)
-        raise LoadError(
-            f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
-            "download is complete."
-        ) from error
+    with warnings.catch_warnings():
+        # torch.nn.utils.weight_norm, used by transformers itself for these models.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|transformers)\b")
+        tokenizer = VitsTokenizer.from_pretrained(folder, local_files_only=True)
+        model, found = VitsModel.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, dtype=torch.float32, output_loading_info=True
+        )
     # What is missing would be filled with noise, and be heard as noise.
     missing = sorted(name for name in found["missing_keys"] if not name.startswith(_TRAINING_ONLY))
     if missing:
         raise LoadError(f"{folder.name} lacks {len(missing)} tensors, like {missing[0]}. Download it again.")
-    if tokenizer.phonemize and importlib.util.find_spec("phonemizer") is None:
-        raise LoadError(
-            f"{folder.name} was made for phonemes. Pick one: 1. pip install phonemizer, and install espeak-ng; 2. a "
-            "model that was made for letters, like those of MMS."
-        )
-    return VitsSpeech(folder.name, tokenizer, model.eval())
+    return VitsSpeech(tokenizer, model.eval())
 
 
 class VitsSpeech:
-    """A `Synthesizer` (families.py)."""
+    """A `Synthesizer` (service.py)."""
 
-    def __init__(self, name: str, tokenizer: Any, model: Any) -> None:
+    def __init__(self, tokenizer: Any, model: Any) -> None:
         self.sample_rate: int = model.config.sampling_rate
-        self._name = name
         self._tokenizer = tokenizer
         self._model = model
-        self._pace = _Pace(model.duration_predictor, model.speaking_rate)
+        most_frames = _LONGEST_SECONDS * self.sample_rate // prod(model.config.upsample_rates)
+        self._pace = _Pace(model.duration_predictor, model.speaking_rate, most_frames)
         model.duration_predictor, model.speaking_rate = self._pace, 1.0
-        self._samples_per_frame = 1
-        for rate in model.config.upsample_rates:
-            self._samples_per_frame *= rate
         # Signs that stand for no sound. Some models give the pad token a letter's number, and that letter is spoken.
         signs = (tokenizer.pad_token, tokenizer.unk_token)
         self._letters = frozenset(tokenizer.get_vocab()) - {sign for sign in signs if sign and not sign.isalpha()}
@@ -85,40 +57,28 @@ class VitsSpeech:
         """As `Synthesizer.sayable`: in Latin letters where the model takes those for another script."""
         text = unicodedata.normalize("NFC", text).translate(_PUNCTUATION)
         if self._tokenizer.phonemize:
-            return text if any(map(str.isalnum, text)) else ""
+            return text
         if self._tokenizer.is_uroman and not text.isascii():
             text = "".join(map(_of_its_script, text))
             # ASCII only, or the tokenizer would set up a romaniser of its own: seconds each time.
             text = _romaniser()(text).encode("ascii", "ignore").decode()
-        known = " ".join("".join(map(self._known, text)).split())
-        return known if any(map(str.isalnum, known)) else ""
+        return " ".join("".join(map(self._known, text)).split())
 
     def _known(self, character: str) -> str:
         """The character in a form that has a number, else nothing for a letter, and a space between words."""
         plain = unicodedata.normalize("NFKD", character)[0]
-        for form in (character, character.lower(), plain, plain.lower()):
-            if form in self._letters:
-                return form
-        return "" if unicodedata.category(character)[0] in "LM" else " "
+        forms = (character, character.lower(), plain, plain.lower())
+        nothing = "" if unicodedata.category(character)[0] in "LM" else " "
+        return next((form for form in forms if form in self._letters), nothing)
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
         """As `Synthesizer.speak`. Raises `GenerationError` for a sound that is none."""
-        chosen = self._chosen(speaker)
         self._pace.speed = speed
-        self._pace.most_frames = _LONGEST_SECONDS * self.sample_rate // self._samples_per_frame
         torch.manual_seed(seed)  # VITS draws from the global generator
         with torch.inference_mode():
-            made = self._model(**self._tokenizer(text, return_tensors="pt"), **chosen).waveform[0]
+            made = self._model(**self._tokenizer(text, return_tensors="pt"), speaker_id=speaker).waveform[0]
         samples: NDArray[np.float32] = made.numpy()
         return samples
-
-    def _chosen(self, speaker: int | str | None) -> dict[str, int]:
-        speakers = self._model.config.num_speakers
-        if speakers <= 1 and speaker in {None, 0}:
-            return {}
-        if isinstance(speaker, int) and 0 <= speaker < speakers:
-            return {"speaker_id": speaker}
-        raise LoadError(f"{self._name} has no speaker {speaker!r}: it has {speakers}, counted from 0.")
 
 
 def _of_its_script(character: str) -> str:
@@ -136,17 +96,17 @@ class _Pace(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
     is far from half the length. Here the sum is divided and rounded; at high speed some letters get no frame at all.
     """
 
-    def __init__(self, predictor: torch.nn.Module, natural_rate: float) -> None:
+    def __init__(self, predictor: torch.nn.Module, natural_rate: float, most_frames: int) -> None:
         super().__init__()
         self._predictor = predictor
         self._natural_rate = natural_rate
+        self._most_frames = most_frames
         self.speed = 1.0
-        self.most_frames = 0
 
     def forward(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Return logarithms of whole numbers of frames, less a half: the model rounds them up."""
         natural = torch.ceil(torch.exp(self._predictor(*arguments, **named)) / self._natural_rate)
-        if not natural.sum() <= self.most_frames:  # NaN neither
+        if not natural.sum() <= self._most_frames:  # NaN neither
             raise GenerationError(
                 "The voice could not find a length for this text. Try again, or write it in other words."
             )

@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 from engine.demo import weights_dir
 from engine.weights.safety import check_folder
 
-# transformers compiles one function of VITS in a way that torch has since given up.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 RATE = 16000
 TEXTS = {
     "demo-am": "ሰላም፣ እንዴት ነህ? ዛሬ ጥሩ ቀን ነው።",

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from voice_folders import SAFETENSORS, ids, kokoro, only_warning, overlay, piper, put, read, vits
 
+import engine.backends.tts
 from engine import LoadError, demo
-from engine.backends.tts.families import FAMILIES
 from engine.voices.catalogue import read_catalogue
 from engine.voices.languages import language_code, language_name, voice_type
 from engine.voices.overlay import OverlaySpec, VoiceEntry
-from engine.voices.readers import readers
+from engine.voices.readers import FAMILIES
 from engine.voices.types import VoiceWarning
 
 SELAM = {"speaker": None, "id": "selam", "name": "Selam", "gender": "female"}
@@ -28,7 +28,6 @@ def test_a_vits_model_with_an_overlay_is_a_voice(tmp_path: Path):
     assert catalogue.warnings == ()
     (voice,) = catalogue.voices
     assert catalogue.find("selam") is voice
-    assert catalogue.models() == ("mms-tts-amh",)
     assert (voice.name, voice.gender, voice.language, voice.type) == ("Selam", "female", "am", "ethiopian")
     assert (voice.family, voice.speaker, voice.sample_rate, voice.model) == ("vits", None, 16000, "mms-tts-amh")
     assert (voice.folder, voice.description) == (tmp_path / "mms-tts-amh", "Native female voice in Amharic")
@@ -192,7 +191,7 @@ def test_voices_come_in_the_order_of_the_interface(tmp_path: Path):
 
 
 def test_folders_that_are_not_there_hold_no_voices(tmp_path: Path):
-    catalogue = read_catalogue([tmp_path / "none"], [])
+    catalogue = read_catalogue(tmp_path / "none")
     assert (catalogue.voices, catalogue.warnings, catalogue.find("selam")) == ((), (), None)
 
 
@@ -206,8 +205,10 @@ def test_a_model_of_another_family_and_a_model_outside_a_folder_are_named(tmp_pa
     assert "config.json is left out: each model is in a folder of its own" in outside
 
 
-def test_a_family_is_one_file_in_readers_and_one_in_the_backend():
-    assert tuple(reader.FAMILY for reader in readers()) == FAMILIES == ("kokoro", "piper", "vits")
+def test_each_family_has_a_file_in_the_backend():
+    assert [family.name for family in FAMILIES] == ["kokoro", "piper", "vits"]
+    for family in FAMILIES:
+        assert (Path(engine.backends.tts.__file__).parent / f"{family.name}.py").is_file()
 
 
 def test_a_warning_can_be_printed_anywhere():
@@ -228,7 +229,7 @@ def test_twenty_folders_are_read_at_once(tmp_path: Path):
 
 @pytest.mark.skipif(not DEMO_VOICES.is_dir(), reason="the demo voices have not been built")
 def test_the_demo_voices_are_the_nine_of_the_interface():
-    catalogue = read_catalogue([], [DEMO_VOICES])
+    catalogue = read_catalogue(None, DEMO_VOICES)
     assert catalogue.warnings == ()
     assert [(voice.language, voice.gender, voice.id, voice.type) for voice in catalogue.voices] == [
         ("am", "female", "hana", "ethiopian"),

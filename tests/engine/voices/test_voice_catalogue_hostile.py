@@ -264,4 +264,4 @@ def test_arbitrary_bytes_in_any_one_file_raise_nothing(content: bytes):
             put(overlay(vits(root, f"m{number}"), GOOD | {"id": f"v{number}"}), file, content)
         put(root / "m3", "README.md", b"---\n" + content + b"\n---\n")
         put(piper(root, "p"), "so_SO-hodan-medium.onnx.json", content)
-        assert read_catalogue([root], []).find("v3") is not None
+        assert read_catalogue(root).find("v3") is not None

@@ -66,7 +66,7 @@ def overlay(folder: Path, *voices: dict[str, object], **keys: object) -> Path:
 
 
 def read(root: Path, demo: Path | None = None) -> Catalogue:
-    catalogue = read_catalogue([root], [demo] if demo else [])
+    catalogue = read_catalogue(root, demo)
     for warning in catalogue.warnings:
         assert all(text.isprintable() for text in (warning.model, warning.voice or "", warning.message))
     return catalogue

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from recorder import Recorder
 
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
+from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.backends.diffusers.service import open_service
 from engine.config.profiles import profile_named
 from engine.types import FinishedImage, ImageEvent, ImageProgress
@@ -30,10 +30,8 @@ class Studio:
         profile = profile_named("demo", {**SMALL, **changes}).model_dump_json(by_alias=True)
         self.phases: list[str] = []
         self.recorder = Recorder(ImageEvent)
-        options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, threads=1, mark=True))
+        options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, mark=True))
         self.service = open_service(options, self.recorder, lambda phase, _progress: self.phases.append(phase))
-        assert isinstance(self.service.info, ImageReady)
-        self.ready = self.service.info
 
     def submit(self, number: int, prompt: str = "a lamp", size: int = 256, **more: Any) -> None:
         job = ImageJob(prompt, size, more.pop("quality", "standard"), more.pop("seed", 1), **more)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from tiny_pipelines import save
 
-from engine.backends.diffusers.adapters import adapter_for
-from engine.backends.diffusers.adapters.common import Order, advance, quiet, seeded
-from engine.backends.diffusers.jobs import sequence_length
+from engine.backends.diffusers.adapters import seeded
+from engine.backends.diffusers.families import adapter_for
 from engine.backends.diffusers.load import load
-from engine.backends.diffusers.protocol import ImageOptions
+from engine.backends.diffusers.protocol import ImageJob
 from engine.config.profiles import profile_named
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
@@ -31,8 +30,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     def get(family: str) -> Any:
         if family not in loaded:
             folder = save(family, tmp_path_factory.mktemp("pipelines") / family)
-            profile = profile_named("demo").model_dump_json(by_alias=True)
-            loaded[family] = load(ImageOptions(str(folder), profile, threads=1, mark=False)).pipe
+            loaded[family] = load(folder, profile_named("demo"))
         return loaded[family]
 
     return get
@@ -50,16 +48,9 @@ class Image:
     edge: int = 64
     joins: int = 0
 
-    def order(self, pipe: Any) -> Order:
-        return Order(
-            prompt=self.prompt,
-            negative_prompt=self.negative,
-            seed=self.seed,
-            edge=self.edge,
-            steps=self.steps,
-            guidance=self.guidance,
-            sequence_length=sequence_length(pipe),
-        )
+    @property
+    def job(self) -> ImageJob:
+        return ImageJob(self.prompt, self.edge, "standard", self.seed, self.negative)
 
 
 def by_pipeline(pipe: Any, image: Image) -> np.ndarray:
@@ -71,16 +62,15 @@ def by_pipeline(pipe: Any, image: Image) -> np.ndarray:
             del guidance["negative_prompt"]
     elif image.negative is not None:
         guidance["negative_prompt"] = image.negative
-    with quiet():
-        made = pipe(
-            prompt=image.prompt,
-            height=image.edge,
-            width=image.edge,
-            num_inference_steps=image.steps,
-            generator=seeded(image.seed),
-            output_type="np",
-            **guidance,
-        )
+    made = pipe(
+        prompt=image.prompt,
+        height=image.edge,
+        width=image.edge,
+        num_inference_steps=image.steps,
+        generator=seeded(image.seed),
+        output_type="np",
+        **guidance,
+    )
     return made.images[0]
 
 
@@ -89,7 +79,9 @@ def by_steps(pipe: Any, images: list[Image]) -> list[np.ndarray]:
     """Every tick takes one step of all that have joined; those that are done leave."""
     adapter = adapter_for(pipe)
     assert adapter is not None
-    states = [adapter.prepare(pipe, image.order(pipe)) for image in images]
+    states = [
+        adapter.prepare(image.job, edge=image.edge, steps=image.steps, guidance=image.guidance) for image in images
+    ]
     tick = 0
     while any(state.steps_done < state.steps for state in states):
         together = [
@@ -97,10 +89,10 @@ def by_steps(pipe: Any, images: list[Image]) -> list[np.ndarray]:
             for image, state in zip(images, states, strict=True)
             if image.joins <= tick and state.steps_done < state.steps
         ]
-        for state, prediction in zip(together, adapter.forward(pipe, together), strict=True):
-            advance(state, prediction)
+        for state, prediction in zip(together, adapter.forward(together), strict=True):
+            state.advance(prediction)
         tick += 1
-    return [adapter.decode(pipe, state.latents, state.edge)[0] for state in states]
+    return [adapter.decode(state.latents, state.edge) for state in states]
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:

@@ -12,11 +12,12 @@ import pytest
 from tiny_pipelines import save
 
 from engine import LoadError
+from engine.backends.diffusers.families import FAMILIES
 from engine.backends.diffusers.load import load
-from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
-from engine.weights.safety import check_pipeline_folder
+from engine.weights.safety import PIPELINES, check_pipeline_folder
 
+DEMO = profile_named("demo")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
@@ -28,10 +29,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
     return shutil.copytree(saved, tmp_path / "model")
-
-
-def options(folder: Path) -> ImageOptions:
-    return ImageOptions(str(folder), profile_named("demo").model_dump_json(by_alias=True), threads=1, mark=False)
 
 
 def change_json(file: Path, **changes: Any) -> None:
@@ -83,9 +80,13 @@ def link_scheduler_outside(folder: Path) -> None:
 
 
 def test_a_pipeline_in_order_is_loaded_in_full_precision_on_a_cpu(folder: Path):
-    loaded = load(options(folder))
-    assert (loaded.name, loaded.device) == ("ZImagePipeline", "cpu")
-    assert {str(parameter.dtype) for parameter in loaded.pipe.transformer.parameters()} == {"torch.float32"}
+    pipe = load(folder, DEMO)
+    assert (type(pipe).__name__, pipe.device.type) == ("ZImagePipeline", "cpu")
+    assert {str(parameter.dtype) for parameter in pipe.transformer.parameters()} == {"torch.float32"}
+
+
+def test_of_every_pipeline_that_is_loaded_something_is_known():
+    assert tuple(FAMILIES) == PIPELINES
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,11 @@ def test_a_folder_that_is_unsafe_or_incomplete_is_refused(
     check_pipeline_folder(folder)
     damage(folder)
     with pytest.raises(LoadError, match=complaint) as caught:
-        load(options(folder))
+        load(folder, DEMO)
     assert str(folder.parent) not in caught.value.message
 
 
 def test_what_diffusers_cannot_read_is_the_operators_matter_too(folder: Path):
     change_json(folder / "transformer/config.json", dim=64)
     with pytest.raises(LoadError, match="model cannot be loaded as a ZImagePipeline"):
-        load(options(folder))
+        load(folder, DEMO)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
-from engine.backends.diffusers.protocol import ImageReady
+from engine.backends.diffusers.batching import RequestService, StepService
 from engine.types import FinishedImage, ImageProgress, PartialImage
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -47,9 +47,9 @@ def by_requests(folders: Callable[[str], Path]) -> Studio:
     return Studio(folders("z_image"), {"batching": "requests"})
 
 
-def test_a_service_says_what_it_loaded_and_how_it_joins(by_steps: Studio, by_requests: Studio):
-    assert by_steps.ready == ImageReady("ZImagePipeline", "cpu", "steps")
-    assert by_requests.ready == ImageReady("ZImagePipeline", "cpu", "requests")
+def test_a_service_joins_as_its_profile_says_and_starts_with_nothing_to_do(by_steps: Studio, by_requests: Studio):
+    assert isinstance(by_steps.service, StepService)
+    assert isinstance(by_requests.service, RequestService)
     assert by_steps.phases == ["importing diffusers", "loading the pipeline", "making a first image"]
     assert not by_steps.service.busy
     assert by_steps.recorder.events == {}

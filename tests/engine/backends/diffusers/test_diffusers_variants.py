@@ -12,10 +12,10 @@ from tiny_pipelines import save
 
 from engine import LoadError
 from engine.backends.diffusers.load import load
-from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.profiles import profile_named
 from engine.weights.safety import check_pipeline_folder, lacking, variant
 
+DEMO = profile_named("demo")
 SMALL_SHARDS = "40KB"
 
 
@@ -29,10 +29,6 @@ def without_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("sd3_without_t5", tmp_path_factory.mktemp("pipelines") / "without_t5")
 
 
-def options(folder: Path) -> ImageOptions:
-    return ImageOptions(str(folder), profile_named("demo").model_dump_json(by_alias=True), threads=1, mark=False)
-
-
 def plain(folder: Path, part: str) -> None:
     """Rename a component's files to what they are called without a variant."""
     for file in sorted((folder / part).glob("*.fp16*")):
@@ -44,9 +40,9 @@ def plain(folder: Path, part: str) -> None:
 def test_weights_of_16_bits_alone_are_loaded_whole_and_in_shards(fp16: Path):
     assert {variant(fp16), variant(fp16.parent)} == {"fp16", None}
     assert list(fp16.glob("unet/*.fp16-00001-of-*.safetensors"))
-    loaded = load(options(fp16))
-    assert loaded.name == "StableDiffusionXLPipeline"
-    assert {str(parameter.dtype) for parameter in loaded.pipe.unet.parameters()} == {"torch.float32"}
+    pipe = load(fp16, DEMO)
+    assert type(pipe).__name__ == "StableDiffusionXLPipeline"
+    assert {str(parameter.dtype) for parameter in pipe.unet.parameters()} == {"torch.float32"}
 
 
 def test_one_component_of_16_bits_is_enough(fp16: Path, tmp_path: Path):
@@ -54,7 +50,7 @@ def test_one_component_of_16_bits_is_enough(fp16: Path, tmp_path: Path):
     for part in ("vae", "text_encoder", "text_encoder_2"):
         plain(folder, part)
     assert variant(folder) == "fp16"
-    assert load(options(folder)).pipe.vae is not None
+    assert load(folder, DEMO).vae is not None
 
 
 def test_where_both_are_there_the_plain_weights_are_taken(fp16: Path, tmp_path: Path):
@@ -64,7 +60,7 @@ def test_where_both_are_there_the_plain_weights_are_taken(fp16: Path, tmp_path: 
         for file in (fp16 / part).glob("*.fp16*.safetensors"):
             shutil.copy(file, folder / part)
     assert variant(folder) is None
-    assert load(options(folder)).pipe.unet is not None
+    assert load(folder, DEMO).unet is not None
 
 
 def test_an_index_of_a_variant_leads_to_safetensors_only(fp16: Path, tmp_path: Path):
@@ -80,7 +76,7 @@ def test_an_index_of_a_variant_leads_to_safetensors_only(fp16: Path, tmp_path: P
 
 def test_sd3_does_without_t5_where_its_index_says_so(without_t5: Path):
     assert lacking(without_t5) == ["text_encoder_3", "tokenizer_3"]
-    pipe = load(options(without_t5)).pipe
+    pipe = load(without_t5, DEMO)
     assert (pipe.text_encoder_3, pipe.tokenizer_3) == (None, None)
 
 
@@ -90,7 +86,7 @@ def test_nothing_else_may_be_left_out(without_t5: Path, tmp_path: Path, part: st
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {part: [None, None]}))
     with pytest.raises(LoadError, match="less cannot be loaded as a StableDiffusion3Pipeline"):
-        load(options(folder))
+        load(folder, DEMO)
 
 
 def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path):
@@ -99,4 +95,4 @@ def test_a_text_encoder_needs_its_tokenizer(tmp_path: Path):
     (folder / "model_index.json").write_text(json.dumps(index | {"tokenizer_3": [None, None]}))
     assert lacking(folder) == []
     with pytest.raises(LoadError, match="sd3 cannot be loaded"):
-        load(options(folder))
+        load(folder, DEMO)

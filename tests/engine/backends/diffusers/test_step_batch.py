@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.backends.diffusers import jobs as image_jobs
 from engine.backends.diffusers.batching import preview_steps
-from engine.backends.diffusers.jobs import Candidate, next_together, share_of
 
 ROOM = {"small": 8, "medium": 4, "large": 1}
 
 
+class Candidate(NamedTuple):
+    """One image with steps to go, in a room for `batch` like it."""
+
+    job: int
+    kind: object
+    batch: int
+
+    @property
+    def share(self) -> Fraction:
+        return Fraction(1, self.batch)
+
+
+def next_together(waiting: list[Candidate]) -> list[Candidate]:
+    return image_jobs.next_together(waiting, lambda one: one.kind, lambda one: one.batch)
+
+
 def jobs(*kinds: str, mixed: bool = False) -> list[Candidate]:
-    return [Candidate(job, "any" if mixed else kind, share_of(ROOM[kind])) for job, kind in enumerate(kinds)]
+    return [Candidate(job, "any" if mixed else kind, ROOM[kind]) for job, kind in enumerate(kinds)]
 
 
 def numbers(together: list[Candidate]) -> list[int]:
@@ -41,14 +58,14 @@ def test_the_first_is_joined_by_whoever_agrees_and_fits(waiting: list[Candidate]
 
 
 candidates = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), max_size=20).map(
-    lambda kinds: [Candidate(job, kind, share_of(batch)) for job, (kind, batch) in enumerate(kinds)]
+    lambda kinds: [Candidate(job, kind, batch) for job, (kind, batch) in enumerate(kinds)]
 )
 
 
 @given(candidates)
 def test_those_together_agree_fit_and_stand_in_order(waiting: list[Candidate]):
     together = next_together(waiting)
-    assert len({candidate.agrees for candidate in together}) <= 1
+    assert len({candidate.kind for candidate in together}) <= 1
     assert sum((candidate.share for candidate in together), Fraction(0)) <= 1
     assert numbers(together) == sorted(numbers(together))
 
@@ -63,7 +80,7 @@ def test_nobody_who_agrees_and_fits_is_left_out(waiting: list[Candidate]):
     together = next_together(waiting)
     left = Fraction(1) - sum((candidate.share for candidate in together), Fraction(0))
     for candidate in waiting:
-        if candidate not in together and candidate.agrees == together[0].agrees:
+        if candidate not in together and candidate.kind == together[0].kind:
             before = sum((one.share for one in together if one.job < candidate.job), Fraction(0))
             assert candidate.share > 1 - before or candidate.share > left
 

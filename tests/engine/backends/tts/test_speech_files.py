@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from speech_booth import TEXT, Booth, by_ffmpeg
 
-from engine.backends.tts.encoders import Encoder
+from engine.backends.tts.sound import Encoder
 from engine.voices.types import AudioFormat
 
 pytestmark = pytest.mark.usefixtures("own_environment")

@@ -21,7 +21,7 @@ from engine.voices.catalogue import read_catalogue
 pytestmark = pytest.mark.engine
 
 LONG = "It speaks and speaks and has no end in sight. " * 20
-VOICE = read_catalogue([], [weights_dir("voices")]).find("emma")
+VOICE = read_catalogue(None, weights_dir("voices")).find("emma")
 
 
 @pytest_asyncio.fixture

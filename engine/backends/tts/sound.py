@@ -1,12 +1,13 @@
-"""Encodes speech as it is made, by FFmpeg (PyAV): one encoder from a file's beginning to its end, so no gap is heard.
+"""Stretches speech to a speed, and encodes it as it is made: one encoder from a file's beginning to its end, by FFmpeg.
 
 The mark says that a model spoke, where the format has a place for it: not in AAC (ADTS), and PCM is bare samples.
 """
 
-from __future__ import annotations
-
+import contextlib
 import io
+import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import av
@@ -52,6 +53,13 @@ _CODINGS: dict[AudioFormat, _Coding] = {
 }
 
 
+class _Stream(io.BytesIO):
+    """What goes out while it is made: FFmpeg cannot go back in it, to say the length at the beginning."""
+
+    def seekable(self) -> bool:
+        return False
+
+
 class Encoder:
     """One file. What is added is mono, at `rate` Hz; the file has that rate, or the next that its format knows.
 
@@ -64,7 +72,7 @@ class Encoder:
         self._mark = mark
         self._whole = whole
         self._kept: list[NDArray[np.float32]] = []
-        self._output: _Output | None = None
+        self._output: io.BytesIO | None = None
 
     def add(self, samples: NDArray[np.float32], *, last: bool) -> bytes:
         """Return the file's next bytes, possibly none; `last` ends it."""
@@ -74,18 +82,20 @@ class Encoder:
                 return b""
             samples = np.concatenate(self._kept)
         if self._output is None:
-            self._output = _Output(complete=last)
+            self._output = io.BytesIO() if last else _Stream()
             self._open(self._output)
         if len(samples):
-            frame: Any = av.AudioFrame.from_ndarray(np.clip(samples, -1, 1)[np.newaxis], format="flt", layout="mono")
-            frame.sample_rate = self._rate
+            frame = _frame(np.clip(samples, -1, 1), self._rate)
             self._container.mux(self._stream.encode(frame))  # resampled on the way
         if last:
             self._container.mux(self._stream.encode(None))
             self._container.close()
-        return self._output.take()
+        data = self._output.getvalue()
+        self._output.seek(0)
+        self._output.truncate()
+        return data
 
-    def _open(self, output: _Output) -> None:
+    def _open(self, output: io.BytesIO) -> None:
         coding = self._coding
         rate = next((hz for hz in coding.rates if hz >= self._rate), (self._rate, *coding.rates)[-1])
         # Without flush_packets FFmpeg would keep up to 32 KiB to itself.
@@ -100,19 +110,31 @@ class Encoder:
             self._stream.bit_rate = coding.bits_per_second
 
 
-class _Output(io.BytesIO):
-    """What FFmpeg has written. Only in a file that comes whole may it go back, to say the length at the beginning."""
+def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArray[np.float32]:
+    """Return `parts` of one sound (mono) as one, in 1/`speed` of their length, to a sample, at the same pitch.
 
-    def __init__(self, *, complete: bool) -> None:
-        super().__init__()
-        self._complete = complete
+    For runtimes whose own control of speed is not exact.
+    """
+    samples = np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
+    length = round(len(samples) / speed)
+    if speed == 1:
+        return samples
+    graph: Any = av.filter.Graph()
+    source = graph.add_abuffer(format="flt", layout="mono", sample_rate=rate, time_base=Fraction(1, rate))
+    # One takes 0.5 to 2. The silence behind is what they keep to themselves.
+    halves = [graph.add("atempo", str(math.sqrt(speed))) for _ in range(2)]
+    graph.link_nodes(source, *halves, graph.add("abuffersink")).configure()
+    graph.push(_frame(np.pad(samples, (0, rate // 2)), rate))
+    graph.push(None)
+    made = []
+    with contextlib.suppress(EOFError):
+        while True:
+            made.append(graph.pull().to_ndarray()[0])
+    stretched: NDArray[np.float32] = np.concatenate([*made, np.zeros(length, np.float32)])[:length]
+    return stretched
 
-    def seekable(self) -> bool:
-        return self._complete
 
-    def take(self) -> bytes:
-        """Return what is new."""
-        data = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return data
+def _frame(samples: NDArray[np.float32], rate: int) -> Any:
+    frame: Any = av.AudioFrame.from_ndarray(samples[np.newaxis], format="flt", layout="mono")
+    frame.sample_rate = rate
+    return frame

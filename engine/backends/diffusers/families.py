@@ -1,0 +1,277 @@
+"""The families of image pipelines: what is to be known of each, and how it goes from step to step if that is known."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.utils.torch_utils import randn_tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from engine.backends.diffusers.adapters import Adapter, Denoising, Embeddings, embeddings
+from engine.backends.diffusers.protocol import ImageJob
+from engine.weights.safety import LEFT_OUT
+
+# What the authors of Qwen-Image give where there is no negative prompt: its pipeline guides only against one.
+BLANK = " "
+
+
+class Flux2Klein(Adapter):
+    """Prompts are padded to one length and read whole, so that all of a size can share a step."""
+
+    packing = 4
+
+    def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
+        prompt, text_ids = self.pipe.encode_prompt([job.prompt], max_sequence_length=self.sequence_length)
+        positive = {"prompt": prompt, "text_ids": text_ids}
+        if not guided or self.pipe.config.is_distilled:
+            return positive, None
+        against, _ = self.pipe.encode_prompt([""], max_sequence_length=self.sequence_length)
+        return positive, {"prompt": against}
+
+    def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
+        latents, positive["image_ids"] = super().noise(edge, positive, generator)
+        return latents
+
+    def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
+        mu = self.module.compute_empirical_mu(image_seq_len=latents.shape[1], num_steps=steps)
+        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+
+    def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
+        return self.pipe.transformer(
+            hidden_states=latents.to(self.pipe.transformer.dtype),
+            timestep=timesteps.to(latents.dtype) / 1000,
+            guidance=None,
+            encoder_hidden_states=torch.cat(embeddings(states, "prompt")),
+            # The same for all: the model takes those of the first.
+            txt_ids=states[0].positive["text_ids"],
+            img_ids=states[0].positive["image_ids"],
+            return_dict=False,
+        )[0]
+
+    def unscaled(self, latents: Any, edge: int) -> Any:
+        vae = self.pipe.vae
+        side = edge // (self.pipe.vae_scale_factor * 2)
+        latents = latents.permute(0, 2, 1).reshape(latents.shape[0], -1, side, side)
+        mean = vae.bn.running_mean.view(1, -1, 1, 1).to(latents.device, latents.dtype)
+        variance = vae.bn.running_var.view(1, -1, 1, 1) + vae.config.batch_norm_eps
+        latents = latents * torch.sqrt(variance).to(latents.device, latents.dtype) + mean
+        return self.pipe._unpatchify_latents(latents).to(vae.dtype)  # noqa: SLF001  # as the pipeline does
+
+
+class QwenImage(Adapter):
+    """Guided against a prompt, a blank if there is none; a mask lets prompts of all lengths share a step."""
+
+    packing = 4
+
+    def suits(self) -> bool:
+        config = self.pipe.transformer.config
+        return super().suits() and not config.guidance_embeds and not config.zero_cond_t
+
+    def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
+        return self._read(job.prompt), self._read(job.negative_prompt or BLANK) if guided else None
+
+    def _read(self, text: str) -> Embeddings:
+        return {"prompt": self.pipe.encode_prompt([text], max_sequence_length=self.sequence_length)[0]}
+
+    def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
+        prompts = [prompt[0] for prompt in embeddings(states, "prompt")]
+        side = states[0].edge // self.pipe.vae_scale_factor // 2
+        return self.pipe.transformer(
+            hidden_states=latents,
+            timestep=timesteps.to(latents.dtype) / 1000,
+            guidance=None,
+            encoder_hidden_states=pad_sequence(prompts, batch_first=True),
+            encoder_hidden_states_mask=_mask(prompts),
+            img_shapes=[[(1, side, side)]] * len(prompts),
+            attention_kwargs={},
+            return_dict=False,
+        )[0]
+
+    def guide(self, guidance: float, towards: Any, away: Any) -> Any:
+        """Bring it back to the length that the prediction had without."""
+        both = super().guide(guidance, towards, away)
+        return both * (torch.norm(towards, dim=-1, keepdim=True) / torch.norm(both, dim=-1, keepdim=True))
+
+    def unscaled(self, latents: Any, edge: int) -> Any:
+        vae = self.pipe.vae
+        latents = self.pipe._unpack_latents(latents, edge, edge, self.pipe.vae_scale_factor).to(vae.dtype)  # noqa: SLF001
+        shape = (1, vae.config.z_dim, 1, 1, 1)
+        mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
+        std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
+        return latents / std + mean
+
+
+def _mask(prompts: list[Any]) -> Any:
+    """Which tokens count; None where all do, as the pipeline has it."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=prompts[0].device)
+    if (lengths == lengths[0]).all():
+        return None
+    return torch.arange(int(lengths.max()), device=lengths.device)[None, :] < lengths[:, None]
+
+
+def _read_twice(pipe: Any, job: ImageJob, *, guided: bool, **more: Any) -> tuple[Embeddings, Embeddings | None]:
+    """Read a prompt word by word and as a whole (pooled), and what it is guided against if it is."""
+    prompt, negative, pooled, negative_pooled = pipe.encode_prompt(
+        prompt=job.prompt, negative_prompt=job.negative_prompt, do_classifier_free_guidance=guided, **more
+    )
+    positive = {"prompt": prompt, "pooled": pooled}
+    return positive, {"prompt": negative, "pooled": negative_pooled} if guided else None
+
+
+class StableDiffusion3(Adapter):
+    """Stable Diffusion 3 and 3.5: guided against a negative prompt, empty if there is none."""
+
+    most_shift = 1.16
+
+    def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
+        more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": self.sequence_length}
+        return _read_twice(self.pipe, job, guided=guided, **more)
+
+    def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
+        if not self.pipe.scheduler.config.get("use_dynamic_shifting", None):
+            return {"num_inference_steps": steps}
+        patches = (latents.shape[2] // self.pipe.transformer.config.patch_size) ** 2
+        return {"num_inference_steps": steps, "mu": self.shift(patches)}
+
+    def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
+        return self.pipe.transformer(
+            hidden_states=latents,
+            timestep=timesteps,
+            encoder_hidden_states=torch.cat(embeddings(states, "prompt")),
+            pooled_projections=torch.cat(embeddings(states, "pooled")),
+            return_dict=False,
+        )[0]
+
+
+class StableDiffusionXL(Adapter):
+    """A UNet, guided against zeros or a negative prompt; any scheduler of its own kind."""
+
+    def suits(self) -> bool:
+        # Distilled to be told its guidance: not taken apart here.
+        return self.pipe.unet.config.time_cond_proj_dim is None
+
+    def prepare(self, job: ImageJob, *, edge: int, steps: int, guidance: float) -> Denoising:
+        state = super().prepare(job, edge=edge, steps=steps, guidance=guidance)
+        state.latents = state.latents * state.scheduler.init_noise_sigma
+        return state
+
+    def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
+        return _read_twice(self.pipe, job, guided=guided)
+
+    def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
+        side = edge // self.pipe.vae_scale_factor
+        shape = (1, self.pipe.unet.config.in_channels, side, side)
+        return randn_tensor(shape, generator=generator, device=self.device, dtype=positive["prompt"].dtype)
+
+    def schedule(self, latents: Any, steps: int) -> dict[str, Any]:  # noqa: ARG002  # the same for all sizes
+        return {"num_inference_steps": steps}
+
+    def read_latents(self, state: Denoising) -> Any:
+        return state.scheduler.scale_model_input(state.latents, state.timestep)
+
+    def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
+        pooled = torch.cat(embeddings(states, "pooled"))
+        return self.pipe.unet(
+            latents,
+            timesteps,
+            encoder_hidden_states=torch.cat(embeddings(states, "prompt")),
+            added_cond_kwargs={"text_embeds": pooled, "time_ids": self._size_condition(states[0].edge, pooled)},
+            return_dict=False,
+        )[0]
+
+    def _size_condition(self, edge: int, pooled: Any) -> Any:
+        """The size that the model is given: the whole picture, nothing cropped."""
+        size, encoder = (edge, edge), self.pipe.text_encoder_2
+        width = pooled.shape[-1] if encoder is None else encoder.config.projection_dim
+        times = self.pipe._get_add_time_ids(  # noqa: SLF001  # as the pipeline does
+            size, (0, 0), size, dtype=pooled.dtype, text_encoder_projection_dim=width
+        )
+        return times.to(self.device).repeat(len(pooled), 1)
+
+    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # latents here know their size
+        vae, config = self.pipe.vae, self.pipe.vae.config
+        if vae.dtype == torch.float16 and config.force_upcast:
+            vae.to(dtype=torch.float32)  # it overflows in half precision; once is enough, nothing else uses it
+        latents = latents.to(vae.dtype)
+        values = (getattr(config, "latents_mean", None), getattr(config, "latents_std", None))
+        if None in values:
+            return latents / config.scaling_factor
+        mean, std = (torch.tensor(one).view(1, -1, 1, 1).to(latents.device, latents.dtype) for one in values)
+        return latents * std / config.scaling_factor + mean
+
+
+class ZImage(Adapter):
+    """One call of its transformer takes images of different sizes and prompts of different lengths."""
+
+    mixes_sizes = True
+    guided_above = 0.0
+    noise_dtype = torch.float32
+
+    def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
+        positive, negative = self.pipe.encode_prompt(
+            job.prompt,
+            negative_prompt=job.negative_prompt,
+            do_classifier_free_guidance=guided,
+            max_sequence_length=self.sequence_length,
+        )
+        return {"prompt": positive[0]}, {"prompt": negative[0]} if guided else None
+
+    def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
+        patches = (latents.shape[2] // 2) * (latents.shape[3] // 2)
+        return {"sigmas": self.module.get_default_z_image_sigmas(steps), "mu": self.shift(patches)}
+
+    def forward(self, states: Sequence[Denoising]) -> list[Any]:
+        latents = [state.latents[0].to(self.pipe.transformer.dtype).unsqueeze(1) for state in states]
+        timesteps = torch.stack([(1000 - state.timestep) / 1000 for state in states])
+        guided = states[0].negative is not None
+        if guided:
+            latents, timesteps = latents * 2, torch.cat([timesteps, timesteps])
+        out = self.pipe.transformer(latents, timesteps, embeddings(states, "prompt"), return_dict=False)[0]
+        parts = [part.float() for part in out]
+        if guided:
+            pairs = zip(states, parts[len(states) :], parts[: len(states)], strict=True)
+            parts = [towards + state.guidance * (towards - away) for state, towards, away in pairs]
+        return [-part.squeeze(1).unsqueeze(0) for part in parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What is to be known of a pipeline to run it. Without an `adapter`, its images are joined by request only."""
+
+    adapter: type[Adapter] | None = None
+    sequence_length: int | None = None
+    """The `max_sequence_length` that it is always called with, if it has one: what it pads to decides some pictures."""
+    chat: Mapping[str, bool] | None = None
+    """Arguments of the chat template, as the pipeline itself gives them."""
+    negative_prompts_above: float | None = None
+    """The guidance_scale above which it reads its negative prompt; None: it takes none."""
+    without: Mapping[str, Any] = field(default_factory=dict)
+    """What is left out of it, by its own constructor's arguments."""
+
+
+FAMILIES = {
+    "Flux2KleinPipeline": Family(adapter=Flux2Klein, sequence_length=512, chat={"enable_thinking": False}),
+    "FluxPipeline": Family(sequence_length=512),
+    "QwenImagePipeline": Family(adapter=QwenImage, sequence_length=1024, negative_prompts_above=1),
+    "StableDiffusion3Pipeline": Family(adapter=StableDiffusion3, sequence_length=256, negative_prompts_above=1),
+    "StableDiffusionPipeline": Family(
+        negative_prompts_above=1, without={**dict.fromkeys(LEFT_OUT), "requires_safety_checker": False}
+    ),
+    "StableDiffusionXLPipeline": Family(
+        adapter=StableDiffusionXL, negative_prompts_above=1, without={"add_watermarker": False}
+    ),
+    "ZImagePipeline": Family(
+        adapter=ZImage, sequence_length=512, chat={"enable_thinking": True}, negative_prompts_above=0
+    ),
+}
+
+
+def adapter_for(pipe: Any) -> Adapter | None:
+    """Return the adapter for a pipeline, None if its requests can only be run as a whole."""
+    family = FAMILIES[type(pipe).__name__]
+    if family.adapter is None:
+        return None
+    adapter = family.adapter(pipe, family.sequence_length)
+    return adapter if adapter.suits() else None

@@ -1,0 +1,282 @@
+"""What each family of TTS models says about its voices. Only metadata are read, by `ModelFolder`; no model is loaded.
+
+A family is a row of `FAMILIES`, and a file of its name in engine/backends/tts that has it speak.
+"""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.yaml import shown
+from engine.voices.files import MetadataError, ModelFolder
+from engine.voices.languages import language_code
+from engine.voices.types import Gender
+
+MAX_SPEAKERS = 1000
+_MAX_SAMPLE_RATE = 384_000
+_SAFE, _PICKLES = ".safetensors", (".pt", ".pth", ".bin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """One voice as its model describes it; None is what the model does not say.
+
+    `slug` makes ids of the voice: small letters, digits and hyphens, another for every speaker. `label` is the name
+    that voices.yaml may use for it. `problem`: why it cannot speak.
+    """
+
+    speaker: int | str | None
+    slug: str
+    label: str | None = None
+    name: str | None = None
+    gender: Gender | None = None
+    language: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a model's own files say. `problem`: why none of its voices can speak; `notes` are for the operator."""
+
+    speakers: tuple[Speaker, ...]
+    sample_rate: int | None
+    licence: str | None = None
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported; it is not."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module without a spec, put there by hand
+        return True
+
+
+def _slug(text: str) -> str:
+    """Make an id of a name: `en_US-amy` becomes `en-us-amy`; empty if nothing of it can be kept."""
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else " " for letter in text.lower())
+    return "-".join(kept.split())
+
+
+def _whole_number(value: object, low: int, high: int) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high else None
+
+
+def _number_of_speakers(config: dict[str, Any]) -> int:
+    count = _whole_number(config.get("num_speakers", 1), 0, 2**31)
+    if count is None:
+        raise MetadataError("`num_speakers` must be a whole number: download the model again")
+    return count
+
+
+def _left_out(count: int) -> tuple[str, ...]:
+    return () if count <= MAX_SPEAKERS else (f"only the first {MAX_SPEAKERS} of its {count} voices are looked at",)
+
+
+def _first_problem(folder: ModelFolder, weights: list[str]) -> str | None:
+    return next((problem for name in weights if (problem := folder.weights_problem(name))), None)
+
+
+# Kokoro: the names of its files say language and gender. `a` and `b` are American and British English: `am_adam` is an
+# American man and has nothing to do with Amharic. Source: VOICES.md in the repository of Kokoro-82M.
+_KOKORO_FILE = re.compile(r"(?P<stem>[A-Za-z0-9_-]{1,64})(?P<ending>\.safetensors|\.pt|\.bin)")
+_KOKORO_NAME = re.compile(r"(?P<language>[abefhijpz])(?P<gender>[fm])_(?P<name>[a-z0-9_]+)")
+_KOKORO_LANGUAGES = dict(zip("abefhijpz", ("en", "en", "es", "fr", "hi", "it", "ja", "pt", "zh"), strict=True))
+_KOKORO_GENDERS: dict[str, Gender] = {"f": "female", "m": "male"}
+_KOKORO_ENGLISH = "en_core_web_sm"
+
+
+def _read_kokoro(folder: ModelFolder) -> ModelFacts | None:
+    names = folder.names()
+    if "voices" not in names or not _is_kokoro(folder, names):
+        return None
+    files = folder.names("voices")
+    # Sorted, so that of one voice in two formats the safe one stays.
+    known = [found for name in files if (found := _KOKORO_FILE.fullmatch(name))]
+    voices = {found["stem"]: found["ending"] for found in sorted(known, key=lambda one: one["ending"] == _SAFE)}
+    odd = [name for name in files if name.endswith((_SAFE, ".pt", ".bin")) and not _KOKORO_FILE.fullmatch(name)]
+    said = f"{len(odd)} file(s) in voices/ are left out, like {shown(odd[0])}: name them like `af_heart`" if odd else ""
+    english = is_installed(_KOKORO_ENGLISH)
+    return ModelFacts(
+        speakers=tuple(
+            _kokoro_speaker(folder, stem, voices[stem], english=english) for stem in sorted(voices)[:MAX_SPEAKERS]
+        ),
+        sample_rate=24_000,
+        problem=_kokoro_problem(folder, names),
+        notes=(*filter(None, [said]), *_left_out(len(voices))),
+    )
+
+
+def _is_kokoro(folder: ModelFolder, names: list[str]) -> bool:
+    if any(name.lower().startswith("kokoro") and name.endswith((_SAFE, ".onnx", *_PICKLES)) for name in names):
+        return True
+    config = folder.read_json("config.json") or {}
+    return "istftnet" in config or config.get("model_type") == "style_text_to_speech_2"
+
+
+def _kokoro_speaker(folder: ModelFolder, stem: str, ending: str, *, english: bool) -> Speaker:
+    found = _KOKORO_NAME.fullmatch(stem)
+    problem: str | None
+    if found and found["language"] in "ab" and not english:
+        problem = f"English needs {_KOKORO_ENGLISH}: python -m spacy download {_KOKORO_ENGLISH}"
+    elif ending == _SAFE:
+        problem = folder.weights_problem(f"voices/{stem}{ending}")
+    else:
+        problem = f"voices/{stem}{ending} may be a pickle, which can run code: convert it to {stem}{_SAFE}"
+    return Speaker(
+        speaker=stem,
+        slug=_slug(f"kokoro {stem}"),
+        name=found["name"].replace("_", " ").title() if found else None,
+        gender=_KOKORO_GENDERS[found["gender"]] if found else None,
+        language=_KOKORO_LANGUAGES[found["language"]] if found else None,
+        problem=problem,
+    )
+
+
+def _kokoro_problem(folder: ModelFolder, names: list[str]) -> str | None:
+    weights = [name for name in names if name.endswith(_SAFE)]
+    if weights:
+        return _first_problem(folder, weights) if "config.json" in names else _lacks("config.json")
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return f"{shown(pickles[0])} is a pickle, which can run code: convert it to {_SAFE} (docs/voices.md says how)"
+    return f"there is no {_SAFE} file, and nothing else is loaded; docs/voices.md says how to make one"
+
+
+def _lacks(file: str) -> str:
+    return f"there is no {shown(file)}; finish the download"
+
+
+# Piper: `X.onnx` with `X.onnx.json` beside it, which says language and names of speakers, but no genders.
+_PIPER_ENDING = ".onnx.json"
+_PIPER_PHONEMES = ("espeak", "text")
+_PIPER_CARD_BYTES = 64 << 10
+
+
+def _read_piper(folder: ModelFolder) -> ModelFacts | None:
+    names = folder.names()
+    configs = [name for name in names if name.endswith(_PIPER_ENDING) and name != _PIPER_ENDING]
+    if len(configs) > 1:
+        raise MetadataError(
+            f"holds {len(configs)} Piper models: put each, with its .onnx.json, into a folder of its own"
+        )
+    config = folder.read_json(configs[0]) if configs else None
+    if config is None:
+        return None
+    weights = configs[0].removesuffix(".json")
+    problem = _lacks(weights) if weights not in names else folder.weights_problem(weights)
+    if config.get("phoneme_type", "espeak") not in _PIPER_PHONEMES:
+        problem = f"only the phoneme types {' and '.join(_PIPER_PHONEMES)} work here; take another model"
+    count = _number_of_speakers(config)
+    return ModelFacts(
+        speakers=_piper_speakers(configs[0].removesuffix(_PIPER_ENDING), config, count),
+        sample_rate=_whole_number(_mapping(config, "audio").get("sample_rate"), 1, _MAX_SAMPLE_RATE),
+        licence=_piper_licence(folder),
+        problem=problem,
+        notes=_left_out(count),
+    )
+
+
+def _mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _piper_speakers(stem: str, config: dict[str, Any], count: int) -> tuple[Speaker, ...]:
+    # The phonemes of a language that eSpeak lacks may be another's, so eSpeak's is asked last.
+    language = _mapping(config, "language")
+    said = (language.get("code"), language.get("family"), _mapping(config, "espeak").get("voice"))
+    code = next((code for text in said if (code := language_code(text))), None)
+    if count <= 1:
+        # `en_US-amy-medium`: what stands between language and quality is the voice's name.
+        parts = stem.split("-")
+        name = parts[1].replace("_", " ").title() if len(parts) == 3 else None
+        return (Speaker(speaker=None, slug=_slug(f"piper {stem}"), name=name, language=code),)
+    labels: dict[int, str] = {}
+    for label, number in _mapping(config, "speaker_id_map").items():
+        if (index := _whole_number(number, 0, count - 1)) is not None:
+            labels.setdefault(index, label)
+    return tuple(
+        Speaker(
+            speaker=number,
+            slug=_slug(f"piper {stem} {_slug(labels.get(number, '')) or number}"),
+            label=labels.get(number),
+            name=labels.get(number),
+            language=code,
+        )
+        for number in range(min(count, MAX_SPEAKERS))
+    )
+
+
+def _piper_licence(folder: ModelFolder) -> str | None:
+    card = folder.read_start("MODEL_CARD", _PIPER_CARD_BYTES) or b""
+    for line in card.decode("utf-8", "replace").splitlines():
+        key, _, value = line.strip("*# \t").partition(":")
+        if key.lower() in {"license", "licence"} and value.strip():
+            return value.strip()
+    return None
+
+
+# VITS in the layout of transformers, like Meta's MMS: language and number of voices, neither names nor genders.
+def _read_vits(folder: ModelFolder) -> ModelFacts | None:
+    config = folder.read_json("config.json")
+    if config is None or config.get("model_type") != "vits":
+        return None
+    tokenizer = folder.read_json("tokenizer_config.json") or {}
+    if "auto_map" in config or "auto_map" in tokenizer:
+        raise MetadataError("has `auto_map`: it wants to run code of its own, which is never done here")
+    count, language = _number_of_speakers(config), language_code(tokenizer.get("language"))
+    numbers = [None] if count <= 1 else range(min(count, MAX_SPEAKERS))
+    return ModelFacts(
+        speakers=tuple(
+            Speaker(speaker=number, slug=_slug(f"{folder.name} {'' if number is None else number}"), language=language)
+            for number in numbers
+        ),
+        sample_rate=_whole_number(config.get("sampling_rate"), 1, _MAX_SAMPLE_RATE),
+        problem=_vits_problem(folder, tokenizer),
+        notes=_left_out(count),
+    )
+
+
+def _vits_problem(folder: ModelFolder, tokenizer: dict[str, Any]) -> str | None:
+    if tokenizer.get("phonemize") and not is_installed("phonemizer"):
+        return (
+            "it was made for phonemes: pip install phonemizer and install espeak-ng, or take a model made for letters"
+        )
+    names = folder.names()
+    weights = [name for name in names if name.endswith(_SAFE)]
+    if not weights:
+        return (
+            "there is no .safetensors file; finish the download, or take a model that offers it (pickles like .bin and "
+            ".pth can run code and are refused)"
+        )
+    return _first_problem(folder, weights) if "vocab.json" in names else _lacks("vocab.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models. It speaks with the packages `runtimes`, which people install by `install`."""
+
+    name: str
+    wanted: str
+    """What its folders hold, for people."""
+    runtimes: tuple[str, ...]
+    install: str
+    read: Callable[[ModelFolder], ModelFacts | None]
+    """What a model says, None if it is of another family. Raises `MetadataError`."""
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can speak here."""
+        return all(map(is_installed, self.runtimes))
+
+
+_KOKORO_FILES = "kokoro-v1_0.safetensors with voices/af_heart.safetensors and the like"
+FAMILIES = (
+    Family("kokoro", _KOKORO_FILES, ("kokoro",), "pip install kokoro", _read_kokoro),
+    Family("piper", "X.onnx with X.onnx.json", ("piper", "onnxruntime"), "pip install piper-tts", _read_piper),
+    Family("vits", "config.json with `model_type: vits`", ("transformers",), "pip install transformers", _read_vits),
+)
