@@ -22,7 +22,6 @@ import socket
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -49,7 +48,7 @@ _WAIT_SECONDS = 30.0
 # From this duration on the turn is kept for as long again: the engine now compiles the same.
 _SLOW_SECONDS = 0.25
 # In the engine: one more than slow compilations at a time, so that quick ones find a thread.
-_ENGINE_THREADS = _COMPILERS + 1
+ENGINE_THREADS = _COMPILERS + 1
 _VERDICTS_KEPT = 4096
 # "Too complex" may have been the fault of a busy machine.
 _TOO_COMPLEX_SECONDS = 600.0
@@ -487,21 +486,6 @@ def _confine() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-
-
-def add_grammar_threads() -> None:
-    """Give the engine process that this runs in enough threads for grammars: vLLM takes half the cores."""
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    inherited = StructuredOutputManager.__init__
-
-    def __init__(manager: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807  # replaces it
-        inherited(manager, *arguments, **named)
-        if hasattr(manager, "executor"):
-            manager.executor.shutdown()  # idle still
-            manager.executor = ThreadPoolExecutor(_ENGINE_THREADS)
-
-    StructuredOutputManager.__init__ = __init__
 
 
 class FairTurns:

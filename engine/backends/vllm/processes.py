@@ -45,7 +45,7 @@ _fork_lock = threading.Lock()
 FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
 # On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
-# which no other request is served, and without a compiler it kills the engine. Whole models: see patches.py.
+# which no other request is served, and without a compiler it kills the engine. Whole models: see plugin.py.
 _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first

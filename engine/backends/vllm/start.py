@@ -106,13 +106,6 @@ def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
     return StatLogger
 
 
-def _kernels() -> dict[str, list[str]]:
-    from engine.backends.vllm.patches import kernel_priority, register_kernels
-
-    register_kernels()
-    return kernel_priority()
-
-
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
     spec, engine = launch.spec, launch.spec.engine
     arguments: dict[str, Any] = {
@@ -144,9 +137,6 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
-        kernels = None if launch.compiled else compat.apply("cpu kernels", _kernels)
-        if kernels is not None:
-            arguments["ir_op_priority"] = kernels
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments
