@@ -39,7 +39,6 @@ class CallStream:
         self.parser = parser
         self._request = request
         self._tokenizer = tokenizer
-        self._steps = _TokenSteps(tokenizer)
         self._content = ""
         self._calls: dict[int, tuple[str, str]] = {}
 
@@ -50,25 +49,21 @@ class CallStream:
     def feed(
         self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
     ) -> tuple[str, str, list[ToolCallDelta]]:
-        """Return (content, reasoning, pieces of calls) that the new text brought; parsers may hold text back."""
+        """Return (content, reasoning, pieces of calls) that one engine step brought; parsers may hold text back."""
         # A parser told of the end completes what it holds. Of an answer cut off, that is half a call or half a mark.
         ended = finish_reason not in {None, "length"}
-        pieces = self._steps.split(text, token_ids)
         content, reasoning, calls = "", "", []
-        for place, (part, ids) in enumerate(pieces, 1):
-            message = self.parser.parse_delta(
-                delta_text=part,
-                delta_token_ids=ids,
-                request=self._request,
-                prompt_token_ids=prompt_token_ids,
-                finished=ended and place == len(pieces),
-            )
-            if message is None:
-                continue
-            content += message.content or ""
-            reasoning += message.reasoning or ""
-            calls += [self._seen(_delta(call)) for call in message.tool_calls]
-        self._content += content
+        message = self.parser.parse_delta(
+            delta_text=text,
+            delta_token_ids=token_ids,
+            request=self._request,
+            prompt_token_ids=prompt_token_ids,
+            finished=ended,
+        )
+        if message is not None:
+            content, reasoning = message.content or "", message.reasoning or ""
+            calls = [self._seen(_delta(call)) for call in message.tool_calls]
+            self._content += content
         if ended:
             rest, missing = self._missing()
             content += rest
@@ -101,46 +96,6 @@ class CallStream:
             elif name == call.function.name and not _is_json(arguments) and wanted.startswith(arguments):
                 calls.append(self._seen(ToolCallDelta(index, None, None, wanted[len(arguments) :])))
         return "", calls
-
-
-class _TokenSteps:
-    """Splits what several steps brought (a slow client's are put together) into steps of one token again."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._held: list[int] = []  # tokens whose text has not come yet, like the first bytes of a character
-
-    def split(self, text: str, token_ids: list[int]) -> list[tuple[str, list[int]]]:
-        """Return pieces, together `text` and `token_ids`; where shares are unclear, tokens stay together."""
-        pieces: list[tuple[str, list[int]]] = []
-        if len(token_ids) <= 1:
-            pieces.append((text, token_ids))
-            self._held = [] if text else [*self._held, *token_ids]
-            return pieces
-        waiting: list[int] = []
-        for token_id in token_ids:
-            self._held.append(token_id)
-            waiting.append(token_id)
-            share = self._share(text)
-            if share:
-                pieces += [("", [silent]) for silent in waiting[:-1]]
-                pieces.append((share, [token_id]))
-                text = text[len(share) :]
-                self._held, waiting = [], []
-        if text:
-            self._held = []
-            return [*pieces, (text, waiting)]
-        return pieces + [("", [silent]) for silent in waiting]
-
-    def _share(self, text: str) -> str:
-        """Return how the rest of the text starts if it starts with what the tokens held stand for."""
-        for token_ids in (self._held, self._held[-1:]):
-            part = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-            # Some tokenizers drop a space in front of what they take for the first word.
-            for share in (part, f" {part}"):
-                if part and text.startswith(share):
-                    return share
-        return ""
 
 
 class _Mended:
