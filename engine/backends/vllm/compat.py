@@ -182,6 +182,7 @@ NAMES: tuple[ForeignName, ...] = (
         "overridden: our own steps; its class is replaced",
         "new_token_ids pooling_output finish_reason stop_reason",
     ),
+    _steps(f"{_OUTPUTS}.RequestState.queue", "our collector"),
     _steps(f"{_OUTPUTS}.OutputProcessor.request_states", "what it knows of each request"),
     _steps(f"{_OUTPUTS}.RequestState.output_kind", "whether each step is wanted, or the last"),
     _steps(f"{_OUTPUTS}.RequestState.num_cached_tokens", "for the usage"),
