@@ -42,16 +42,12 @@ _death = _Patch("death", "optional", "Requests that are being tokenised learn a 
 _checks = _Patch("grammar check", "optional", "vLLM parses each grammar once more, on the event loop.")
 _tools = _Patch("tool parsers", "optional", "Some older tool parsers lose calls that follow words, or parts of calls.")
 _processes = _Patch("processes", "optional", "Engines are spawned by vLLM itself, on a CPU in 20 s instead of 5 s.")
-_fork = _Patch(
-    "fork server", "optional", "A fork server that died is replaced by one without its libraries.", "Python 3.11"
-)
+_fork = _Patch("fork server", "optional", "A fork server that died comes back without its libraries.", "Python 3.11")
 _settings = _Patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
 _amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
 _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
-_cache = _Patch(
-    "cache at start", "optional", "On a CPU the KV cache takes its memory while it is used, not at the start."
-)
+_cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
 _loading = _Patch("load compiled code", "optional", "On a CPU a compiled model is compiled again at each start.")
 _metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
@@ -77,11 +73,7 @@ NAMES: tuple[ForeignName, ...] = (
         "starts the engine",
         "vllm_config usage_context enable_log_requests disable_log_stats stat_loggers",
     ),
-    _chat(
-        "vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config",
-        "makes the configuration of a model",
-        "usage_context",
-    ),
+    _chat("vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config", "makes its configuration", "usage_context"),
     _chat(f"{_ENGINE}.shutdown", "ends the processes", "timeout"),
     _answers(
         f"{_SERVING}._create_chat_logprobs",
@@ -89,9 +81,7 @@ NAMES: tuple[ForeignName, ...] = (
         "token_ids top_logprobs tokenizer num_output_top_logprobs",
     ),
     _answers(f"{_SERVING}._make_parser", "the parsers of one choice", "request tokenizer chat_template_kwargs"),
-    _answers(
-        f"{_SERVING}._effective_chat_template_kwargs", "the variables of the template, for the parsers", "request"
-    ),
+    _answers(f"{_SERVING}._effective_chat_template_kwargs", "the template's variables, for the parsers", "request"),
     _answers(
         f"{_SERVING}._engine_reasoning_kwargs",
         "what the engine has to know of reasoning",
@@ -118,15 +108,11 @@ NAMES: tuple[ForeignName, ...] = (
     _answers(f"{_ENGINE}.abort", "ends a request", "request_id internal"),
     _answers(f"{_SERVING}.parser_cls", "the parsers of a model"),
     _answers(
-        "vllm.renderers.online_renderer.OnlineRenderer.render_chat",
-        "renders and tokenises to count",
-        "request skip_mm_cache",
+        "vllm.renderers.online_renderer.OnlineRenderer.render_chat", "renders and tokenises", "request skip_mm_cache"
     ),
     _schemas("vllm.sampling_params.StructuredOutputsParams._backend", "chosen by us: our own check has run"),
     _schemas("vllm.v1.structured_output.request.get_structured_output_key", "what would be compiled", "params"),
-    _schemas(
-        _XGRAMMAR, "made in our own process, to compile where it can be killed", "vllm_config tokenizer vocab_size"
-    ),
+    _schemas(_XGRAMMAR, "made in a process that can be killed", "vllm_config tokenizer vocab_size"),
     _schemas(f"{_XGRAMMAR}.compile_grammar", "compiles one grammar there", "request_type grammar_spec"),
     _end(f"{_CLIENT}.BackgroundResources.ctx", "the ZeroMQ context that vLLM leaves open"),
     _end(f"{_CLIENT}.BackgroundResources.engine_manager", "owns the processes"),

@@ -15,6 +15,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from engine.backends.vllm.grammars import invalid_schema
 from engine.backends.vllm.request import PromptField, prompt_too_long
 from engine.backends.vllm.tool_calls import CallStream
 from engine.errors import EngineError, GenerationError, OverloadedError, RequestError, engine_died
@@ -81,11 +82,7 @@ class TranslatedErrors:
             tokens = f"more than that: at least {self._context_length + 1} tokens"
             return prompt_too_long(tokens, self._context_length, self._prompt_field)
         if parameter is None and self._grammar_field is not None:
-            return RequestError(
-                f"`{self._grammar_field}` holds a JSON schema that cannot be followed: it is not valid, or uses "
-                "keywords that are not supported.",
-                param=self._grammar_field,
-            )
+            return invalid_schema(self._grammar_field)
         name = _FIELDS.get(parameter or "")
         if name is None:
             return RequestError("The model cannot work with this request. Check its fields against the API page.")
@@ -183,7 +180,7 @@ def text_state() -> Any:
 
 
 class ChatOutputs:
-    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's; for plain text it may be ours.
+    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's.
 
     `parsers`: one for each choice, None where an answer is text and nothing else.
     """
@@ -255,8 +252,8 @@ class ChatOutputs:
         choice.reasons = choice.reasons and not answers
 
     def _reason(self, reason: str) -> FinishReason:
-        structured = getattr(self._request, "structured_outputs", None) is not None
-        if reason == "error" and structured and not self._request.tools:
+        request = self._request
+        if reason == "error" and request.structured_outputs is not None and not request.tools:
             sentence = "`response_format` holds a JSON schema that cannot be followed."
             raise RequestError(sentence, param="response_format")
         return _finish_reason(reason)

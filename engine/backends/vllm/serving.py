@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,9 +42,6 @@ from engine.errors import LoadError
 from engine.media.images import image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
-
-# Of sampling parameters; a client that never asks for the same twice gains nothing and must not fill the memory.
-_REMEMBERED = 256
 
 Translated: TypeAlias = Callable[[Exception], Exception]
 
@@ -128,7 +124,6 @@ class Serving:
         self._pictures = launch.pictures
         self._reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._text: TextPrompts | None = None
-        self._known: dict[tuple[Any, ...], Any] = {}  # vLLM's requests to its core, by what was asked for
         self._aborts: set[asyncio.Task[None]] = set()
         self._text_state = text_state() if compat.fits("text steps") else None
 
@@ -190,38 +185,32 @@ class Serving:
 
         What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
-        plain = self.render_plain(request)
-        if plain is not None:
-            return plain
-        async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
-            vllm_request = self._translate(seen, stream=not request.whole)
-            await self.grammars.bind_format(vllm_request, request.owner)
-            inputs = await self._inputs(vllm_request)
-            vllm_request.messages.clear()
-            await self.grammars.bind_tools(vllm_request, request.owner)
+        token_ids = self.text_tokens(request)
+        if token_ids:
+            vllm_request = self._translate(request, stream=not request.whole)
+            inputs = tokens_input(token_ids, cache_salt=request.cache_salt)
+            check_context(len(token_ids), vllm_request.max_completion_tokens, self.context_length)
+        else:
+            async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
+                vllm_request = self._translate(seen, stream=not request.whole)
+                await self.grammars.bind_format(vllm_request, request.owner)
+                inputs = await self._inputs(vllm_request)
+                vllm_request.messages.clear()
+                await self.grammars.bind_tools(vllm_request, request.owner)
         tokens = len(inputs["prompt_token_ids"])
         longest = self._longest(tokens, vllm_request.max_completion_tokens)
-        start = partial(self._start_chat, request, vllm_request, inputs, longest)
-        return _Rendered(tokens, longest * request.n, start)
+        return _Rendered(tokens, longest * request.n, partial(self._start_chat, request, vllm_request, inputs, longest))
 
-    def render_plain(self, request: ChatRequest) -> _Rendered | None:
-        """Do so on the event loop for a short text that one answer of plain text follows; None: it is another one."""
-        if (
-            self._text is None
-            or request.n != 1
-            or request.tools
+    def text_tokens(self, request: ChatRequest) -> list[int] | None:
+        """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
+        plain = not (
+            request.tools
             or request.response_format is not None
-            or request.logprobs
             or request.reasoning_effort is not None
             or request.chat_template_kwargs
             or request.continue_answer
-        ):
-            return None
-        token_ids, most = self._text.token_ids(request.messages), self._most_tokens(request)
-        if not token_ids or len(token_ids) + (1 if most is None else most) > self.context_length:
-            return None  # the other way says what is wrong
-        longest = self._longest(len(token_ids), most)
-        return _Rendered(len(token_ids), longest, partial(self._start_plain, request, token_ids, longest))
+        )
+        return self._text.token_ids(request.messages) if plain and self._text is not None else None
 
     async def _render_texts(self, request: TextRequest) -> _Rendered:
         check_answer_alone(request.max_tokens, self.context_length, "prompt")
@@ -251,18 +240,6 @@ class Serving:
         longest: int = get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
         return longest
 
-    async def _start_plain(
-        self, request: ChatRequest, token_ids: list[int], longest: int, stream: TokenStream, translated: Translated
-    ) -> None:
-        core = self._like(request)
-        core.prompt_token_ids = token_ids
-        core.arrival_time = time.time()
-        core.cache_salt = request.cache_salt
-        core.priority = int(request.urgency)  # the lower number goes first
-        core.sampling_params.max_tokens = longest
-        collector = Collector(stream, ChatOutputs(self.vllm, request).step, translated)
-        await self._start([(core, collector)], stream, self._text_state)
-
     async def _start_chat(  # noqa: PLR0913, PLR0917  # of which `_render` binds four
         self,
         request: ChatRequest,
@@ -273,7 +250,6 @@ class Serving:
         translated: Translated,
     ) -> None:
         core = self._core(f"chatcmpl-{request.request_id}", request, vllm_request, inputs, longest)
-        outputs = ChatOutputs(self.vllm, vllm_request)
         if self.needs_parser(request):
             kwargs = self.vllm._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
             parsers = [self._parser(vllm_request, kwargs) for _ in range(request.n)]
@@ -283,7 +259,12 @@ class Serving:
             core.reasoning_ended = reasoning["reasoning_ended"]
             core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
             outputs = ChatOutputs(self.vllm, vllm_request, parsers, count_reasoning=self._reasons)
-        await self._start([(core, Collector(stream, outputs.step, translated))], stream)
+            state = None
+        else:
+            outputs = ChatOutputs(self.vllm, vllm_request)
+            only_text = request.n == 1 and not request.logprobs and vllm_request.structured_outputs is None
+            state = self._text_state if only_text else None
+        await self._start([(core, Collector(stream, outputs.step, translated))], stream, state)
 
     def _parser(self, vllm_request: Any, template_kwargs: dict[str, Any]) -> CallStream:
         tokenizer = self.vllm.renderer.tokenizer
@@ -300,33 +281,6 @@ class Serving:
             core = self._core(name, request, translate_text(request), prompt, most)
             requests.append((core, Collector(stream, partial(outputs.step, position), translated, outputs.finished)))
         await self._start(requests, stream)
-
-    def _like(self, request: ChatRequest) -> Any:
-        """Return a copy of what vLLM made once of a plain request that differs in nothing but its prompt."""
-        name = f"chatcmpl-{request.request_id}"
-        key = (
-            request.temperature,
-            request.top_p,
-            request.top_k,
-            request.stop,
-            request.presence_penalty,
-            request.frequency_penalty,
-            request.ignore_eos,
-            request.whole,
-        )
-        alone = request.seed is not None or request.logit_bias is not None
-        made = None if alone else self._known.get(key)
-        if made is None:
-            vllm_request = translate(request, stream=not request.whole)
-            made = self._core(name, request, vllm_request, tokens_input([0]), 1)
-            if not alone:
-                if len(self._known) == _REMEMBERED:
-                    del self._known[next(iter(self._known))]
-                self._known[key] = made
-        core = copy.copy(made)
-        core.request_id = core.external_req_id = name
-        core.sampling_params = copy.copy(made.sampling_params)
-        return core
 
     def _core(
         self, name: str, request: ChatRequest | TextRequest, vllm_request: Any, inputs: Any, max_tokens: int

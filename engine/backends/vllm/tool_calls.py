@@ -111,15 +111,8 @@ class _Mended:
         self._start = None if self.anchors else 0
         self._sent = 0
 
-    def extract_tool_calls_streaming(  # noqa: PLR0913, PLR0917  # vLLM's signature
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Any,
-        current_token_ids: Any,
-        delta_token_ids: Any,
-        request: Any,
+    def extract_tool_calls_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *others: Any, **named: Any
     ) -> Any:
         """Pass on the text from the first call on; what stands before is content."""
         self.seen = current_text
@@ -132,13 +125,7 @@ class _Mended:
         else:
             previous_text = previous_text[self._start :]
         message = super().extract_tool_calls_streaming(  # type: ignore[misc]
-            previous_text,
-            current_text[self._start :],
-            delta_text,
-            previous_token_ids,
-            current_token_ids,
-            delta_token_ids,
-            request,
+            previous_text, current_text[self._start :], delta_text, *others, **named
         )
         if content:
             message = message or DeltaMessage()
@@ -160,10 +147,8 @@ class _Mended:
 
 
 def _delta(call: Any) -> ToolCallDelta:
-    function = call.function
-    return ToolCallDelta(
-        call.index, call.id, function.name if function else None, (function.arguments if function else None) or ""
-    )
+    name, arguments = (call.function.name, call.function.arguments) if call.function else (None, None)
+    return ToolCallDelta(call.index, call.id, name, arguments or "")
 
 
 def _is_json(text: str) -> bool:

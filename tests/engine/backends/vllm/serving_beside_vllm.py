@@ -68,7 +68,7 @@ async def main() -> None:
         sent = record(backend._engine.engine_core)
         for name, fields in REQUESTS.items():
             asked = request_of(name, fields)
-            taken = backend._serving.render_plain(asked) is not None
+            taken = backend._serving.text_tokens(asked) is not None
             line = {"name": name, "taken": taken, "ours": await ours(engine, asked, sent)}
             sys.stdout.write(json.dumps(line | {"vllm": await vllms(backend, asked, sent)}) + "\n")
         early = {"left": await left(engine, backend), "refused": await refused(engine, backend)}
