@@ -107,9 +107,7 @@ NAMES: tuple[ForeignName, ...] = (
     _answers("vllm.v1.engine.parallel_sampling.ParentRequest.get_child_info", "several answers to a prompt", "index"),
     _answers(f"{_ENGINE}.abort", "ends a request", "request_id internal"),
     _answers(f"{_SERVING}.parser_cls", "the parsers of a model"),
-    _answers(
-        "vllm.renderers.online_renderer.OnlineRenderer.render_chat", "renders and tokenises", "request skip_mm_cache"
-    ),
+    _answers("vllm.renderers.online_renderer.OnlineRenderer.render_chat", "renders and tokenises", "request"),
     _schemas("vllm.sampling_params.StructuredOutputsParams._backend", "chosen by us: our own check has run"),
     _schemas("vllm.v1.structured_output.request.get_structured_output_key", "what would be compiled", "params"),
     _schemas(_XGRAMMAR, "made in a process that can be killed", "vllm_config tokenizer vocab_size"),

