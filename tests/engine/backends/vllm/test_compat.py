@@ -42,7 +42,7 @@ def test_each_name_is_there_with_the_signature_that_we_count_on(installed: Sourc
 
 @pytest.mark.parametrize("patch", sorted({each.patch for each in ALL}))
 def test_each_name_would_be_missed(installed: Sources, patch: str) -> None:
-    names = [each for each in ALL if each.patch == patch and not each.compiled]
+    names = [each for each in ALL if each.patch == patch]
     gone = [replace(each, name=f"{each.name}_of_another_release") for each in names]
     assert [found.problem for found in compat.missing(gone, installed)] == ["is gone"] * len(names)
 
