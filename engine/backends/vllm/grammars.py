@@ -167,12 +167,14 @@ class Grammars:
             asyncio.get_running_loop().call_later(kept_seconds, self._turns.leave, owner)
 
     def _remembered(self, digest: bytes) -> Verdict | None:
-        verdict, until = self._verdicts.get(digest, (None, 0.0))
-        return verdict if until >= asyncio.get_running_loop().time() else None
+        verdict, until = self._verdicts.pop(digest, (None, 0.0))
+        if verdict is None or until < asyncio.get_running_loop().time():
+            return None
+        self._verdicts[digest] = verdict, until  # the last used is the last to go
+        return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
         seconds = _TOO_COMPLEX_SECONDS if verdict == Verdict.TOO_COMPLEX else float("inf")
-        self._verdicts.pop(digest, None)  # the oldest come first
         self._verdicts[digest] = verdict, asyncio.get_running_loop().time() + seconds
         if len(self._verdicts) > _VERDICTS_KEPT:
             del self._verdicts[next(iter(self._verdicts))]
