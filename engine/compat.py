@@ -35,8 +35,6 @@ class ForeignName:
     """Those that we pass, or that our version takes; None: it is no function, or any signature will do."""
     overridden: bool = False
     """Ours takes its place and takes no others: one more parameter is a change as well."""
-    compiled: bool = False
-    """In compiled code: sources do not show it, and it is looked for when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def missing(names: Iterable[ForeignName], sources: Sources) -> list[Finding]:
     """List which of `names` are gone or take other parameters in `sources`."""
     findings = []
     for name in names:
-        problem = None if name.compiled else _problem(name, sources)
+        problem = _problem(name, sources)
         if problem is not None:
             findings.append(Finding(name, problem))
     return findings

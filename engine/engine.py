@@ -27,7 +27,10 @@ from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest, Urgency
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from engine.backends import Backend, ChatBackend, ImageBackend, SpeechBackend
+    from engine.backends import Backend
+    from engine.backends.diffusers.model import ImageModel
+    from engine.backends.tts.model import SpeechModel
+    from engine.backends.vllm.engine import VllmChat
     from engine.config import Config, ModelSpec
     from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
     from engine.types import ChatRequest, ImageRequest, ModelHealth, TextRequest
@@ -144,7 +147,7 @@ class Engine:
         Await the first event before answering: everything that can be refused is refused until then.
         """
         async with self._leased(request.model, ImageModelSpec, stream):
-            cast("ImageBackend", self._pool.get(request.model)).images(request, stream)
+            cast("ImageModel", self._pool.get(request.model)).images(request, stream)
         return stream
 
     def voices(self, model: str) -> tuple[Voice, ...]:
@@ -162,7 +165,7 @@ class Engine:
         """
         async with self._leased(request.model, SpeechModelSpec, stream):
             voice = self._loader.voices.find(request.model, request.voice)
-            cast("SpeechBackend", self._pool.get(request.model)).speech(request, voice, stream)
+            cast("SpeechModel", self._pool.get(request.model)).speech(request, voice, stream)
         return stream
 
     @contextlib.asynccontextmanager
@@ -259,9 +262,9 @@ class Engine:
         """Return when every model has failed for good: nothing can be served until somebody changes something."""
         await self._pool.hopeless()
 
-    def _chat_backend(self, model: str) -> tuple[ChatBackend, ChatModelSpec]:
+    def _chat_backend(self, model: str) -> tuple[VllmChat, ChatModelSpec]:
         spec = self._spec(model, ChatModelSpec)
-        return cast("ChatBackend", self._pool.get(model)), spec
+        return cast("VllmChat", self._pool.get(model)), spec
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         spec = self._config.models.get(model)

@@ -1,19 +1,10 @@
-"""The only place that imports vllm, torch, diffusers: one file per library and task. Imported when a model loads."""
-
-from __future__ import annotations
+"""The only place that imports vllm, torch, diffusers: one folder per task. Imported when a model loads."""
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-    from engine.admission import Admission
-    from engine.stream import ImageStream, SpeechStream, TokenStream
-    from engine.types import ChatRequest, ImageRequest, TextRequest
-    from engine.voices.types import SpeechRequest, Voice
-
+from engine.admission import Admission
 
 _log = logging.getLogger("hearth.backends")
 
@@ -47,41 +38,6 @@ class Backend(Protocol):
 
     def terminate(self) -> None:
         """End it now."""
-        ...
-
-
-class ImageBackend(Backend, Protocol):
-    """A loaded image model."""
-
-    def images(self, request: ImageRequest, stream: ImageStream) -> None:
-        """Put what becomes of each image into `stream`. Closing it aborts. It ends with `EngineError`s."""
-        ...
-
-
-class SpeechBackend(Backend, Protocol):
-    """Loaded voices."""
-
-    def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:
-        """Put an audio file into `stream` piece by piece. Closing it aborts. It ends with `EngineError`s."""
-        ...
-
-
-class ChatBackend(Backend, Protocol):
-    """A loaded chat model."""
-
-    context_length: int
-    metrics: CollectorRegistry | None
-
-    async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
-        """Return when its turn has come; the answer's steps go into `stream`. Raises `EngineError`s."""
-        ...
-
-    async def text(self, request: TextRequest, stream: TokenStream) -> None:
-        """Go on with plain texts, like `chat`; deltas hold `content` and nothing else that a model says."""
-        ...
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt has. Raises `EngineError`s."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Which chat models were compiled on this machine, so that a start on a CPU uses what is there and never waits for it.
 
 vLLM compiles a model at its first start, for a minute or two on a CPU, and keeps the code in its cache. Here stands for
-which models it has; the code itself is vLLM's (engine/backends/vllm/patches.py has it load what it kept).
+which models it has; the code itself is vLLM's (engine/backends/vllm/plugin.py has it load what it kept).
 """
 
 from __future__ import annotations

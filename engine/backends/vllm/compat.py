@@ -8,10 +8,11 @@ Nothing is imported here; names are strings.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from engine.compat import Finding, ForeignName, Kind, Sources
 from engine.compat import missing as _missing
@@ -23,19 +24,14 @@ _log = logging.getLogger("hearth.vllm")
 
 
 class _Patch:
-    """Builds the names of one patch: what of ours relies on them, and what happens without."""
+    """Makes the entries of one patch. `without`: what happens where one of its names is gone."""
 
     def __init__(self, patch: str, kind: Kind, without: str, since: str = "0.32") -> None:
-        self._patch = patch
-        self._kind: Kind = kind
-        self._without = without
-        self._since = since
+        self._make = functools.partial(ForeignName, kind=kind, patch=patch, since=since, without=without)
 
-    def __call__(
-        self, name: str, why: str, parameters: str | None = None, *, overridden: bool = False, compiled: bool = False
-    ) -> ForeignName:
+    def __call__(self, name: str, why: str, parameters: str | None = None, *, overridden: bool = False) -> ForeignName:
         known = None if parameters is None else tuple(parameters.split())
-        return ForeignName(name, self._kind, self._patch, why, self._since, self._without, known, overridden, compiled)
+        return self._make(name, why=why, parameters=known, overridden=overridden)
 
 
 _chat = _Patch("chat", "needed", "No chat model can be loaded.")
@@ -46,109 +42,82 @@ _death = _Patch("death", "optional", "Requests that are being tokenised learn a 
 _checks = _Patch("grammar check", "optional", "vLLM parses each grammar once more, on the event loop.")
 _tools = _Patch("tool parsers", "optional", "Some older tool parsers lose calls that follow words, or parts of calls.")
 _processes = _Patch("processes", "optional", "Engines are spawned by vLLM itself, on a CPU in 20 s instead of 5 s.")
-_fork = _Patch(
-    "fork server", "optional", "A fork server that died is replaced by one without its libraries.", "Python 3.11"
-)
+_fork = _Patch("fork server", "optional", "A fork server that died comes back without its libraries.", "Python 3.11")
 _settings = _Patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
 _amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
 _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
-_cache = _Patch(
-    "cache at start", "optional", "On a CPU the KV cache takes its memory while it is used, not at the start."
-)
+_cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
 _loading = _Patch("load compiled code", "optional", "On a CPU a compiled model is compiled again at each start.")
-_kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
 _metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
 
+_ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
+_SERVING = "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat"
+_CLIENT = "vllm.v1.engine.core_client"
+_INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
+_OUTPUTS = "vllm.v1.engine.output_processor"
+_XGRAMMAR = "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend"
+_RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
+_LOGGER = "vllm.v1.metrics.loggers.PrometheusStatLogger"
+_HF = "vllm.renderers.hf"
+
 NAMES: tuple[ForeignName, ...] = (
-    _chat("vllm.v1.engine.async_llm.AsyncLLM._run_output_handler", "starts to read what the engine sends", ""),
-    _chat("vllm.v1.engine.async_llm.AsyncLLM.output_handler", "the task that reads; without it the engine is ended"),
-    _chat("vllm.v1.engine.async_llm.AsyncLLM.engine_core", "the client that owns processes and sockets"),
+    _chat(f"{_ENGINE}._run_output_handler", "starts to read what the engine sends", ""),
+    _chat(f"{_ENGINE}.output_handler", "the task that reads; without it the engine is ended"),
+    _chat(f"{_ENGINE}.engine_core", "the client that owns processes and sockets"),
     _chat(
-        "vllm.v1.engine.async_llm.AsyncLLM.from_vllm_config",
+        f"{_ENGINE}.from_vllm_config",
         "starts the engine",
         "vllm_config usage_context enable_log_requests disable_log_stats stat_loggers",
     ),
-    _chat(
-        "vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config",
-        "makes the configuration of a model",
-        "usage_context",
-    ),
-    _chat("vllm.v1.engine.async_llm.AsyncLLM.shutdown", "ends the processes", "timeout"),
+    _chat("vllm.engine.arg_utils.AsyncEngineArgs.create_engine_config", "makes its configuration", "usage_context"),
+    _chat(f"{_ENGINE}.shutdown", "ends the processes", "timeout"),
     _answers(
-        "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat._create_chat_logprobs",
+        f"{_SERVING}._create_chat_logprobs",
         "the probabilities of tokens in the convention's form",
         "token_ids top_logprobs tokenizer num_output_top_logprobs",
     ),
+    _answers(f"{_SERVING}._make_parser", "the parsers of one choice", "request tokenizer chat_template_kwargs"),
+    _answers(f"{_SERVING}._effective_chat_template_kwargs", "the template's variables, for the parsers", "request"),
     _answers(
-        "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat._make_parser",
-        "the parsers of one choice",
-        "request tokenizer chat_template_kwargs",
-    ),
-    _answers(
-        "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat._effective_chat_template_kwargs",
-        "the variables of the template, for the parsers",
-        "request",
-    ),
-    _answers(
-        "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat._engine_reasoning_kwargs",
+        f"{_SERVING}._engine_reasoning_kwargs",
         "what the engine has to know of reasoning",
         "request parser chat_template_kwargs prompt_token_ids",
     ),
-    _answers(
-        "vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.default_sampling_params", "of the model"
-    ),
-    _answers("vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.override_max_tokens", "of the model"),
+    _answers(f"{_SERVING}.default_sampling_params", "of the model"),
+    _answers(f"{_SERVING}.override_max_tokens", "of the model"),
     _answers(
         "vllm.entrypoints.serve.utils.api_utils.get_max_tokens",
         "the limit of an answer",
         "max_model_len max_tokens input_length default_sampling_params override_max_tokens",
     ),
     _answers("vllm.inputs.engine.tokens_input", "a prompt for the core", "prompt_token_ids"),
-    _answers("vllm.v1.engine.async_llm.AsyncLLM.input_processor", "makes a request to the core"),
+    _answers(f"{_ENGINE}.input_processor", "makes a request to the core"),
+    _answers(f"{_INPUTS}.process_inputs", "likewise", "request_id prompt params supported_tasks priority"),
+    _answers(f"{_ENGINE}.output_processor", "makes outputs of what the core sends"),
     _answers(
-        "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
-        "likewise",
-        "request_id prompt params supported_tasks priority",
-    ),
-    _answers("vllm.v1.engine.async_llm.AsyncLLM.output_processor", "makes outputs of what the core sends"),
-    _answers(
-        "vllm.v1.engine.output_processor.OutputProcessor.add_request",
+        f"{_OUTPUTS}.OutputProcessor.add_request",
         "registers a request, with our collector in the place of vLLM's",
         "request prompt parent_req request_index queue",
     ),
-    _answers("vllm.v1.engine.core_client.EngineCoreClient.add_request_async", "sends it to the core", "request"),
+    _answers(f"{_CLIENT}.EngineCoreClient.add_request_async", "sends it to the core", "request"),
     _answers("vllm.v1.engine.parallel_sampling.ParentRequest.get_child_info", "several answers to a prompt", "index"),
-    _answers("vllm.v1.engine.async_llm.AsyncLLM.abort", "ends a request", "request_id internal"),
-    _answers("vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.parser_cls", "the parsers of a model"),
-    _answers(
-        "vllm.renderers.online_renderer.OnlineRenderer.render_chat",
-        "renders and tokenises to count",
-        "request skip_mm_cache",
-    ),
+    _answers(f"{_ENGINE}.abort", "ends a request", "request_id internal"),
+    _answers(f"{_SERVING}.parser_cls", "the parsers of a model"),
+    _answers("vllm.renderers.online_renderer.OnlineRenderer.render_chat", "renders and tokenises", "request"),
     _schemas("vllm.sampling_params.StructuredOutputsParams._backend", "chosen by us: our own check has run"),
     _schemas("vllm.v1.structured_output.request.get_structured_output_key", "what would be compiled", "params"),
-    _schemas(
-        "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend",
-        "made in our own process, to compile where it can be killed",
-        "vllm_config tokenizer vocab_size",
-    ),
-    _schemas(
-        "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend.compile_grammar",
-        "compiles one grammar there",
-        "request_type grammar_spec",
-    ),
-    _end("vllm.v1.engine.core_client.BackgroundResources.ctx", "the ZeroMQ context that vLLM leaves open"),
-    _end("vllm.v1.engine.core_client.BackgroundResources.engine_manager", "owns the processes"),
+    _schemas(_XGRAMMAR, "made in a process that can be killed", "vllm_config tokenizer vocab_size"),
+    _schemas(f"{_XGRAMMAR}.compile_grammar", "compiles one grammar there", "request_type grammar_spec"),
+    _end(f"{_CLIENT}.BackgroundResources.ctx", "the ZeroMQ context that vLLM leaves open"),
+    _end(f"{_CLIENT}.BackgroundResources.engine_manager", "owns the processes"),
     _end("vllm.v1.engine.utils.CoreEngineProcManager.processes", "their pipes are left open"),
-    _death("vllm.v1.engine.core_client.BackgroundResources.engine_dead", "set when the process has died"),
-    _death("vllm.v1.engine.output_processor.OutputProcessor.propagate_error", "ends what waits for the engine", "e"),
-    _checks(
-        "vllm.v1.engine.input_processor.InputProcessor.structured_outputs_config", "None: grammars are checked by us"
-    ),
+    _death(f"{_CLIENT}.BackgroundResources.engine_dead", "set when the process has died"),
+    _death(f"{_OUTPUTS}.OutputProcessor.propagate_error", "ends what waits for the engine", "e"),
+    _checks(f"{_INPUTS}.structured_outputs_config", "None: grammars are checked by us"),
     _tools("vllm.parser.abstract_parser.Parser.tool_parser_cls", "replaced by a class with our layer on top"),
     _tools("vllm.tool_parsers.abstract_tool_parser.ToolParser.engine_based_streaming", "tells which need no layer"),
     _tools(
@@ -167,70 +136,43 @@ NAMES: tuple[ForeignName, ...] = (
     _amx("torch.cpu._init_amx", "asks the kernel for it", ""),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.__init__", "wrapped"),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.executor", "replaced by one with more threads"),
-    _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.sample_tokens", "wrapped", "grammar_output"),
-    _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.input_batch", "the requests of a step"),
-    _seeds("vllm.v1.worker.cpu_model_runner.CPUModelRunner.discard_request_mask", "whose token is thrown away"),
+    _seeds(f"{_RUNNER}.sample_tokens", "wrapped", "grammar_output"),
+    _seeds(f"{_RUNNER}.input_batch", "the requests of a step"),
+    _seeds(f"{_RUNNER}.discard_request_mask", "whose token is thrown away"),
     _seeds("vllm.v1.worker.gpu_input_batch.InputBatch.generators", "seeds, by the place of a request"),
     _seeds("vllm.v1.worker.gpu_input_batch.InputBatch.num_reqs", "how many there are"),
-    _cache(
-        "vllm.v1.worker.cpu_model_runner.CPUModelRunner.initialize_kv_cache_tensors",
-        "wrapped: all of the cache is written to once",
-    ),
+    _cache(f"{_RUNNER}.initialize_kv_cache_tensors", "wrapped: all of the cache is written to once"),
     _compiling("vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper.__init__", "wrapped: torch's compiler is on"),
     _loading("torch.compiler.load_compiled_function", "wrapped: adds a method that vLLM asks for"),
     _loading("torch._dynamo.aot_compile.AOTCompiledFunction._artifacts", "leads to the object that lacks it"),
-    _kernels("vllm.engine.arg_utils.AsyncEngineArgs.ir_op_priority", "has vLLM take our kernels"),
-    _kernels("vllm.ir.ops.rms_norm", "the operation that the kernel is registered for"),
-    _kernels("vllm.ir.ops.fused_add_rms_norm", "likewise"),
-    _kernels("vllm.ir.op.IrOp.register_impl", "registers a kernel", "provider supported supports_args inplace"),
-    _kernels("vllm.ir.op.IrOp.impls", "what is registered"),
-    _kernels("vllm.platforms.interface.Platform.import_kernels", "loads vLLM's compiled kernels", ""),
-    _kernels("torch.ops._C.rms_norm", "the kernel", compiled=True),
-    _kernels("torch.ops._C.fused_add_rms_norm", "the kernel", compiled=True),
-    _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger._gauge_cls", "writes into the engine's own registry"),
-    _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger._counter_cls", "likewise"),
-    _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger._histogram_cls", "likewise"),
-    _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger._spec_decoding_cls", "likewise"),
-    _metrics("vllm.v1.metrics.loggers.PrometheusStatLogger._perf_metrics_cls", "likewise"),
+    _metrics(f"{_LOGGER}._gauge_cls", "writes into the engine's own registry"),
+    _metrics(f"{_LOGGER}._counter_cls", "likewise"),
+    _metrics(f"{_LOGGER}._histogram_cls", "likewise"),
+    _metrics(f"{_LOGGER}._spec_decoding_cls", "likewise"),
+    _metrics(f"{_LOGGER}._perf_metrics_cls", "likewise"),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),
+    _prompts("transformers.tokenization_utils_tokenizers.TokenizersBackend._tokenizer", "the tokenizer alone"),
+    _prompts(f"{_HF}.resolve_chat_template", "which template", "tokenizer chat_template tools model_config"),
     _prompts(
-        "transformers.tokenization_utils_tokenizers.TokenizersBackend._tokenizer",
-        "the tokenizer alone",
-    ),
-    _prompts("vllm.renderers.hf.resolve_chat_template", "which template", "tokenizer chat_template tools model_config"),
-    _prompts(
-        "vllm.renderers.hf.resolve_chat_template_content_format",
+        f"{_HF}.resolve_chat_template_content_format",
         "whether it takes texts",
         "chat_template tools given_format tokenizer model_config",
     ),
-    _prompts(
-        "vllm.renderers.hf.resolve_chat_template_kwargs",
-        "its variables",
-        "tokenizer chat_template chat_template_kwargs",
-    ),
+    _prompts(f"{_HF}.resolve_chat_template_kwargs", "its variables", "tokenizer chat_template chat_template_kwargs"),
     _steps(
-        "vllm.v1.engine.output_processor.RequestState.make_request_output",
+        f"{_OUTPUTS}.RequestState.make_request_output",
         "overridden: our own steps; its class is replaced",
         "new_token_ids pooling_output finish_reason stop_reason",
     ),
-    _steps("vllm.v1.engine.output_processor.OutputProcessor.request_states", "what it knows of each request"),
-    _steps("vllm.v1.engine.output_processor.RequestState.output_kind", "whether each step is wanted, or the last"),
-    _steps("vllm.v1.engine.output_processor.RequestState.num_cached_tokens", "for the usage"),
-    _steps("vllm.v1.engine.output_processor.RequestState.prompt_len", "likewise"),
-    _steps(
-        "vllm.v1.engine.output_processor.RequestState.track_weight_version",
-        "overridden",
-        "weight_version",
-        overridden=True,
-    ),
+    _steps(f"{_OUTPUTS}.RequestState.queue", "our collector"),
+    _steps(f"{_OUTPUTS}.OutputProcessor.request_states", "what it knows of each request"),
+    _steps(f"{_OUTPUTS}.RequestState.output_kind", "whether each step is wanted, or the last"),
+    _steps(f"{_OUTPUTS}.RequestState.num_cached_tokens", "for the usage"),
+    _steps(f"{_OUTPUTS}.RequestState.prompt_len", "likewise"),
+    _steps(f"{_OUTPUTS}.RequestState.track_weight_version", "overridden", "weight_version", overridden=True),
 )
-
-
-def find(name: str) -> ForeignName:
-    """Return the entry of a dotted name; the first, where several patches rely on it. Raises `KeyError`."""
-    return {each.name: each for each in reversed(NAMES)}[name]
 
 
 def missing(sources: Sources | None = None) -> list[Finding]:
@@ -240,8 +182,8 @@ def missing(sources: Sources | None = None) -> list[Finding]:
 
 def check(model: str) -> None:
     """Raise a `LoadError` that names what is needed and missing, if anything is."""
-    findings = _needed_but_missing()
-    if findings:
+    findings = _problems("kind", "needed")
+    if findings and importlib.util.find_spec("vllm") is not None:  # else its import says that it is not installed
         raise LoadError(
             f"{model}: this version of vLLM does not have what Hearth needs: {findings}. Install the version in "
             "requirements/, or a newer Hearth."
@@ -249,21 +191,19 @@ def check(model: str) -> None:
 
 
 @functools.cache
-def _needed_but_missing() -> str:
-    sources = Sources()
-    if sources.find("vllm") is None:
-        return ""  # it is not installed, which its import says
-    findings = _missing([each for each in NAMES if each.kind == "needed"], sources)
-    return "; ".join(f"{finding.name.name} {finding.problem}" for finding in findings)
+def fits(patch: str) -> bool:
+    """Whether the names of an optional patch are there; if not, the log says so once. The first call reads sources."""
+    findings = _problems("patch", patch)
+    if findings:
+        _say(patch, findings)
+    return not findings
 
 
 @functools.cache
-def fits(patch: str) -> bool:
-    """Whether the names of an optional patch are there; if not, the log says so once. The first call reads sources."""
-    findings = _missing([each for each in NAMES if each.patch == patch], Sources())
-    if findings:
-        _say(patch, "; ".join(f"{finding.name.name} {finding.problem}" for finding in findings))
-    return not findings
+def _problems(field: Literal["kind", "patch"], value: str) -> str:
+    """Say what is wrong with the names of a patch or a kind; the sources of all of vLLM are read for it."""
+    findings = _missing([each for each in NAMES if getattr(each, field) == value], Sources())
+    return "; ".join(f"{finding.name.name} {finding.problem}" for finding in findings)
 
 
 @contextmanager

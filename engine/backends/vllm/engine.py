@@ -16,22 +16,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from engine.admission import Admission
+from PIL import Image
+
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.backends.vllm.start import Launch, build_serving, capacity_of, fall_asleep, start_engine, wake_up
-from engine.errors import LoadError, NotStartedError, engine_died
-from engine.media.images import image_places
+from engine.backends.vllm.start import Launch, fall_asleep, start_engine, wake_up
+from engine.errors import LoadError, NotStartedError, UnsupportedCapabilityError, engine_died
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
-from engine.types import ChatRequest, TextRequest
+from engine.types import ChatRequest
 from engine.weights.safety import check_folder
 
 if TYPE_CHECKING:
-    from engine.backends.vllm.serving import Prompt
-
+    from engine.backends.vllm.serving import Serving
 
 _log = logging.getLogger("hearth.vllm")
 
@@ -47,19 +46,17 @@ _WARM_UP = "one two three four five six seven eight nine ten " * 4
 class VllmChat:
     """One loaded chat model. Created by `load`; a restart creates a new one."""
 
-    def __init__(self, engine: Any, serving: Any, launch: Launch, watch: EngineWatch) -> None:
+    def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
         self._engine = engine
         self._serving = serving
-        self._spec = launch.spec
-        self._starter = launch.starter
-        self._pictures = launch.pictures
-        self._sleep = launch.sleep
-        self.admission = Admission(capacity_of(engine, launch.spec))
+        self._launch = launch
+        self._watch = watch
+        self.chat, self.text, self.count_tokens = serving.chat, serving.text, serving.count_tokens
+        self.admission = serving.admission
+        self.context_length = serving.context_length
         self.metrics = launch.metrics
         self.compiled = launch.compiled
-        self.context_length: int = engine.model_config.max_model_len
         self.died = asyncio.Event()
-        self._watch = watch
         watch.on_exit(self._on_exit)
 
     @classmethod
@@ -82,9 +79,8 @@ class VllmChat:
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
             watch.kill_after(engine.output_handler)
             watch.expect(engine.is_sleeping)  # a question that costs nothing
-            await engine.reset_mm_cache()
             launch.report("checking the chat template", 0.8)
-            serving = await launch.starter.run(lambda: build_serving(engine, launch))
+            serving = await launch.starter.run(lambda: _build_serving(engine, launch))
             model = cls(engine, serving, launch, watch)
             await model._check_capabilities()
             await serving.prepare()
@@ -92,55 +88,6 @@ class VllmChat:
             await model._warm_up()
             undo.pop_all()
         return model
-
-    async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
-        """Wait for its turn and give it to the engine; the answer's steps go into `stream`. Raises `EngineError`s."""
-        from engine.backends.vllm.errors import TranslatedErrors
-
-        if self._serving.needs_parser(request) or request.logprobs or image_places(request):
-            # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
-            # put together at once, would block the event loop for seconds.
-            request = replace(request, whole=False)
-        errors = TranslatedErrors(self.context_length, _grammar_field(request))
-        ticket = self.admission.ticket(request, request.n, stream)
-        try:
-            with errors:
-                prompt = self._serving.render_text(request, self._most_tokens(request)) or await self._rendered(request)
-                longest = prompt.max_tokens or self.context_length - len(prompt.token_ids)
-                await ticket.enter(len(prompt.token_ids), longest * request.n)
-                await self._serving.submit(prompt, stream, errors.translated)
-        except BaseException as error:
-            ticket.leave(error)
-            raise
-        stream.on_end(ticket.leave)
-
-    async def text(self, request: TextRequest, stream: TokenStream) -> None:
-        """Go on with plain texts, like `chat`."""
-        from engine.backends.vllm.completions import TextAnswers
-        from engine.backends.vllm.errors import TranslatedErrors
-
-        errors = TranslatedErrors(self.context_length, None, "prompt")
-        sequences = len(request.prompts) * request.n
-        ticket = self.admission.ticket(request, sequences, stream)
-        try:
-            with errors:
-                answers = await TextAnswers.of(self._serving, request, self._most_tokens(request))
-                await ticket.enter(answers.prompt_tokens, answers.longest_tokens)
-                await answers.submit(stream, errors.translated)
-        except BaseException as error:
-            ticket.leave(error)
-            raise
-        stream.on_end(ticket.leave)
-
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
-        from engine.backends.vllm.errors import TranslatedErrors
-
-        shortest = replace(request, max_tokens=1)
-        with TranslatedErrors(self.context_length, _grammar_field(request)):
-            async with self._pictures.decoded(shortest, most=self._spec.engine.max_images) as seen:
-                tokens: int = await self._serving.count_prompt(self._translate(seen, stream=False))
-                return tokens
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -153,18 +100,19 @@ class VllmChat:
 
     async def sleep(self) -> bool:
         """Free its GPUs, if it was started so that it can. False: it did not, and has to be ended."""
-        return self._sleep is not None and await fall_asleep(self._engine, self._sleep, self._spec.id)
+        sleep = self._launch.sleep
+        return sleep is not None and await fall_asleep(self._engine, sleep, self._launch.spec.id)
 
     async def wake(self) -> None:
         """Take its GPUs again."""
-        if self._sleep is not None:
-            await wake_up(self._engine, self._sleep)
+        if self._launch.sleep is not None:
+            await wake_up(self._engine, self._launch.sleep)
 
     async def shutdown(self) -> None:
         """End the engine process; whatever still runs fails. Takes up to 3 s."""
         self._watch.end()
         self._serving.grammars.close()
-        await self._starter.run(lambda: end_engine(self._engine, 5))
+        await self._launch.starter.run(lambda: end_engine(self._engine, 5))
 
     def terminate(self) -> None:
         """End the engine process at once."""
@@ -172,26 +120,6 @@ class VllmChat:
         self._serving.grammars.close()
         self._watch.kill()
         end_engine(self._engine, 0)  # its sockets; the processes have been killed
-
-    async def _rendered(self, request: ChatRequest) -> Prompt:
-        """Have vLLM render it. Pixels live no longer than that: neither while it waits nor while it runs."""
-        async with self._pictures.decoded(request, most=self._spec.engine.max_images) as seen:
-            prompt: Prompt = await self._serving.render(request, self._translate(seen, stream=not request.whole))
-            return prompt
-
-    def _most_tokens(self, request: ChatRequest | TextRequest) -> int | None:
-        """Of each answer; None: as many as fit."""
-        return self._spec.engine.max_output_tokens if request.max_tokens is None else request.max_tokens
-
-    def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
-        from engine.backends.vllm.request import translate
-
-        return translate(
-            request,
-            stream=stream,
-            context_length=self.context_length,
-            max_output_tokens=self._spec.engine.max_output_tokens,
-        )
 
     def _on_exit(self) -> None:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
@@ -207,58 +135,62 @@ class VllmChat:
             self.died.set()
 
     async def _check_capabilities(self) -> None:
-        if "vision" in self._spec.capabilities and not self._engine.model_config.is_multimodal_model:
+        spec = self._launch.spec
+        if "vision" in spec.capabilities and not self._engine.model_config.is_multimodal_model:
             raise LoadError(
-                f"{self._spec.id}: models.yaml claims `vision`, but the model takes no pictures. Pick one: 1. take "
+                f"{spec.id}: models.yaml claims `vision`, but the model takes no pictures. Pick one: 1. take "
                 "`vision` out of its capabilities; 2. use a model that sees."
             )
-        if "function_calling" not in self._spec.capabilities:
+        if "function_calling" not in spec.capabilities:
             return
         tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
-        plain = ChatRequest(request_id="probe", model=self._spec.id, messages=[{"role": "user", "content": "?"}])
-        offered = ChatRequest(request_id="probe", model=self._spec.id, messages=plain.messages, tools=[tool])
-        lengths = [await self.count_tokens(request) for request in (plain, offered)]
-        if lengths[0] == lengths[1]:
+        plain = ChatRequest(request_id="probe", model=spec.id, messages=[{"role": "user", "content": "?"}])
+        try:
+            lengths = {await self.count_tokens(request) for request in (plain, replace(plain, tools=[tool]))}
+        except UnsupportedCapabilityError as error:
             raise LoadError(
-                f"{self._spec.id}: models.yaml claims `function_calling`, but the model's chat template takes no "
+                f"{spec.id}: models.yaml claims `function_calling`, but it has no tool parser. Pick one: 1. set "
+                "`tool_parser` of its `engine` section to the one of its family; 2. take `function_calling` out of "
+                "its capabilities."
+            ) from error
+        if len(lengths) == 1:
+            raise LoadError(
+                f"{spec.id}: models.yaml claims `function_calling`, but the model's chat template takes no "
                 "tools. Pick one: 1. take `function_calling` out of its capabilities; 2. use a model that was "
                 "trained for tools."
             )
 
-    def _warm_up_content(self) -> str | list[dict[str, Any]]:
-        if "vision" not in self._spec.capabilities:
-            return _WARM_UP
-        picture = {"type": "image_url", "image_url": {"url": _white_picture()}}
-        return [picture, {"type": "text", "text": _WARM_UP}]
-
     async def _warm_up(self) -> None:
-        stream = TokenStream()
-        await self.chat(
-            ChatRequest(
-                request_id="warm-up",
-                model=self._spec.id,
-                messages=[{"role": "user", "content": self._warm_up_content()}],
-                temperature=0,
-                max_tokens=8,
-                ignore_eos=True,
-                logprobs=True,  # compiled on first use on a GPU
-            ),
-            stream,
+        spec, content = self._launch.spec, cast("Any", _WARM_UP)
+        if "vision" in spec.capabilities:
+            picture = {"type": "image_url", "image_url": {"url": _white_picture()}}
+            content = [picture, {"type": "text", "text": _WARM_UP}]
+        request = ChatRequest(
+            request_id="warm-up",
+            model=spec.id,
+            messages=[{"role": "user", "content": content}],
+            temperature=0,
+            max_tokens=8,
+            ignore_eos=True,
+            logprobs=True,  # compiled on first use on a GPU
         )
+        stream = TokenStream()
+        await self.chat(request, stream)
         await fold(stream)
+
+
+def _build_serving(engine: Any, launch: Launch) -> Serving:
+    """On a thread: importing it takes as long as vLLM does."""
+    from engine.backends.vllm.serving import build_serving
+
+    return build_serving(engine, launch)
 
 
 def _white_picture() -> str:
     """A small picture as a `data:` URI."""
-    from PIL import Image
-
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "white").save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _grammar_field(request: ChatRequest) -> str | None:
-    return "response_format" if request.response_format else "tools" if request.tools else None
 
 
 class EngineWatch:

@@ -19,11 +19,9 @@ import logging
 import os
 import resource
 import socket
-import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -49,7 +47,7 @@ _WAIT_SECONDS = 30.0
 # From this duration on the turn is kept for as long again: the engine now compiles the same.
 _SLOW_SECONDS = 0.25
 # In the engine: one more than slow compilations at a time, so that quick ones find a thread.
-_ENGINE_THREADS = _COMPILERS + 1
+ENGINE_THREADS = _COMPILERS + 1
 _VERDICTS_KEPT = 4096
 # "Too complex" may have been the fault of a busy machine.
 _TOO_COMPLEX_SECONDS = 600.0
@@ -71,7 +69,7 @@ class Grammars:
         self._turns = FairTurns(
             _COMPILERS, per_owner=_PER_OWNER, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS
         )
-        self._verdicts: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
+        self._verdicts: dict[bytes, tuple[Verdict, float]] = {}  # until when
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
 
     async def bind_format(self, request: Any, owner: str) -> None:
@@ -125,11 +123,7 @@ class Grammars:
                 param=field,
             )
         if verdict == Verdict.INVALID:
-            raise RequestError(
-                f"`{field}` holds a JSON schema that cannot be followed: it is not valid, or uses keywords that are "
-                "not supported.",
-                param=field,
-            )
+            raise invalid_schema(field)
 
     def close(self) -> None:
         """End all processes at once; requests that wait for one get `EngineDiedError`."""
@@ -173,18 +167,26 @@ class Grammars:
             asyncio.get_running_loop().call_later(kept_seconds, self._turns.leave, owner)
 
     def _remembered(self, digest: bytes) -> Verdict | None:
-        verdict, until = self._verdicts.get(digest, (None, 0.0))
+        verdict, until = self._verdicts.pop(digest, (None, 0.0))
         if verdict is None or until < asyncio.get_running_loop().time():
             return None
-        self._verdicts.move_to_end(digest)
+        self._verdicts[digest] = verdict, until  # the last used is the last to go
         return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
-        now = asyncio.get_running_loop().time()
-        until = now + _TOO_COMPLEX_SECONDS if verdict == Verdict.TOO_COMPLEX else float("inf")
-        self._verdicts[digest] = (verdict, until)
+        seconds = _TOO_COMPLEX_SECONDS if verdict == Verdict.TOO_COMPLEX else float("inf")
+        self._verdicts[digest] = verdict, asyncio.get_running_loop().time() + seconds
         if len(self._verdicts) > _VERDICTS_KEPT:
-            self._verdicts.popitem(last=False)
+            del self._verdicts[next(iter(self._verdicts))]
+
+
+def invalid_schema(field: str) -> RequestError:
+    """Return the error for a `field` that holds no JSON schema, or one that no grammar can be made of."""
+    return RequestError(
+        f"`{field}` holds a JSON schema that cannot be followed: it is not valid, or uses keywords that are not "
+        "supported.",
+        param=field,
+    )
 
 
 def _choose_backend(parameters: Any) -> None:
@@ -255,33 +257,26 @@ def without_padding(tag: str) -> str:
 
 
 def is_light(tag: str) -> bool:
-    """Whether a structural tag is certain to compile in no time.
-
-    The line is drawn at keywords whose grammar is no larger than their text, `_LIGHT_NODES` schemas in all.
-    """
+    """Whether a structural tag is certain to compile in no time: few schemas, of no more grammar than their text."""
     if len(tag) > _LIGHT_BYTES:
         return False
-    left = _LIGHT_NODES
-    waiting = [node["json_schema"] for node in _schemas(json.loads(tag))]
-    while waiting:
+    left, waiting = _LIGHT_NODES, [node["json_schema"] for node in _schemas(json.loads(tag))]
+    while waiting and left:
         schema = waiting.pop()
         left -= 1
-        if left < 0 or not _is_plain(schema):
+        if not _is_plain(schema):
             return False
         if isinstance(schema, dict):
             waiting += _parts(schema)
-    return True
+    return not waiting
 
 
 def _schemas(node: Any) -> Iterator[dict[str, Any]]:
     """Yield the formats of a structural tag that hold a JSON schema. What is within a schema is the client's."""
-    if isinstance(node, list):
-        for item in node:
-            yield from _schemas(item)
-    elif isinstance(node, dict) and node.get("type") == "json_schema" and "json_schema" in node:
+    if isinstance(node, dict) and node.get("type") == "json_schema" and "json_schema" in node:
         yield node
-    elif isinstance(node, dict):
-        for item in node.values():
+    elif isinstance(node, dict | list):
+        for item in node.values() if isinstance(node, dict) else node:
             yield from _schemas(item)
 
 
@@ -295,17 +290,15 @@ def _is_plain(schema: Any) -> bool:
     return known and not open_ended and isinstance(enum, list) and len(enum) <= _LIGHT_ENUM
 
 
-def _parts(schema: dict[str, Any]) -> list[Any]:
-    parts: list[Any] = []
+def _parts(schema: dict[str, Any]) -> Iterator[Any]:
     for keyword in _NESTED & set(schema):
         value = schema[keyword]
-        if isinstance(value, list):
-            parts += value
-        elif keyword == "properties" and isinstance(value, dict):
-            parts += value.values()
+        if keyword == "properties" and isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, list):
+            yield from value
         else:
-            parts.append(value)
-    return parts
+            yield value
 
 
 class _Compilers:
@@ -314,8 +307,8 @@ class _Compilers:
     def __init__(self, config: Any, starter: StarterThread) -> None:
         self._config = config
         self._starter = starter
-        self._idle: list[_Compiler] = []
         self._all: set[_Compiler] = set()
+        self._idle: dict[_Compiler, asyncio.TimerHandle] = {}  # and what will end it
         self._closed = False
 
     async def compile(self, kind: str, grammar: str) -> tuple[Verdict, float]:
@@ -330,15 +323,14 @@ class _Compilers:
             began = loop.time()
             try:
                 async with asyncio.timeout(left):
-                    answer = await compiler.ask([kind, grammar])
+                    verdict = await compiler.ask(kind, grammar)
             except TimeoutError:
                 break
             except (OSError, EOFError):
                 left -= loop.time() - began
             else:
-                self._idle.append(compiler)
-                compiler.end = loop.call_later(_IDLE_SECONDS, self._discard, compiler)
-                return Verdict(answer["verdict"]), answer["seconds"]
+                self._idle[compiler] = loop.call_later(_IDLE_SECONDS, self._discard, compiler)
+                return verdict, loop.time() - began
             finally:
                 if self._closed or compiler not in self._idle:
                     self._discard(compiler)
@@ -354,9 +346,9 @@ class _Compilers:
     async def _take(self) -> _Compiler:
         self._check_open()
         while self._idle:
-            compiler = self._idle.pop()
+            compiler, end = self._idle.popitem()
+            end.cancel()
             if compiler.is_alive():
-                compiler.stop_timer()
                 return compiler
             self._discard(compiler)
         compiler = _Compiler()
@@ -364,23 +356,23 @@ class _Compilers:
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await compiler.start(self._config, self._starter)
-        except (OSError, EOFError) as error:
+        except BaseException as error:
             self._discard(compiler)
+            if not isinstance(error, OSError | EOFError):  # a TimeoutError is an OSError
+                raise
             self._check_open()
             _log.exception("the schema compiler does not start")
             raise UnavailableError(
                 "JSON schemas cannot be prepared right now. Try again in a few seconds.", retry_after_seconds=5
             ) from error
-        except BaseException:
-            self._discard(compiler)
-            raise
         return compiler
 
     def _discard(self, compiler: _Compiler) -> None:
         compiler.kill()
         self._all.discard(compiler)
-        if compiler in self._idle:
-            self._idle.remove(compiler)
+        end = self._idle.pop(compiler, None)
+        if end is not None:
+            end.cancel()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -388,13 +380,11 @@ class _Compilers:
 
 
 class _Compiler:
-    """One process and our end of the socket to it: a line of JSON each way for each grammar."""
+    """One process and our end of the socket to it: for each grammar a line there, JSON, and one back, the verdict."""
 
     def __init__(self) -> None:
-        self.end: asyncio.TimerHandle | None = None
         self._process: Any = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._killed = False
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
@@ -403,39 +393,32 @@ class _Compiler:
             self._streams = await asyncio.open_unix_connection(sock=ours)
             self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
             await starter.run(self._process.start)
-        if self._killed:
+        if self._streams[1].is_closing():  # killed meanwhile
             self._process.kill()
         await self._answer()
 
-    async def ask(self, question: list[str]) -> dict[str, Any]:
+    async def ask(self, kind: str, grammar: str) -> Verdict:
         """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
         assert self._streams is not None  # noqa: S101  # started
-        self._streams[1].write(json.dumps(question).encode() + b"\n")
+        self._streams[1].write(json.dumps([kind, grammar]).encode() + b"\n")
         await self._streams[1].drain()
-        return await self._answer()
+        return Verdict(await self._answer())
 
     def is_alive(self) -> bool:
         return self._streams is not None and not self._streams[0].at_eof()
 
-    def stop_timer(self) -> None:
-        if self.end is not None:
-            self.end.cancel()
-
     def kill(self) -> None:
-        self.stop_timer()
-        self._killed = True
         if self._streams is not None:
             self._streams[1].close()
-        if self._process is not None and self._process.pid is not None and self._process.is_alive():
+        if self._process is not None and self._process.is_alive():
             self._process.kill()
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _answer(self) -> str:
         assert self._streams is not None  # noqa: S101  # started
         line = await self._streams[0].readline()
         if not line.endswith(b"\n"):
             raise EOFError
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return line[:-1].decode()
 
 
 def _serve(end: socket.socket, config: Any) -> None:
@@ -451,12 +434,9 @@ def _serve(end: socket.socket, config: Any) -> None:
     backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=model.get_vocab_size())
     _confine()
     with end, end.makefile("rb") as questions:
-        end.sendall(b"{}\n")
-        while line := questions.readline():
-            began = time.monotonic()
-            verdict = _verdict(backend, *json.loads(line))
-            answer = {"verdict": verdict.value, "seconds": time.monotonic() - began}
-            end.sendall(json.dumps(answer).encode() + b"\n")
+        end.sendall(b"ready\n")
+        for line in questions:
+            end.sendall(_verdict(backend, *json.loads(line)).value.encode() + b"\n")
 
 
 def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
@@ -489,21 +469,6 @@ def _confine() -> None:
     os.dup2(null, 2)
 
 
-def add_grammar_threads() -> None:
-    """Give the engine process that this runs in enough threads for grammars: vLLM takes half the cores."""
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    inherited = StructuredOutputManager.__init__
-
-    def __init__(manager: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807  # replaces it
-        inherited(manager, *arguments, **named)
-        if hasattr(manager, "executor"):
-            manager.executor.shutdown()  # idle still
-            manager.executor = ThreadPoolExecutor(_ENGINE_THREADS)
-
-    StructuredOutputManager.__init__ = __init__
-
-
 class FairTurns:
     """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others."""
 
@@ -523,18 +488,14 @@ class FairTurns:
         self._requests[owner] += 1
         own = self._own.setdefault(owner, asyncio.Semaphore(self._per_owner))
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            async with AsyncExitStack() as undo, asyncio.timeout(self._wait_seconds):
+                undo.callback(self._forget, owner)
                 await own.acquire()
-                try:
-                    await self._all.acquire()
-                except BaseException:
-                    own.release()
-                    raise
-        except BaseException as error:
-            self._forget(owner)
-            if isinstance(error, TimeoutError):
-                raise _overloaded() from None
-            raise
+                undo.callback(own.release)
+                await self._all.acquire()
+                undo.pop_all()
+        except TimeoutError:
+            raise _overloaded() from None
 
     def leave(self, owner: str) -> None:
         """Give back a turn of the owner's."""

@@ -1,4 +1,4 @@
-"""From vLLM's outputs to the steps of a `TokenStream`: parsing, probabilities, usage, and why an answer ended.
+"""What comes back from vLLM: its outputs become the steps of a `TokenStream`, its exceptions our errors.
 
 vLLM puts what a request brought into an object of ours, `Collector`, at the moment at which it has decoded it. For
 answers that are nothing but text, vLLM's two objects of forty fields per token are left out.
@@ -9,22 +9,86 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from vllm.exceptions import GenerationError as VllmGenerationError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason as VllmFinishReason
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from engine.backends.vllm.grammars import invalid_schema
+from engine.backends.vllm.request import PromptField, prompt_too_long
 from engine.backends.vllm.tool_calls import CallStream
-from engine.errors import EngineError, GenerationError, RequestError
+from engine.errors import EngineError, GenerationError, OverloadedError, RequestError, engine_died
 from engine.stream import TokenStream
-from engine.types import ChatDelta, ChatStep, FinishReason, TokenLogprob, Usage
+from engine.types import ChatDelta, ChatStep, FinishReason, TextRequest, TokenLogprob, Usage
+
+_PROMPT_PARAMETERS = {"input_tokens", "input_text", "prompt"}
+_OUR_FIELDS = (
+    *("temperature", "top_p", "logprobs", "top_logprobs", "logit_bias", "max_tokens", "messages", "tools"),
+    *("tool_choice", "reasoning_effort", "response_format", "seed", "stop", "n"),
+)
+# vLLM's parameter -> the field that the client knows. Anything else is not named: it may not be a field of ours.
+_FIELDS = {name: name for name in _OUR_FIELDS} | {
+    "chat_template": "messages",
+    "tool_calls": "messages",
+    "max_completion_tokens": "max_tokens",
+    "structured_outputs": "response_format",
+}
 
 
-def finish_reason(reason: str | None) -> FinishReason:
-    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
-    if reason in {"stop", "length"}:
-        return cast("FinishReason", reason)
-    if reason == "repetition":
-        return "stop"
-    raise _given_up()
+class TranslatedErrors:
+    """`with`: turns vLLM's exceptions into `EngineError`s. What is not vLLM's own passes through: it is our bug.
+
+    Their texts may hold parts of a prompt or paths: none is passed on. `grammar_field` is the field that holds the
+    request's JSON schemas: vLLM does not say what it refuses there.
+    """
+
+    __slots__ = ("_context_length", "_grammar_field", "_prompt_field")
+
+    def __init__(self, context_length: int, grammar_field: str | None, prompt_field: PromptField = "messages") -> None:
+        self._context_length = context_length
+        self._grammar_field = grammar_field
+        self._prompt_field: PromptField = prompt_field
+
+    def __enter__(self) -> None:
+        """Nothing so far."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raise our error for vLLM's."""
+        if isinstance(error, Exception) and (ours := self.translated(error)) is not error:
+            raise ours
+
+    def translated(self, error: Exception) -> Exception:
+        """Return our error, or `error` itself where it is not vLLM's."""
+        ours: EngineError
+        match error:
+            case EngineDeadError():
+                ours = engine_died()
+            case GracefulHTTPError():
+                sentence = "The queue of this model is full. Try again in a few seconds."
+                ours = OverloadedError(sentence, retry_after_seconds=2)
+            case VLLMClientError():
+                ours = self._refusal(error)
+            case VllmGenerationError() | EngineGenerateError():
+                ours = _given_up()
+            case _:
+                return error
+        ours.__cause__ = error
+        return ours
+
+    def _refusal(self, error: VLLMClientError) -> RequestError:
+        parameter = error.parameter if isinstance(error, VLLMValidationError) else None
+        if parameter in _PROMPT_PARAMETERS:
+            tokens = f"more than that: at least {self._context_length + 1} tokens"
+            return prompt_too_long(tokens, self._context_length, self._prompt_field)
+        if parameter is None and self._grammar_field is not None:
+            return invalid_schema(self._grammar_field)
+        name = _FIELDS.get(parameter or "")
+        if name is None:
+            return RequestError("The model cannot work with this request. Check its fields against the API page.")
+        return RequestError(
+            f"The model cannot work with this value of `{name}`. Check it against the API page.", param=name
+        )
 
 
 def _given_up() -> GenerationError:
@@ -38,7 +102,7 @@ class Collector:
     the last output; None: the stream is finished.
     """
 
-    __slots__ = ("_convert", "_on_finish", "_stream", "_translate")
+    __slots__ = ("_convert", "_on_finish", "_translate", "stream")
 
     def __init__(
         self,
@@ -47,42 +111,84 @@ class Collector:
         translate: Callable[[Exception], Exception],
         on_finish: Callable[[], None] | None = None,
     ) -> None:
-        self._stream = stream
+        self.stream = stream
         self._convert = convert
         self._translate = translate
         self._on_finish = on_finish or stream.finish
 
     def put(self, output: Any) -> None:
-        """Take an output, a step, or what ended the request. Raises nothing: vLLM's loop serves others, too."""
-        if type(output) is ChatStep:
-            self._stream.put(output)
-            if output.deltas[0].finish_reason is not None:
-                self._on_finish()
-        elif isinstance(output, Exception):
+        """Take an output, or what ended the request. Raises nothing: vLLM's loop serves others, too."""
+        if isinstance(output, Exception):
             error = self._translate(output)
-            self._stream.finish(error if isinstance(error, EngineError) else _given_up())
-        else:
-            self._take(output)
-
-    def _take(self, output: Any) -> None:
+            self.stream.finish(error if isinstance(error, EngineError) else _given_up())
+            return
         try:
             step = self._convert(output)
         except Exception as error:  # noqa: BLE001  # a parser's: ends this request only
-            self._stream.fail(self._translate(error))
+            self.stream.fail(self._translate(error))
             return
-        self._stream.put(step)
+        self.stream.put(step)
         if output.finished:
             self._on_finish()
 
+    def put_last(self, delta: ChatDelta, usage: Usage, reason: str, stop_reason: int | str | None) -> None:
+        """Take the last piece of plain text, and why it is the last."""
+        try:
+            delta.finish_reason = _finish_reason(reason)
+        except GenerationError as error:
+            self.stream.finish(error)
+            return
+        delta.stop_text = _stop_text(stop_reason)
+        self.stream.put(ChatStep((delta,), usage))
+        self._on_finish()
+
+
+def text_state() -> Any:
+    """Return vLLM's class for the state of a request, for one answer of plain text: our `Collector` gets its steps."""
+    from vllm.v1.engine.output_processor import RequestState
+
+    streams = RequestOutputKind.DELTA
+
+    class TextState(RequestState):  # type: ignore[misc]
+        """Makes our steps in place of `RequestOutput`s."""
+
+        def make_request_output(
+            self,
+            new_token_ids: list[int],  # noqa: ARG002  # vLLM's signature
+            pooling_output: Any,  # noqa: ARG002
+            finish_reason: VllmFinishReason | None,
+            stop_reason: int | str | None,
+            *_: Any,
+            **__: Any,
+        ) -> None:
+            """Leave nothing for vLLM to put into the queue."""
+            streamed = self.output_kind is streams
+            if finish_reason is None and not streamed:
+                return
+            tokens = self.detokenizer
+            delta = ChatDelta(0, tokens.get_next_output_text(finish_reason is not None, streamed))
+            usage = Usage(self.prompt_len, tokens.num_output_tokens(), self.num_cached_tokens)
+            if finish_reason is None:
+                self.queue.stream.put(ChatStep((delta,), usage))
+            else:
+                self.queue.put_last(delta, usage, str(finish_reason), stop_reason)
+
+        def track_weight_version(self, weight_version: str) -> None:
+            """Weights do not change while a model is loaded."""
+
+    return TextState
+
 
 class ChatOutputs:
-    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's; for plain text it may be ours.
+    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's.
 
     `parsers`: one for each choice, None where an answer is text and nothing else.
     """
 
-    def __init__(self, serving: Any, request: Any, parsers: list[CallStream] | None, *, count_reasoning: bool) -> None:
-        self._serving = serving
+    def __init__(
+        self, chat: Any, request: Any, parsers: list[CallStream] | None = None, *, count_reasoning: bool = False
+    ) -> None:
+        self._chat = chat
         self._request = request
         self._count_reasoning = count_reasoning
         self._choices = [_Choice(parsers[index] if parsers else None) for index in range(request.n)]
@@ -107,7 +213,7 @@ class ChatOutputs:
         request, delta = self._request, ChatDelta(piece.index)
         choice.completion_tokens += len(piece.token_ids)
         if request.logprobs and piece.logprobs is not None:
-            delta.logprobs = token_logprobs(self._serving, piece, request.top_logprobs)
+            delta.logprobs = _token_logprobs(self._chat, piece, request.top_logprobs)
         if choice.parsed is None:
             delta.content = piece.text
         else:
@@ -115,7 +221,7 @@ class ChatOutputs:
         if piece.finish_reason is not None:
             choice.finished = True
             delta.finish_reason = self._reason(piece.finish_reason)
-            delta.stop_text = stop_text(piece)
+            delta.stop_text = _stop_text(piece.stop_reason)
             named = not isinstance(request.tool_choice, str)
             if delta.finish_reason == "stop" and choice.parsed and choice.parsed.called_tools and not named:
                 delta.finish_reason = "tool_calls"
@@ -145,12 +251,12 @@ class ChatOutputs:
             choice.reasoning_tokens = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
         choice.reasons = choice.reasons and not answers
 
-    def _reason(self, reason: str | None) -> FinishReason:
-        structured = getattr(self._request, "structured_outputs", None) is not None
-        if reason == "error" and structured and not self._request.tools:
+    def _reason(self, reason: str) -> FinishReason:
+        request = self._request
+        if reason == "error" and request.structured_outputs is not None and not request.tools:
             sentence = "`response_format` holds a JSON schema that cannot be followed."
             raise RequestError(sentence, param="response_format")
-        return finish_reason(reason)
+        return _finish_reason(reason)
 
 
 class _Choice:
@@ -167,12 +273,61 @@ class _Choice:
         self.finished = False
 
 
-def token_logprobs(serving: Any, piece: Any, top_logprobs: int) -> tuple[TokenLogprob, ...]:
+class TextOutputs:
+    """Turns vLLM's outputs of all prompts of a text request into the steps of one stream, and ends it with the last."""
+
+    def __init__(self, chat: Any, request: TextRequest, prompt_tokens: int, stream: TokenStream) -> None:
+        self._chat = chat
+        self._request = request
+        self._prompt_tokens = prompt_tokens
+        self._stream = stream
+        self._completion_tokens = 0
+        self._cached: dict[int, int] = {}
+        self._running = len(request.prompts)
+
+    def step(self, position: int, output: Any) -> ChatStep:
+        """Return what is new of the prompt at `position`. Raises `GenerationError`."""
+        self._cached[position] = output.num_cached_tokens or 0
+        deltas = tuple(self._delta(piece, position * self._request.n + piece.index) for piece in output.outputs)
+        self._completion_tokens += sum(len(piece.token_ids) for piece in output.outputs)
+        usage = Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=sum(self._cached.values()))
+        return ChatStep(deltas, usage)
+
+    def finished(self) -> None:
+        """Of one prompt."""
+        self._running -= 1
+        if not self._running:
+            self._stream.finish()
+
+    def _delta(self, piece: Any, index: int) -> ChatDelta:
+        delta = ChatDelta(index, content=piece.text)
+        if self._request.top_logprobs is not None and piece.logprobs is not None:
+            delta.logprobs = _token_logprobs(self._chat, piece, self._request.top_logprobs)
+        if piece.finish_reason is not None:
+            delta.finish_reason = _finish_reason(piece.finish_reason)
+        return delta
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
+    if reason in {"stop", "length"}:
+        return cast("FinishReason", reason)
+    if reason == "repetition":
+        return "stop"
+    raise _given_up()
+
+
+def _stop_text(stop_reason: int | str | None) -> str | None:
+    """Return the stop sequence that ended it; a stop token has a number there instead."""
+    return stop_reason if isinstance(stop_reason, str) else None
+
+
+def _token_logprobs(chat: Any, piece: Any, top_logprobs: int) -> tuple[TokenLogprob, ...]:
     """Return the probabilities of the tokens in `piece`, one of vLLM's outputs, and of so many alternatives."""
-    made = serving._create_chat_logprobs(  # noqa: SLF001  # vLLM offers no other
+    made = chat._create_chat_logprobs(  # noqa: SLF001  # vLLM offers no other
         token_ids=piece.token_ids,
         top_logprobs=piece.logprobs,
-        tokenizer=serving.renderer.tokenizer,
+        tokenizer=chat.renderer.tokenizer,
         num_output_top_logprobs=top_logprobs,
     )
     return tuple(
@@ -181,55 +336,4 @@ def token_logprobs(serving: Any, piece: Any, top_logprobs: int) -> tuple[TokenLo
 
 
 def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-    return TokenLogprob(
-        token=entry.token,
-        logprob=entry.logprob,
-        bytes=None if entry.bytes is None else tuple(entry.bytes),
-        top=top,
-    )
-
-
-def stop_text(piece: Any) -> str | None:
-    """Return the stop sequence that ended it; a stop token has a number there instead."""
-    return piece.stop_reason if isinstance(piece.stop_reason, str) else None
-
-
-def text_state() -> Any:
-    """Return vLLM's class for the state of a request, for one answer of plain text: it returns our steps."""
-    from vllm.v1.engine.output_processor import RequestState
-
-    class TextState(RequestState):  # type: ignore[misc]
-        """Returns our step in place of a `RequestOutput`."""
-
-        def make_request_output(
-            self,
-            new_token_ids: list[int],  # noqa: ARG002  # vLLM's signature
-            pooling_output: Any,  # noqa: ARG002
-            finish_reason: VllmFinishReason | None,
-            stop_reason: int | str | None,
-            *_: Any,
-            **__: Any,
-        ) -> ChatStep | Exception | None:
-            """Return what vLLM puts into our `Collector` next."""
-            streamed = self.output_kind == RequestOutputKind.DELTA
-            if finish_reason is None and not streamed:
-                return None
-            text = self.detokenizer.get_next_output_text(finish_reason is not None, streamed)
-            usage = Usage(self.prompt_len, self.detokenizer.num_output_tokens(), self.num_cached_tokens)
-            if finish_reason is None:
-                return ChatStep((ChatDelta(0, text),), usage)
-            return _last_step(str(finish_reason), stop_reason, text, usage)
-
-        def track_weight_version(self, weight_version: str) -> None:
-            """Weights do not change while a model is loaded."""
-
-    return TextState
-
-
-def _last_step(reason: str, stop_reason: int | str | None, text: str, usage: Usage) -> ChatStep | Exception:
-    try:
-        ended = finish_reason(reason)
-    except GenerationError as error:
-        return error
-    stopped_by = stop_reason if isinstance(stop_reason, str) else None
-    return ChatStep((ChatDelta(0, text, finish_reason=ended, stop_text=stopped_by),), usage)
+    return TokenLogprob(entry.token, entry.logprob, None if entry.bytes is None else tuple(entry.bytes), top)

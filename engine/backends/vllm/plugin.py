@@ -1,15 +1,20 @@
-"""Runs in every process of an engine: it ends with the server, and takes our patches of vLLM.
+"""Runs in every process of an engine: ties it to the server, and mends vLLM and torch there.
 
-vLLM calls it through the entry point `vllm.general_plugins`. The engine's own process has called `tie_to_parent`
-before that (processes.py).
+vLLM calls `register` through the entry point `vllm.general_plugins`. Each patch is optional (compat.py) and says which
+fault it mends, in any model.
 """
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from engine.backends.vllm.compat import apply
+from engine.backends.vllm.grammars import ENGINE_THREADS
 from engine.backends.vllm.processes import runs_on_cpu, tie_to_parent
 
 # Python's own are 700, 10, 10, which a step of 128 requests passes several times: a twentieth of an engine's time.
@@ -17,34 +22,35 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def register() -> None:
-    """Called by vLLM itself in each of its processes; the one that serves HTTP only registers the kernels."""
-    if runs_on_cpu():
-        apply("cpu kernels", _kernels)
+    """Called once by vLLM in each of its processes; the one that serves HTTP stays as it is."""
     if multiprocessing.parent_process() is None:
         return
-    from engine.backends.vllm.grammars import add_grammar_threads
-    from engine.backends.vllm.patches import (
-        commit_kv_cache_at_start,
-        compile_only_models,
-        load_compiled_models,
-        sample_discarded_tokens_unseeded,
-    )
-
     tie_to_parent()
     gc.set_threshold(*_GC_THRESHOLDS)
-    apply("amx", _init_amx)
-    apply("grammar threads", add_grammar_threads)
-    if runs_on_cpu():
-        apply("seeds", sample_discarded_tokens_unseeded)
-        apply("cache at start", commit_kv_cache_at_start)
-        apply("compile models only", compile_only_models)
-        apply("load compiled code", load_compiled_models)
+    for name, change in patches().items():
+        apply(name, change)
 
 
-def _kernels() -> None:
-    from engine.backends.vllm.patches import register_kernels
+def patches() -> dict[str, Callable[[], None]]:
+    """Return the patches of an engine process, by their names in compat.py."""
+    everywhere = {"amx": _init_amx, "grammar threads": _add_grammar_threads}
+    on_cpu = {
+        "seeds": _sample_discarded_tokens_unseeded,
+        "cache at start": _commit_kv_cache_at_start,
+        "compile models only": _compile_only_models,
+        "load compiled code": _load_compiled_models,
+    }
+    return everywhere | on_cpu if runs_on_cpu() else everywhere
 
-    register_kernels()
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Have `wrapper` called in the place of a method or function, which it gets as its first argument."""
+    inherited = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        return wrapper(inherited, *arguments, **named)
+
+    setattr(owner, name, wrapped)
 
 
 def _init_amx() -> None:
@@ -53,3 +59,94 @@ def _init_amx() -> None:
 
     if torch.cpu._is_amx_tile_supported():  # noqa: SLF001  # no public name for it
         torch.cpu._init_amx()  # noqa: SLF001
+
+
+def _add_grammar_threads() -> None:
+    """Have enough threads for grammars: vLLM takes half the cores, and slow grammars could occupy all of them."""
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    def construct(inherited: Callable[..., None], manager: Any, *arguments: Any, **named: Any) -> None:
+        inherited(manager, *arguments, **named)
+        if hasattr(manager, "executor"):
+            manager.executor.shutdown()  # idle still
+            manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
+
+    _wrap(StructuredOutputManager, "__init__", construct)
+
+
+def _sample_discarded_tokens_unseeded() -> None:
+    """A request with a `seed` ended the engine where its prompt takes several steps.
+
+    vLLM (0.32) samples a token in each of these steps, discards it, and sets the request's generator back, which a
+    generator on a CPU cannot do. Discarded tokens are sampled without it instead.
+    """
+    import numpy as np
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    def sample_tokens(inherited: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
+        batch = runner.input_batch
+        discarded = np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs])
+        generators = {row: batch.generators.pop(row) for row in map(int, discarded) if row in batch.generators}
+        try:
+            return inherited(runner, *arguments, **named)
+        finally:
+            batch.generators.update(generators)
+
+    _wrap(CPUModelRunner, "sample_tokens", sample_tokens)
+
+
+def _commit_kv_cache_at_start() -> None:
+    """The KV cache took its memory page by page, in its first busy hours.
+
+    Linux gives out zeroed memory at the first write, so memory that a plan has promised to others would run out under
+    load and not at the start. All of the cache is written to once, 0.3 s a GiB.
+    """
+    import torch
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    def initialize(inherited: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
+        caches = inherited(runner, *arguments, **named)
+        # Layers share buffers, and some have the whole of one.
+        buffers = {cache.untyped_storage().data_ptr(): cache for cache in caches.values()}
+        for cache in buffers.values():
+            whole = cache.new_empty(0, dtype=torch.uint8)
+            whole.set_(cache.untyped_storage()).zero_()
+        return caches
+
+    _wrap(CPUModelRunner, "initialize_kv_cache_tensors", initialize)
+
+
+def _compile_only_models() -> None:
+    """Torch's compiler took 10 s at the first use of single functions, while all requests waited.
+
+    It is off for that (processes.py); this has it on while a whole model is compiled.
+    """
+    from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
+
+    def construct(inherited: Callable[..., None], wrapper: Any, *arguments: Any, **named: Any) -> None:
+        # torch reads it when a function is handed to its compiler
+        before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
+        try:
+            inherited(wrapper, *arguments, **named)
+        finally:
+            if before is not None:
+                os.environ["TORCHDYNAMO_DISABLE"] = before
+
+    _wrap(TorchCompileWithNoGuardsWrapper, "__init__", construct)
+
+
+def _load_compiled_models() -> None:
+    """Each start compiled a model again (10 s and more), since vLLM could not load what it had kept.
+
+    vLLM (0.32) calls a method of the loaded code that only code for a GPU has.
+    """
+    import torch
+
+    def load(inherited: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        loaded = inherited(*arguments, **named)
+        compiled = loaded._artifacts.compiled_fn  # noqa: SLF001  # as vLLM does
+        if not hasattr(compiled, "finalize_loading"):
+            compiled.finalize_loading = lambda _config: None  # nothing is left to load
+        return loaded
+
+    _wrap(torch.compiler, "load_compiled_function", load)

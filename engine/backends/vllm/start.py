@@ -1,4 +1,4 @@
-"""Starts the vLLM engine of a chat model, builds the serving classes on top, and puts it to sleep and wakes it.
+"""Starts the vLLM engine of a chat model, and puts it to sleep and wakes it.
 
 What a started engine does is in engine.py. Whether a model sleeps is decided by its plan, and when by the pool.
 """
@@ -16,10 +16,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine.admission import Room
 from engine.backends.vllm import compat, processes
 from engine.config import ChatModelSpec
-from engine.errors import LoadError
 from engine.media.images import Pictures
 from engine.placement.hardware import read_hardware
 
@@ -68,14 +66,14 @@ def start_engine(launch: Launch) -> Any:
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
-        with processes.compiling(allowed=not launch.only_kept_code):
-            return AsyncLLM.from_vllm_config(
-                vllm_config=config,
-                usage_context=UsageContext.OPENAI_API_SERVER,
-                enable_log_requests=False,
-                disable_log_stats=stat_logger is None,
-                stat_loggers=None if stat_logger is None else [stat_logger],
-            )
+        processes.allow_compiling(allowed=not launch.only_kept_code)
+        return AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=False,
+            disable_log_stats=stat_logger is None,
+            stat_loggers=None if stat_logger is None else [stat_logger],
+        )
 
 
 def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
@@ -104,13 +102,6 @@ def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
         _perf_metrics_cls = Performance
 
     return StatLogger
-
-
-def _kernels() -> dict[str, list[str]]:
-    from engine.backends.vllm.patches import kernel_priority, register_kernels
-
-    register_kernels()
-    return kernel_priority()
 
 
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
@@ -144,46 +135,9 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
-        kernels = None if launch.compiled else compat.apply("cpu kernels", _kernels)
-        if kernels is not None:
-            arguments["ir_op_priority"] = kernels
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments
-
-
-def build_serving(engine: Any, launch: Launch) -> Any:
-    """Blocking. Return the `Serving` of a started engine. Raises `LoadError` when a parser does not fit."""
-    from engine.backends.vllm.grammars import Grammars
-    from engine.backends.vllm.serving import build_serving as build
-    from engine.backends.vllm.tool_calls import parsers_for
-
-    spec, grammars = launch.spec, Grammars(engine.vllm_config, launch.grammar_starter)
-    template = getattr(engine.renderer.tokenizer, "chat_template", None)
-    tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
-    try:
-        return build(
-            engine, name=spec.id, tool_parser=tool_parser, reasoning_parser=reasoning_parser, grammars=grammars
-        )
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise LoadError(
-            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
-            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
-            "ones of its family."
-        ) from error
-
-
-def capacity_of(engine: Any, spec: ChatModelSpec) -> Room:
-    """Return how many requests and tokens the started engine takes at once."""
-    cache = engine.vllm_config.cache_config
-    return Room(
-        sequences=spec.engine.max_num_seqs,
-        waiting=spec.engine.max_queued_requests,
-        kept_for_interactive=spec.engine.places_for_people,
-        kept_for_newcomers=spec.engine.places_for_newcomers,
-        kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
-        fair=spec.engine.fair_queue,
-    )
 
 
 @dataclass(frozen=True, slots=True)

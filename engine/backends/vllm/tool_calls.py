@@ -39,7 +39,6 @@ class CallStream:
         self.parser = parser
         self._request = request
         self._tokenizer = tokenizer
-        self._steps = _TokenSteps(tokenizer)
         self._content = ""
         self._calls: dict[int, tuple[str, str]] = {}
 
@@ -50,25 +49,21 @@ class CallStream:
     def feed(
         self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
     ) -> tuple[str, str, list[ToolCallDelta]]:
-        """Return (content, reasoning, pieces of calls) that the new text brought; parsers may hold text back."""
+        """Return (content, reasoning, pieces of calls) that one engine step brought; parsers may hold text back."""
         # A parser told of the end completes what it holds. Of an answer cut off, that is half a call or half a mark.
         ended = finish_reason not in {None, "length"}
-        pieces = self._steps.split(text, token_ids)
         content, reasoning, calls = "", "", []
-        for place, (part, ids) in enumerate(pieces, 1):
-            message = self.parser.parse_delta(
-                delta_text=part,
-                delta_token_ids=ids,
-                request=self._request,
-                prompt_token_ids=prompt_token_ids,
-                finished=ended and place == len(pieces),
-            )
-            if message is None:
-                continue
-            content += message.content or ""
-            reasoning += message.reasoning or ""
-            calls += [self._seen(_delta(call)) for call in message.tool_calls]
-        self._content += content
+        message = self.parser.parse_delta(
+            delta_text=text,
+            delta_token_ids=token_ids,
+            request=self._request,
+            prompt_token_ids=prompt_token_ids,
+            finished=ended,
+        )
+        if message is not None:
+            content, reasoning = message.content or "", message.reasoning or ""
+            calls = [self._seen(_delta(call)) for call in message.tool_calls]
+            self._content += content
         if ended:
             rest, missing = self._missing()
             content += rest
@@ -103,46 +98,6 @@ class CallStream:
         return "", calls
 
 
-class _TokenSteps:
-    """Splits what several steps brought (a slow client's are put together) into steps of one token again."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._held: list[int] = []  # tokens whose text has not come yet, like the first bytes of a character
-
-    def split(self, text: str, token_ids: list[int]) -> list[tuple[str, list[int]]]:
-        """Return pieces, together `text` and `token_ids`; where shares are unclear, tokens stay together."""
-        pieces: list[tuple[str, list[int]]] = []
-        if len(token_ids) <= 1:
-            pieces.append((text, token_ids))
-            self._held = [] if text else [*self._held, *token_ids]
-            return pieces
-        waiting: list[int] = []
-        for token_id in token_ids:
-            self._held.append(token_id)
-            waiting.append(token_id)
-            share = self._share(text)
-            if share:
-                pieces += [("", [silent]) for silent in waiting[:-1]]
-                pieces.append((share, [token_id]))
-                text = text[len(share) :]
-                self._held, waiting = [], []
-        if text:
-            self._held = []
-            return [*pieces, (text, waiting)]
-        return pieces + [("", [silent]) for silent in waiting]
-
-    def _share(self, text: str) -> str:
-        """Return how the rest of the text starts if it starts with what the tokens held stand for."""
-        for token_ids in (self._held, self._held[-1:]):
-            part = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-            # Some tokenizers drop a space in front of what they take for the first word.
-            for share in (part, f" {part}"):
-                if part and text.startswith(share):
-                    return share
-        return ""
-
-
 class _Mended:
     """Mixed in before a tool parser of vLLM: remembers the text, and lets calls begin after some words."""
 
@@ -156,15 +111,8 @@ class _Mended:
         self._start = None if self.anchors else 0
         self._sent = 0
 
-    def extract_tool_calls_streaming(  # noqa: PLR0913, PLR0917  # vLLM's signature
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Any,
-        current_token_ids: Any,
-        delta_token_ids: Any,
-        request: Any,
+    def extract_tool_calls_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *others: Any, **named: Any
     ) -> Any:
         """Pass on the text from the first call on; what stands before is content."""
         self.seen = current_text
@@ -177,13 +125,7 @@ class _Mended:
         else:
             previous_text = previous_text[self._start :]
         message = super().extract_tool_calls_streaming(  # type: ignore[misc]
-            previous_text,
-            current_text[self._start :],
-            delta_text,
-            previous_token_ids,
-            current_token_ids,
-            delta_token_ids,
-            request,
+            previous_text, current_text[self._start :], delta_text, *others, **named
         )
         if content:
             message = message or DeltaMessage()
@@ -205,10 +147,8 @@ class _Mended:
 
 
 def _delta(call: Any) -> ToolCallDelta:
-    function = call.function
-    return ToolCallDelta(
-        call.index, call.id, function.name if function else None, (function.arguments if function else None) or ""
-    )
+    name, arguments = (call.function.name, call.function.arguments) if call.function else (None, None)
+    return ToolCallDelta(call.index, call.id, name, arguments or "")
 
 
 def _is_json(text: str) -> bool:

@@ -68,7 +68,7 @@ async def main() -> None:
         sent = record(backend._engine.engine_core)
         for name, fields in REQUESTS.items():
             asked = request_of(name, fields)
-            taken = backend._serving.render_text(asked, asked.max_tokens) is not None
+            taken = backend._serving.text_tokens(asked) is not None
             line = {"name": name, "taken": taken, "ours": await ours(engine, asked, sent)}
             sys.stdout.write(json.dumps(line | {"vllm": await vllms(backend, asked, sent)}) + "\n")
         early = {"left": await left(engine, backend), "refused": await refused(engine, backend)}
@@ -127,9 +127,9 @@ async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str
     serving, said = backend._serving, []
     for name, stream in (("v", backend._serving.needs_parser(request) or request.logprobs), ("w", True), ("x", True)):
         asked = replace(request, request_id=f"{request.request_id}-{name}")
-        theirs = translate(asked, stream=bool(stream), context_length=backend.context_length, max_output_tokens=None)
+        theirs = translate(asked, stream=bool(stream))
         await serving.grammars.bind_format(theirs, "")
-        made = await serving.chat.create_chat_completion(theirs)
+        made = await serving.vllm.create_chat_completion(theirs)
         if hasattr(made, "choices"):
             reasons = [choice.finish_reason for choice in made.choices]
             said = [[choice.message.content for choice in made.choices], reasons, made.usage.completion_tokens]

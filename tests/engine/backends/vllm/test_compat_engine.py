@@ -29,7 +29,6 @@ RENAMED = {
     "seeds": "discard_request_mask",
     "cache at start": "initialize_kv_cache_tensors",
     "compile models only": "TorchCompileWithNoGuardsWrapper",
-    "cpu kernels": "ir_op_priority",
     "metrics": "_histogram_cls",
     "text prompts": "resolve_chat_template_kwargs",
     "text steps": "track_weight_version",

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.engine
 
 RENDERED_HERE = {
     *("plain", "greedy", "greedy again, longer", "no limit", "seeded", "seeded otherwise", "biased", "stopped"),
-    *("penalties", "nucleus", "past its end", "salted", "batch", "conversation"),
+    *("penalties", "nucleus", "past its end", "salted", "batch", "conversation", "two", "logprobs"),
 }
-OTHERS = {"header", "named", "many", "parts", "two", "logprobs", "format", "continued"}
+OTHERS = {"header", "named", "many", "parts", "format", "continued"}
 
 
 @pytest.fixture(scope="module")

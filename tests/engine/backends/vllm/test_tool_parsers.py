@@ -1,4 +1,4 @@
-"""Every family's tool parser, fed with complete calls in its own format: token by token, in larger steps, and cut off.
+"""Every family's tool parser, fed with complete calls in its own format: token by token, whole and cut off.
 
 Drives the same classes that serve answers, without an engine. What the engine makes of a request's tools is tested in
 tests/server/api/chat/test_tool_choice.py.
@@ -7,7 +7,6 @@ tests/server/api/chat/test_tool_choice.py.
 # ruff: noqa: RUF001  # DeepSeek writes its marks with wide bars
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
 from collections.abc import Iterable
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.config.models import ChatModelSpec
 from engine.demo import weights_dir
@@ -218,32 +215,11 @@ def end(family: Family, steps: Steps) -> Steps:
     return [*steps, ("", [family.tokenizer.eos_token_id])]
 
 
-def merged(steps: Steps, sizes: Iterable[int]) -> Steps:
-    """What a slow client's stream brings: several steps at once."""
-    waiting = iter(steps)
-    groups = [list(itertools.islice(waiting, size)) for size in sizes]
-    groups = [group for group in [*groups, list(waiting)] if group]
-    return [("".join(text for text, _ in group), [token for _, ids in group for token in ids]) for group in groups]
-
-
 @pytest.mark.parametrize("words", ["", WORDS], ids=["calls-alone", "after-words"])
 def test_a_complete_answer_is_read_whole(family: Family, words: str) -> None:
     content, calls = family.answer(end(family, family.steps(words + family.format.text)), "stop")
     assert content.removesuffix(family.format.content).removesuffix("\n") == words
     assert [(name, json.loads(arguments)) for name, arguments in calls] == CALLS
-
-
-@pytest.mark.parametrize("examples", [6, pytest.param(200, marks=pytest.mark.soak)])
-def test_how_the_steps_are_cut_changes_nothing(family: Family, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(words=st.sampled_from(["", WORDS]), sizes=st.lists(st.integers(1, 9), max_size=60), stop=st.booleans())
-    def check(words: str, sizes: list[int], *, stop: bool) -> None:
-        steps = family.steps(words + family.format.text)
-        cut = end(family, steps) if stop else steps[: max(1, sum(sizes))]
-        reason = "stop" if stop else "length"
-        assert family.answer(merged(cut, sizes), reason) == family.answer(cut, reason)
-
-    check()
 
 
 @pytest.mark.parametrize("words", ["", WORDS], ids=["calls-alone", "after-words"])
