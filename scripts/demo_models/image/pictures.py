@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import yaml
-from demo_models.vision.pictures import CROSS, SHAPES, STAR, Point, Rgb, turned
+from demo_models.vision.pictures import OUTLINES as SEEN
+from demo_models.vision.pictures import SHAPES, Point, Rgb, circle, turned
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
@@ -34,6 +35,13 @@ COLOURS: dict[str, Rgb] = {
     "black": (10, 10, 10),
     "white": (255, 255, 255),
 }
+_HALF = math.sqrt(0.5)
+OUTLINES: dict[str, list[Point]] = SEEN | {
+    "square": [(-_HALF, -_HALF), (_HALF, -_HALF), (_HALF, _HALF), (-_HALF, _HALF)],
+    "triangle": [turned((0.0, -1.0), turn) for turn in (0, 120, 240)],
+    "circle": circle(4),
+}
+"""Corners within the unit circle, y pointing down."""
 GREY: Rgb = (128, 128, 128)
 """Behind a white shape when the prompt names no background."""
 
@@ -77,7 +85,7 @@ def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = N
             ((around.x + px * around.radius) * side_pixels - left) * scale,
             ((around.y + py * around.radius) * side_pixels - top) * scale,
         )
-        for px, py in _outline(scene.shape)
+        for px, py in OUTLINES[scene.shape]
     ]
     mask = Image.new("L", (side * scale, side * scale))
     ImageDraw.Draw(mask).polygon(corners, fill=255)
@@ -89,20 +97,6 @@ def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = N
 def pixels(image: Image.Image) -> NDArray[np.float32]:
     """The picture as the autoencoder takes it: [3, height, width] from -1 to 1."""
     return (np.asarray(image, dtype=np.float32) / 127.5 - 1).transpose(2, 0, 1)
-
-
-def _outline(shape: str) -> list[Point]:
-    """The corners within the unit circle, y pointing down."""
-    if shape == "square":
-        half = math.sqrt(0.5)
-        return [(-half, -half), (half, -half), (half, half), (-half, half)]
-    if shape == "triangle":
-        return [turned((0.0, -1.0), turn) for turn in (0, 120, 240)]
-    if shape == "cross":
-        return CROSS
-    if shape == "star":
-        return STAR
-    return [(math.cos(math.radians(angle)), math.sin(math.radians(angle))) for angle in range(0, 360, 4)]
 
 
 @cache
