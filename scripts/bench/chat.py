@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from bench import report
@@ -22,13 +21,6 @@ _FEWEST_REQUESTS = 8
 _FEWEST_ROUNDS = 2
 
 
-class Generator(StrEnum):
-    """Which load generator sends the requests."""
-
-    VLLM = "vllm"
-    LIGHT = "light"
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What is measured. `seconds` is how long one run should about take."""
@@ -36,7 +28,7 @@ class Settings:
     against: tuple[str, ...]
     streams: tuple[int, ...]
     kinds: tuple[str, ...]
-    load: Generator
+    load: Literal["vllm", "light"]
     repeats: int
     seconds: float
     prompt_tokens: int
@@ -55,7 +47,7 @@ def chat(  # noqa: PLR0913  # one argument per option
     streams: Annotated[str, typer.Option(help="Requests at the same time, one row each.")] = "1,8,32,128",
     kinds: Annotated[str, typer.Option(help="streamed, plain or both.")] = "streamed,plain",
     load: Annotated[
-        Generator | None,
+        Literal["vllm", "light"] | None,
         typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
     ] = None,
     repeats: report.Repeats = 3,
@@ -87,7 +79,7 @@ def chat(  # noqa: PLR0913  # one argument per option
             if name not in {SERVE, RUST}
         }
         # A demo model is so fast that vllm bench serve would be measured with it.
-        load = load or (Generator.LIGHT if planned(place)[2] else Generator.VLLM)
+        load = load or ("light" if planned(place)[2] else "vllm")
         settings = Settings(others, loads, chosen, load, repeats, seconds, prompt_tokens, max_tokens)
         whole, rows = asyncio.run(_benchmark(settings, place, checkouts))
         whole.deliver(json)
@@ -105,7 +97,7 @@ async def _benchmark(
     async with AsyncExitStack() as stack:
         found = await stack.enter_async_context(running(place, *launches.values()))
         vllm = None
-        if settings.load is Generator.VLLM and "streamed" in settings.kinds:
+        if settings.load == "vllm" and "streamed" in settings.kinds:
             vllm = await stack.enter_async_context(load_generator(place.environment, place.log("vllm"), run_vllm))
         targets = dict(zip(launches, found, strict=True))
         unequal = {

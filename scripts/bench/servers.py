@@ -74,7 +74,7 @@ def open_workspace(  # noqa: PLR0913  # most are rare
     `model` may also be a folder of weights: it is served in place of the first chat model. Without `weights_dir` there
     are no weights, and demo models answer. The models named in `beside` are served too. No limit of a tier applies.
     """
-    entries = _entries(models if checkout is None else checkout / "models.yaml")
+    entries = model_entries(models if checkout is None else checkout / "models.yaml")
     if Path(model).is_dir():
         weights_dir, weights = Path(model).resolve().parent, Path(model).resolve().name
         model = next(name for name, entry in entries.items() if entry["task"] == "chat")
@@ -102,12 +102,8 @@ def open_workspace(  # noqa: PLR0913  # most are rare
         yield place
 
 
-def model_names(models: Path) -> list[str]:
-    """Return the names of all models of a models.yaml. Raises `BenchError`."""
-    return [*_entries(models)]
-
-
-def _entries(models: Path) -> dict[str, Any]:
+def model_entries(models: Path) -> dict[str, Any]:
+    """Return the entries of all models of a models.yaml by name. Raises `BenchError`."""
     try:
         return dict(yaml.safe_load(models.read_text(encoding="utf-8"))["models"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:

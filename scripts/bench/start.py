@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from bench import report
 from bench.chat import RUST, SERVE
-from bench.load import Answer, BenchError, LoadJob, run_load
+from bench.load import BenchError, run_load
 from bench.servers import (
     START_SECONDS,
     HearthServer,
@@ -25,7 +25,7 @@ from bench.servers import (
     cpu_seconds,
     create_key,
     family,
-    model_names,
+    model_entries,
     open_workspace,
     pss_bytes,
     running,
@@ -64,7 +64,7 @@ def start(  # noqa: PLR0913  # one argument per option
         raise typer.BadParameter(f"{against!r} is no list of serve, rust", param_hint="--against")
     settings = Settings(others, repeats, "started, asked and stopped in turns; medians; ratios within each repeat")
     with ExitStack() as stack:
-        beside = [name for name in model_names(models) if name != model]
+        beside = [name for name in model_entries(models) if name != model]
         everything = stack.enter_context(open_workspace(models, model, weights_dir, beside=beside))
         alone = stack.enter_context(open_workspace(models, model, weights_dir))
         asyncio.run(_start(settings, everything, alone)).deliver(json)
@@ -171,21 +171,16 @@ async def first_answer(server: Server, label: str, *, began: float = 0.0) -> flo
     refused = None
     async with asyncio.timeout(START_SECONDS):
         while True:
-            answer = await _asked(job)
+            try:
+                (answer,) = (await run_load(job)).answers
+            except BenchError:  # nothing listens
+                answer = None
             if answer is not None and 0 < answer.status < 500:
                 if answer.problem:
                     raise BenchError(f"A chat was not answered: {answer.problem}")
                 return refused
             refused = refused or (time.perf_counter() - began) * 1000
             await _pause(server)
-
-
-async def _asked(job: LoadJob) -> Answer | None:
-    try:
-        result = await run_load(job)
-    except BenchError:  # nothing listens
-        return None
-    return result.answers[0] if result.answers else None
 
 
 async def _pause(server: Server) -> None:
