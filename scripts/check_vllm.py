@@ -53,32 +53,22 @@ def sources_of(version: str, folder: Path) -> Sources:
 
 def findings(sources: Sources) -> list[dict[str, Any]]:
     """List what is gone or changed: what is needed first."""
+
+    def row(name: str, kind: str, problem: str, used_by: str, without: str) -> dict[str, Any]:
+        return {"name": name, "kind": kind, "problem": problem, "used by": used_by, "without": without}
+
     rows = [
-        {
-            "name": found.name.name,
-            "kind": found.name.kind,
-            "problem": found.problem,
-            "used by": found.name.patch,
-            "without": found.name.without,
-        }
-        for found in missing(sources)
+        row(one.name.name, one.name.kind, one.problem, one.name.patch, one.name.without) for one in missing(sources)
     ]
-    files = sorted((ROOT / "engine").rglob("*.py"))
     optional = {each.name for each in NAMES if each.kind == "optional"}
     rows += [
-        {
-            "name": name,
-            "kind": "needed",
-            "problem": "is gone",
-            "used by": file,
-            "without": f"{file} cannot be imported.",
-        }
-        for name, file in imported("vllm", files).items()
+        row(name, "needed", "is gone", file, f"{file} cannot be imported.")
+        for name, file in imported("vllm", sorted((ROOT / "engine").rglob("*.py"))).items()
         if name not in optional and sources.find(name) is None
     ]
     installed = Sources()
     rows += [
-        {"name": each.name, "kind": each.kind, "problem": CHANGED, "used by": each.patch, "without": "To be read."}
+        row(each.name, each.kind, CHANGED, each.patch, "To be read.")
         for each in {each.name: each for each in NAMES if each.name.startswith("vllm.")}.values()
         if _differ(installed.find(each.name), sources.find(each.name))
     ]
@@ -95,14 +85,9 @@ def _differ(before: ast.AST | None, after: ast.AST | None) -> bool:
 def _code(function: ast.AST) -> str:
     """Without docstrings, comments, and the layout."""
     for node in ast.walk(function):
-        body = getattr(node, "body", None)
-        if (
-            isinstance(body, list)
-            and len(body) > 1
-            and isinstance(body[0], ast.Expr)
-            and isinstance(body[0].value, ast.Constant)
-        ):
-            del body[0]
+        match node:
+            case ast.AST(body=[ast.Expr(value=ast.Constant()), _, *_]):
+                del node.body[0]
     return ast.dump(function)
 
 

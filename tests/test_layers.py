@@ -28,7 +28,9 @@ def test_importing_the_app_is_quick_and_loads_nothing_heavy():
         elapsed, *heavy = done.stdout.split()
         assert heavy == []
         seconds.append(float(elapsed))
-    assert min(seconds) < 2, seconds  # 0.7 on a quiet machine, twice that where a neighbour shares the core
+        if seconds[-1] < 2:
+            break
+    assert seconds[-1] < 2, seconds  # 0.7 on a quiet machine, twice that where a neighbour shares the core
 
 
 @pytest.fixture

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 import typer
 from bench import batch, chat, fair, images, soak, start
+from bench.load import BenchError
+from bench.servers import say
 
 app = typer.Typer(
     name="bench",
@@ -11,15 +16,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-
-app.command()(chat.chat)
-app.command()(fair.fair)
-app.command()(images.images)
-app.command()(batch.batch)
-app.command()(start.start)
-app.command()(start.killed)
-app.command()(soak.many)
-app.command()(soak.soak)
+for command in (chat.chat, fair.fair, images.images, batch.batch, start.start, start.killed, soak.many, soak.soak):
+    app.command()(command)
 
 if __name__ == "__main__":
-    app()
+    # As Ctrl-C does, SIGTERM ends the servers and engines too.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        app()
+    except BenchError as error:
+        say(str(error))
+        sys.exit(1)

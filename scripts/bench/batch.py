@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from bench.chat import TEXT, chat_body, tokens_of
-from bench.figures import Figures, in_turns, percentiles_ms, say
-from bench.hearth import HearthServer, Workspace, load_generator, open_workspace, running
-from bench.load import NUMBER, LoadJob, LoadResult
-from bench.processes import BenchError, Child, Meter
-from bench.report import JsonFile, MaxTokens, Model, Models, Repeats, Report, WeightsDir, conditions, ending_cleanly
+from bench import report
+from bench.load import NUMBER, TEXT, Answer, BenchError, LoadJob, beats, chat_body
+from bench.servers import HearthServer, Server, Target, Workspace, open_workspace, running, say
 
 BATCH, SINGLE, BUSY, IDLE = "batch", "single", "busy", "idle"
 _PATH = "/v1/chat/completions/batch"
@@ -49,119 +46,88 @@ class Settings:
 
 def batch(  # noqa: PLR0913  # one argument per option
     *,
-    model: Model = "service-plus",
-    models: Models = Path("models.yaml"),
-    weights_dir: WeightsDir = None,
+    model: report.Model = "service-plus",
+    models: report.Models = Path("models.yaml"),
+    weights_dir: report.WeightsDir = None,
     items: Annotated[int, typer.Option(min=1, max=256, help="Items of a batch.")] = 256,
     bad: Annotated[float, typer.Option(min=0, max=0.9, help="Which part of them must be refused.")] = 0.1,
-    repeats: Repeats = 3,
+    repeats: report.Repeats = 3,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long interactive requests are sent in a run.")] = 20.0,
-    max_tokens: MaxTokens = 64,
-    json: JsonFile = None,
+    max_tokens: report.MaxTokens = 64,
+    json: report.JsonFile = None,
 ) -> None:
     """Compare a batch with single requests, and interactive requests beside batches with those on an idle server."""
     settings = Settings(items, bad, repeats, seconds, max_tokens)
-    with ending_cleanly(), open_workspace(models, model, weights_dir) as place:
+    with open_workspace(models, model, weights_dir) as place:
         asyncio.run(_benchmark(settings, place)).deliver(json)
 
 
-async def _benchmark(settings: Settings, place: Workspace) -> Report:
-    report = Report("batch", asdict(settings), conditions(place))
-    async with running(HearthServer.launch(place)) as (server,), load_generator(place) as load:
-        bench = Bench(settings, place.model, server, load)
-        targets = {BATCH: partial(bench.items, batched=True), SINGLE: partial(bench.items, batched=False)}
-        for target in targets.values():
-            await target(-1)
+async def _benchmark(settings: Settings, place: Workspace) -> report.Report:
+    whole = report.begin("batch", settings, place)
+    async with running(place, partial(HearthServer.launch, place)) as (target,):
+        runs = {one: partial(_items, settings, target, batched=one == BATCH) for one in (BATCH, SINGLE)}
+        for measure in runs.values():
+            await measure(-1)
         say("Measuring a batch against single requests:")
         case = f"{settings.items} items, {len(bad_places(settings.items, settings.bad))} bad"
-        whole = await in_turns(case, targets, repeats=settings.repeats, headline="wall_seconds")
+        joined = await report.in_turns(case, runs, repeats=settings.repeats, headline="wall_seconds")
         say("Measuring interactive requests:")
-        targets = {BUSY: partial(bench.interactive, busy=True), IDLE: partial(bench.interactive, busy=False)}
+        runs = {one: partial(_interactive, settings, target, busy=one == BUSY) for one in (BUSY, IDLE)}
         headline = "time_to_first_token_p99_ms"
-        beside = await in_turns("interactive", targets, repeats=settings.repeats, headline=headline)
-    report.tables = [
-        ("A batch and single requests", [whole]),
+        beside = await report.in_turns("interactive", runs, repeats=settings.repeats, headline=headline)
+    whole.tables = [
+        ("A batch and single requests", [joined]),
         ("Interactive requests beside batches", [beside]),
     ]
-    return report
+    return whole
 
 
-class Bench:
-    """The server, and what is asked of it."""
-
-    def __init__(self, settings: Settings, model: str, server: HearthServer, load: Child) -> None:
-        self._settings = settings
-        self._model = model
-        self._server = server
-        self._load = load
-
-    async def items(self, repeat: int, *, batched: bool) -> Figures:
-        """Send a batch, or its good items as single requests at the same moment. Raises `BenchError`."""
-        await asyncio.sleep(_REST_SECONDS)
-        good, job = self._good_items(), self._batches(f"{repeat} {batched}", requests=1)
-        if not batched:
-            wrong = bad_places(self._settings.items, self._settings.bad)
-            bodies = [body for place, body in enumerate(self._bodies()) if place not in wrong]
-            job = self._job(f"{repeat} {batched}", bodies, streams=good, requests=good)
-        meter = Meter(self._server.pid)
-        result = await self._load.run(job, LoadResult)
-        used = meter.stop()
-        tokens = sum(map(self._check, result.answers)) if batched else tokens_of(result)
-        return {
-            "wall_seconds": result.wall_seconds,
-            "items_per_second": good / result.wall_seconds,
-            "tokens_per_second": tokens / result.wall_seconds,
-            "api_cpu_ms_per_item": used.api_cpu_seconds * 1000 / good,
-            "engine_cpu_ms_per_item": used.engine_cpu_seconds * 1000 / good,
-        }
-
-    async def interactive(self, repeat: int, *, busy: bool) -> Figures:
-        """Send short streamed requests, if `busy` while batches run back to back. Raises `BenchError`."""
-        label = f"{repeat} {busy} i"
-        bodies = [chat_body(self._model, _INTERACTIVE_TOKENS, text="What is the time?")]
-        # The server is asked interactively before the batches come.
-        await self._load.run(self._job(f"{label}l", bodies, moments=moments(_LEAD_SECONDS, repeat)), LoadResult)
-        job = self._job(
-            label,
-            bodies,
-            moments=moments(self._settings.seconds, repeat),
-            beside=self._batches(f"{label}b") if busy else None,
-        )
-        result = await self._load.run(job, LoadResult)
-        if result.beside is not None:
-            for answer in result.beside.answers:
-                self._check(answer)
-        first = [answer.text_times[0] - answer.asked for answer in result.answers if answer.text_times]
-        done = None if result.beside is None else len(result.beside.answers) * self._good_items()
-        return {
-            "requests": len(result.answers),
-            **percentiles_ms("time_to_first_token", first, 50, 99),
-            **percentiles_ms("latency", [answer.seconds for answer in result.answers], 50, 99),
-            **percentiles_ms("sent_late", [answer.started - answer.asked for answer in result.answers], 99),
-            "batch_items_per_second": None if done is None else done / result.wall_seconds,
-        }
-
-    def _bodies(self) -> list[Any]:
-        return batch_items(self._model, self._settings.items, self._settings.bad, self._settings.max_tokens)
-
-    def _good_items(self) -> int:
-        return self._settings.items - len(bad_places(self._settings.items, self._settings.bad))
-
-    def _batches(self, label: str, requests: int = 0) -> LoadJob:
-        body = {"requests": self._bodies()}
-        return self._job(label, [body], path=_PATH, streams=1, requests=requests, keep_bodies=True)
-
-    def _job(self, label: str, bodies: list[Any], **how: Any) -> LoadJob:
-        return LoadJob(self._server.host, self._server.port, self._server.key, label, bodies, **how)
-
-    def _check(self, answer: Any) -> int:
-        return check_batch(msgspec.json.decode(answer.body), self._settings.items, self._settings.bad)
+async def _items(settings: Settings, target: Target, repeat: int, *, batched: bool) -> report.Figures:
+    """Send a batch, or its good items as single requests at the same moment. Raises `BenchError`."""
+    await asyncio.sleep(_REST_SECONDS)
+    wrong = bad_places(settings.items, settings.bad)
+    good = settings.items - len(wrong)
+    job = _batches(settings, target.server, f"{repeat} {batched}", requests=1)
+    if not batched:
+        bodies = [body for place, body in enumerate(job.bodies[0]["requests"]) if place not in wrong]
+        job = target.server.job(f"{repeat} {batched}", bodies, streams=good, requests=good)
+    result, used = await target.measure(job)
+    tokens = sum(check_batch(settings, answer) for answer in result.answers) if batched else result.tokens
+    return {
+        "wall_seconds": result.wall_seconds,
+        "items_per_second": good / result.wall_seconds,
+        "tokens_per_second": tokens / result.wall_seconds,
+        "api_cpu_ms_per_item": used.api_cpu_seconds * 1000 / good,
+        "engine_cpu_ms_per_item": used.engine_cpu_seconds * 1000 / good,
+    }
 
 
-def moments(seconds: float, seed: int) -> list[float]:
-    """Return when each interactive request is sent: one in each interval, at a place that the seed decides."""
-    source = random.Random(seed)  # noqa: S311  # repeatable on purpose
-    return [(number + source.random()) * _EVERY_SECONDS for number in range(max(1, round(seconds / _EVERY_SECONDS)))]
+async def _interactive(settings: Settings, target: Target, repeat: int, *, busy: bool) -> report.Figures:
+    """Send short streamed requests, if `busy` while batches run back to back. Raises `BenchError`."""
+    server, label = target.server, f"{repeat} {busy} i"
+    bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
+    # The server is asked interactively before the batches come.
+    await target.measure(server.job(f"{label}l", bodies, moments=beats(_LEAD_SECONDS, _EVERY_SECONDS, repeat)))
+    at = beats(settings.seconds, _EVERY_SECONDS, repeat)
+    beside = _batches(settings, server, f"{label}b") if busy else None
+    result, _ = await target.measure(server.job(label, bodies, moments=at, beside=beside))
+    done = None
+    if result.beside is not None:
+        for answer in result.beside.answers:
+            check_batch(settings, answer)
+        done = len(result.beside.answers) * (settings.items - len(bad_places(settings.items, settings.bad)))
+    return {
+        "requests": len(result.answers),
+        **report.percentiles_ms("time_to_first_token", result.first_texts, 50, 99),
+        **report.percentiles_ms("latency", result.latencies, 50, 99),
+        **report.percentiles_ms("sent_late", result.delays, 99),
+        "batch_items_per_second": None if done is None else done / result.wall_seconds,
+    }
+
+
+def _batches(settings: Settings, server: Server, label: str, requests: int = 0) -> LoadJob:
+    body = {"requests": batch_items(server.model, settings)}
+    return server.job(label, [body], path=_PATH, streams=1, requests=requests, keep_bodies=True)
 
 
 def bad_places(items: int, bad: float) -> frozenset[int]:
@@ -169,14 +135,14 @@ def bad_places(items: int, bad: float) -> frozenset[int]:
     return frozenset(random.Random(items).sample(range(items), round(items * bad)))  # noqa: S311  # repeatable
 
 
-def batch_items(model: str, items: int, bad: float, max_tokens: int) -> list[Any]:
+def batch_items(model: str, settings: Settings) -> list[Any]:
     """Return the bodies in order. A good answer may have `max_tokens` tokens on average, half to one and a half."""
-    lengths = random.Random(items)  # noqa: S311  # repeatable on purpose
+    lengths, half = random.Random(settings.items), settings.max_tokens // 2  # noqa: S311  # repeatable on purpose
     bodies = [
-        _good(model, index, lengths.randint(max(1, max_tokens // 2), max_tokens + max_tokens // 2))
-        for index in range(items)
+        _good(model, index, lengths.randint(max(1, half), settings.max_tokens + half))
+        for index in range(settings.items)
     ]
-    for number, place in enumerate(sorted(bad_places(items, bad))):
+    for number, place in enumerate(sorted(bad_places(settings.items, settings.bad))):
         bodies[place] |= _BAD[number % len(_BAD)]
     return bodies
 
@@ -187,14 +153,17 @@ def _good(model: str, index: int, max_tokens: int) -> dict[str, Any]:
     return {"model": model, "messages": messages, "max_tokens": max_tokens, "custom_id": f"item-{index}", **kind}
 
 
-def check_batch(answer: Any, items: int, bad: float) -> int:
+def check_batch(settings: Settings, answer: Answer) -> int:
     """Return how many tokens a batch's answer has.
 
     Raises `BenchError` unless each item is answered in its place and exactly the bad ones failed.
     """
-    responses, wrong = answer["responses"], bad_places(items, bad)
-    if [response["index"] for response in responses] != [*range(items)]:
-        raise BenchError(f"a batch of {items} items was answered with {len(responses)}, or not in their order.")
+    responses = msgspec.json.decode(answer.body)["responses"]
+    wrong = bad_places(settings.items, settings.bad)
+    if [response["index"] for response in responses] != [*range(settings.items)]:
+        raise BenchError(
+            f"a batch of {settings.items} items was answered with {len(responses)}, or not in their order."
+        )
     for place, response in enumerate(responses):
         if ("error" in response) != (place in wrong) or response["custom_id"] != f"item-{place}":
             shown = msgspec.json.encode(response).decode()[:_SHOWN_CHARACTERS]

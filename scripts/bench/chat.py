@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import psutil
 import typer
-from bench.figures import Figures, Row, in_turns, percentiles_ms, say
-from bench.hearth import HearthServer, Server, Workspace, load_generator, open_workspace, running
-from bench.load import NUMBER, LoadJob, LoadResult, VllmJob
-from bench.plots import check_plots, save_chat_plot
-from bench.processes import BenchError, Child, Meter, Usage, cpu_seconds
-from bench.report import JsonFile, MaxTokens, Models, Repeats, Report, WeightsDir, conditions, ending_cleanly, numbers
+from bench import report
+from bench.load import BenchError, LoadGenerator, LoadResult, VllmJob, load_generator, run_vllm
+from bench.servers import HearthServer, Meter, Server, Target, Usage, Workspace, open_workspace, running, say
 from bench.vllm_server import VllmServer, planned, rust_frontend
 
 HEARTH, SERVE, RUST = "hearth", "serve", "rust"
-TEXT = "Write a few sentences about the weather, the garden and the people who meet there in the evening."
 _FEWEST_REQUESTS = 8
 _FEWEST_ROUNDS = 2
-
-
-class Generator(StrEnum):
-    """Which load generator sends the requests."""
-
-    VLLM = "vllm"
-    LIGHT = "light"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +28,7 @@ class Settings:
     against: tuple[str, ...]
     streams: tuple[int, ...]
     kinds: tuple[str, ...]
-    load: Generator
+    load: Literal["vllm", "light"]
     repeats: int
     seconds: float
     prompt_tokens: int
@@ -50,89 +36,40 @@ class Settings:
     method: str = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run: `requests` requests, `streams` at the same time. `label` must be new, or the prompts are cached."""
-
-    streamed: bool
-    streams: int
-    requests: int
-    label: str
-    seed: int = 0
-
-
-class ChatTarget:
-    """A server and the load generators that ask it."""
-
-    def __init__(self, place: Workspace, server: Server, settings: Settings, light: Child, vllm: Child | None) -> None:
-        self._place = place
-        self._server = server
-        self._settings = settings
-        self._light = light
-        self._vllm = vllm
-
-    async def measure(self, run: Run) -> Figures:
-        """Do one run. Raises `BenchError`."""
-        return await (self._by_vllm(run, self._vllm) if run.streamed and self._vllm else self._by_light(run))
-
-    async def _by_light(self, run: Run) -> Figures:
-        meter = Meter(self._server.pid)
-        job = chat_job(
-            self._server,
-            self._place.model,
-            self._settings.max_tokens,
-            label=run.label,
-            streamed=run.streamed,
-            streams=run.streams,
-            requests=run.requests,
-        )
-        result = await self._light.run(job, LoadResult)
-        return answer_figures(result) | usage_figures(meter.stop(), tokens_of(result), result.cpu_seconds)
-
-    async def _by_vllm(self, run: Run, child: Child) -> Figures:
-        """Drive `vllm bench serve`; it only knows streams."""
-        job = VllmJob(vllm_arguments(self._place, self._server, self._settings, run), self._server.key)
-        load = [psutil.Process(child.process.pid)]
-        meter, before = Meter(self._server.pid), cpu_seconds(load)
-        result = await child.run(job, dict[str, Any])
-        used = usage_figures(meter.stop(), result["total_output_tokens"], cpu_seconds(load) - before)
-        return vllm_figures(result) | used
-
-
 def chat(  # noqa: PLR0913  # one argument per option
     *,
     model: Annotated[str, typer.Option(help="A model of models.yaml, or a folder of weights.")] = "service-plus",
-    models: Models = Path("models.yaml"),
-    weights_dir: WeightsDir = None,
+    models: report.Models = Path("models.yaml"),
+    weights_dir: report.WeightsDir = None,
     against: Annotated[
         str, typer.Option(help="What to compare with: serve, rust, the folder of another checkout, several, or none.")
     ] = SERVE,
     streams: Annotated[str, typer.Option(help="Requests at the same time, one row each.")] = "1,8,32,128",
     kinds: Annotated[str, typer.Option(help="streamed, plain or both.")] = "streamed,plain",
     load: Annotated[
-        Generator | None,
+        Literal["vllm", "light"] | None,
         typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
     ] = None,
-    repeats: Repeats = 3,
+    repeats: report.Repeats = 3,
     seconds: Annotated[float, typer.Option(min=0.1, help="About how long one run takes.")] = 10.0,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt of vllm bench serve.")] = 64,
-    max_tokens: MaxTokens = 64,
+    max_tokens: report.MaxTokens = 64,
     compiled: Annotated[
         bool | None, typer.Option("--compiled/--eager", help="Of all targets' models. Default: as models.yaml says.")
     ] = None,
-    json: JsonFile = None,
+    json: report.JsonFile = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG file.")] = None,
 ) -> None:
     """Compare the server with vllm serve or another checkout: requests/s, tokens/s, latencies, CPU and memory."""
-    loads = tuple(int(number) for number in numbers(streams, "--streams"))
+    loads = tuple(int(number) for number in report.numbers(streams, "--streams"))
     chosen = tuple(kind for kind in ("streamed", "plain") if kind in kinds.split(","))
     others = () if against == "none" else tuple(against.split(","))
     if not loads or not chosen or {HEARTH, ""} & {*others}:
         raise typer.BadParameter("--streams, --kinds or --against names nothing that can be measured.")
     engine = {} if compiled is None else {"enforce_eager": not compiled}
-    with ending_cleanly(), ExitStack() as stack:
-        if plot is not None:
-            check_plots()
+    if plot is not None:
+        report.check_plots()
+    with ExitStack() as stack:
         place = stack.enter_context(open_workspace(models, model, weights_dir, engine=engine))
         checkouts = {
             Path(name).resolve().name: stack.enter_context(
@@ -142,119 +79,124 @@ def chat(  # noqa: PLR0913  # one argument per option
             if name not in {SERVE, RUST}
         }
         # A demo model is so fast that vllm bench serve would be measured with it.
-        load = load or (Generator.LIGHT if planned(place)[2] else Generator.VLLM)
+        load = load or ("light" if planned(place)[2] else "vllm")
         settings = Settings(others, loads, chosen, load, repeats, seconds, prompt_tokens, max_tokens)
-        report, rows = asyncio.run(_benchmark(settings, place, checkouts))
-        report.deliver(json)
+        whole, rows = asyncio.run(_benchmark(settings, place, checkouts))
+        whole.deliver(json)
         if plot is not None:
-            save_chat_plot(rows, plot)
+            report.save_chat_plot(rows, plot)
 
 
-async def _benchmark(settings: Settings, place: Workspace, checkouts: dict[str, Workspace]) -> tuple[Report, list[Row]]:
+async def _benchmark(
+    settings: Settings, place: Workspace, checkouts: dict[str, Workspace]
+) -> tuple[report.Report, list[report.Row]]:
     left_out: dict[str, str] = {}
-    starting = await _starting(settings, place, checkouts, left_out)
-    report = Report("chat", asdict(settings), conditions(place))
-    say(f"Starting {', '.join(starting)}.")
+    launches = _launches(settings, place, checkouts, left_out)
+    whole = report.begin("chat", settings, place)
+    say(f"Starting {', '.join(launches)}.")
     async with AsyncExitStack() as stack:
-        servers = await stack.enter_async_context(running(*starting.values()))
-        light = await stack.enter_async_context(load_generator(place))
+        found = await stack.enter_async_context(running(place, *launches.values()))
         vllm = None
-        if settings.load is Generator.VLLM and "streamed" in settings.kinds:
-            vllm = await stack.enter_async_context(load_generator(place, "vllm"))
-        named = dict(zip(starting, servers, strict=True))
-        unequal = {name: server.unequal() for name, server in named.items() if isinstance(server, VllmServer)}
+        if settings.load == "vllm" and "streamed" in settings.kinds:
+            vllm = await stack.enter_async_context(load_generator(place.environment, place.log("vllm"), run_vllm))
+        targets = dict(zip(launches, found, strict=True))
+        unequal = {
+            name: target.server.unequal() for name, target in targets.items() if isinstance(target.server, VllmServer)
+        }
         for name, differences in unequal.items():
             say("\n".join([f"What differs with {name}:", *(f"  - {one}" for one in differences)]))
-        report.settings |= {"unequal": unequal, "left_out": left_out}
-        targets = {name: ChatTarget(place, server, settings, light, vllm) for name, server in named.items()}
+        whole.settings |= {"unequal": unequal, "left_out": left_out}
+        chat = Chat(settings, planned(place)[1], vllm)
         rows = [
-            await _row(settings, targets, streamed=kind == "streamed", streams=streams)
+            await _row(chat, targets, streamed=kind == "streamed", streams=streams)
             for kind in settings.kinds
             for streams in settings.streams
         ]
-    report.tables = [("Chat", rows)]
-    return report, rows
+    whole.tables = [("Chat", rows)]
+    return whole, rows
 
 
-async def _starting(
+def _launches(
     settings: Settings, place: Workspace, checkouts: dict[str, Workspace], left_out: dict[str, str]
-) -> dict[str, Coroutine[Any, Any, Server]]:
+) -> dict[str, Callable[[], Awaitable[Server]]]:
     """Return what starts each target; a Rust front end that cannot be had is noted in `left_out`."""
-    starting: dict[str, Coroutine[Any, Any, Server]] = {HEARTH: HearthServer.launch(place)}
+    launches: dict[str, Callable[[], Awaitable[Server]]] = {HEARTH: partial(HearthServer.launch, place)}
     if SERVE in settings.against:
-        starting[SERVE] = VllmServer.launch(place)
+        launches[SERVE] = partial(VllmServer.launch, place)
     if RUST in settings.against:
         try:
-            starting[RUST] = VllmServer.launch(place, rust=rust_frontend())
+            launches[RUST] = partial(VllmServer.launch, place, rust=rust_frontend())
         except BenchError as error:
             left_out[RUST] = str(error)
             say(f"rust is left out: {error}")
-    for name, theirs in checkouts.items():
-        starting[name] = HearthServer.launch(theirs)
-    return starting
+    return launches | {name: partial(HearthServer.launch, theirs) for name, theirs in checkouts.items()}
 
 
-async def _row(settings: Settings, targets: dict[str, ChatTarget], *, streamed: bool, streams: int) -> Row:
+async def _row(chat: Chat, targets: dict[str, Target], *, streamed: bool, streams: int) -> report.Row:
     """Warm every target up, find out how many requests fill a run, and measure.
 
     In whole rounds, because the requests of a round begin and end together: a part of one would run half empty.
     """
     name = f"{'streamed' if streamed else 'plain'}, {streams}"
     warm = Run(streamed, streams, max(streams, _FEWEST_REQUESTS), f"warm {name}", seed=10_000 + streams)
-    speeds = [(await target.measure(warm))["requests_per_second"] or 0.0 for target in targets.values()]
-    rounds = max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, round(speeds[0] * settings.seconds / streams))
+    speeds = [(await chat.measure(target, warm))["requests_per_second"] or 0.0 for target in targets.values()]
+    rounds = max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, round(speeds[0] * chat.settings.seconds / streams))
 
-    async def measure(target: ChatTarget, repeat: int) -> Figures:
-        return await target.measure(Run(streamed, streams, rounds * streams, f"{repeat} {name}", seed=repeat))
+    async def measure(target: Target, repeat: int) -> report.Figures:
+        return await chat.measure(target, Run(streamed, streams, rounds * streams, f"{repeat} {name}", seed=repeat))
 
-    each: dict[str, Callable[[int], Coroutine[Any, Any, Figures]]] = {
-        one: partial(measure, target) for one, target in targets.items()
-    }
-    return await in_turns(name, each, repeats=settings.repeats, headline="requests_per_second")
+    each = {one: partial(measure, target) for one, target in targets.items()}
+    return await report.in_turns(name, each, repeats=chat.settings.repeats, headline="requests_per_second")
 
 
-def chat_body(model: str, max_tokens: int, *, streamed: bool = True, text: str = TEXT) -> dict[str, Any]:
-    """Return a request for an answer of exactly `max_tokens` tokens, with a prompt that is new each time."""
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": f"{NUMBER}. {text}"}],
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": streamed,
-    }
-    return body | ({"stream_options": {"include_usage": True}} if streamed else {})
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: `requests` requests, `streams` at the same time."""
+
+    streamed: bool
+    streams: int
+    requests: int
+    label: str
+    seed: int = 0
 
 
-def chat_job(server: Server, model: str, max_tokens: int, *, label: str, streamed: bool = True, **how: Any) -> LoadJob:
-    """Return a job of equal chat requests; `how` are fields of `LoadJob`."""
-    body = chat_body(model, max_tokens, streamed=streamed)
-    return LoadJob(server.host, server.port, server.key, label, [body], **how)
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """How targets are asked; `vllm` sends streamed requests where it is there. `weights` have the tokenizer."""
+
+    settings: Settings
+    weights: Path
+    vllm: LoadGenerator | None
+
+    async def measure(self, target: Target, run: Run) -> report.Figures:
+        """Do one run. Raises `BenchError`."""
+        if run.streamed and self.vllm is not None:
+            meter = Meter(target.server.pid)
+            job = VllmJob(vllm_arguments(self.weights, target.server, self.settings, run), target.server.key)
+            found = await self.vllm.run(job)
+            used = usage_figures(meter.stop(), found["total_output_tokens"], found["load_cpu_seconds"])
+            return vllm_figures(found) | used
+        counts = {"streams": run.streams, "requests": run.requests}
+        asked = target.server.chat(run.label, self.settings.max_tokens, streamed=run.streamed, **counts)
+        result, usage = await target.measure(asked)
+        return answer_figures(result) | usage_figures(usage, result.tokens, result.cpu_seconds)
 
 
-def tokens_of(result: LoadResult) -> int:
-    """Return how many tokens were answered."""
-    return sum(answer.tokens for answer in result.answers)
-
-
-def answer_figures(result: LoadResult) -> Figures:
+def answer_figures(result: LoadResult) -> report.Figures:
     """Put the answers of a run into figures."""
-    answers, wall = result.answers, result.wall_seconds
-    first = [answer.text_times[0] - answer.asked for answer in answers if answer.text_times]
-    gaps = [after - before for answer in answers for before, after in pairwise(answer.text_times)]
     return {
-        "requests_per_second": len(answers) / wall,
-        "tokens_per_second": tokens_of(result) / wall,
-        **percentiles_ms("time_to_first_token", first, 50, 95, 99),
-        **percentiles_ms("inter_token_latency", gaps, 50, 95, 99),
-        **percentiles_ms("latency", [answer.seconds for answer in answers], 50, 95, 99),
-        **percentiles_ms("sent_late", [answer.started - answer.asked for answer in answers], 95),
-        "requests": len(answers),
-        "wall_seconds": wall,
+        "requests_per_second": len(result.answers) / result.wall_seconds,
+        "tokens_per_second": result.tokens / result.wall_seconds,
+        **report.percentiles_ms("time_to_first_token", result.first_texts, 50, 95, 99),
+        **report.percentiles_ms("inter_token_latency", result.gaps, 50, 95, 99),
+        **report.percentiles_ms("latency", result.latencies, 50, 95, 99),
+        **report.percentiles_ms("sent_late", result.delays, 95),
+        "requests": len(result.answers),
+        "wall_seconds": result.wall_seconds,
     }
 
 
-def vllm_figures(result: dict[str, Any]) -> Figures:
+def vllm_figures(result: dict[str, Any]) -> report.Figures:
     """Put the result document of `vllm bench serve` into the same figures."""
     words = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "latency": "e2el"}
     times = {f"{name}_p{p}_ms": result[f"p{p}_{word}_ms"] for name, word in words.items() for p in (50, 95, 99)}
@@ -267,15 +209,14 @@ def vllm_figures(result: dict[str, Any]) -> Figures:
     }
 
 
-def vllm_arguments(place: Workspace, server: Server, settings: Settings, run: Run) -> list[str]:
+def vllm_arguments(weights: Path, server: Server, settings: Settings, run: Run) -> list[str]:
     """Return the command line of `vllm bench serve` for a run."""
-    _, folder, _ = planned(place)
     options = {
         "backend": "openai-chat",
         "base-url": f"http://{server.host}:{server.port}",
         "endpoint": "/v1/chat/completions",
-        "model": folder,
-        "served-model-name": place.model,
+        "model": weights,
+        "served-model-name": server.model,
         "dataset-name": "random",
         "random-input-len": settings.prompt_tokens,
         "random-output-len": settings.max_tokens,
@@ -290,7 +231,7 @@ def vllm_arguments(place: Workspace, server: Server, settings: Settings, run: Ru
     return [*(f"--{name}={value}" for name, value in options.items()), "--ignore-eos", "--disable-tqdm"]
 
 
-def usage_figures(used: Usage, tokens: int, load_cpu_seconds: float) -> Figures:
+def usage_figures(used: Usage, tokens: int, load_cpu_seconds: float) -> report.Figures:
     """Put what a run cost into figures."""
     return {
         "api_cpu_seconds_per_1000_tokens": used.api_cpu_seconds * 1000 / tokens,

@@ -6,30 +6,17 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 import yaml
-from bench.figures import Figures, Row, in_turns, percentiles_ms, say
-from bench.hearth import HearthServer, Server, Workspace, load_generator, open_workspace, running
+from bench import report
 from bench.load import NUMBER, LoadJob, LoadResult
-from bench.processes import Child, Meter
-from bench.report import (
-    JsonFile,
-    Model,
-    Models,
-    Repeats,
-    Report,
-    WeightsDir,
-    conditions,
-    ending_cleanly,
-    numbers,
-)
+from bench.servers import HearthServer, Server, Target, Workspace, open_workspace, running, say
 
 from engine import demo
 from engine.config.profiles import SIZES
@@ -43,7 +30,6 @@ _ENGINE: dict[str, dict[str, Any]] = {
 _PATH = "/v1/images/generations"
 _FEWEST_IMAGES = 9
 _BODIES = 60
-_HD_EVERY = 3
 _SHORT_LOAD = 0.3
 _LONG_BESIDE = 2
 _LEAD_SECONDS = 2.0
@@ -63,21 +49,21 @@ class Settings:
 
 def images(  # noqa: PLR0913  # one argument per option
     *,
-    model: Model = "service-image",
-    models: Models = Path("models.yaml"),
-    weights_dir: WeightsDir = None,
+    model: report.Model = "service-image",
+    models: report.Models = Path("models.yaml"),
+    weights_dir: report.WeightsDir = None,
     sizes: Annotated[str, typer.Option(help="Sizes of images, one set of rows each.")] = "256,512",
     loads: Annotated[str, typer.Option(help="What is asked for, as parts of what one by one can do.")] = "0.7,1.5",
-    repeats: Repeats = 3,
+    repeats: report.Repeats = 3,
     seconds: Annotated[float, typer.Option(min=1, help="About how long one run takes.")] = 20.0,
-    json: JsonFile = None,
+    json: report.JsonFile = None,
 ) -> None:
     """Compare images made one by one, joined as requests and as steps."""
-    edges = tuple(int(size) for size in numbers(sizes, "--sizes"))
+    edges = tuple(int(size) for size in report.numbers(sizes, "--sizes"))
     if not set(edges) <= set(SIZES):
         raise typer.BadParameter(f"{sizes} are not all of {SIZES}", param_hint="--sizes")
-    settings = Settings(edges, numbers(loads, "--loads"), repeats, seconds)
-    with ending_cleanly(), ExitStack() as stack:
+    settings = Settings(edges, report.numbers(loads, "--loads"), repeats, seconds)
+    with ExitStack() as stack:
         places = {
             way: stack.enter_context(open_workspace(models, model, weights_dir, engine=engine))
             for way, engine in _ENGINE.items()
@@ -85,46 +71,21 @@ def images(  # noqa: PLR0913  # one argument per option
         asyncio.run(_benchmark(settings, places)).deliver(json)
 
 
-class ImageTarget:
-    """A server that joins images in one of the ways."""
-
-    def __init__(self, place: Workspace, server: Server, load: Child) -> None:
-        self._place = place
-        self._server = server
-        self._load = load
-
-    async def measure(self, job: LoadJob) -> Figures:
-        """Do one run; `job` says what is asked for, not where. Raises `BenchError`."""
-        meter = Meter(self._server.pid)
-        result = await self._load.run(addressed(job, self._server), LoadResult)
-        used = meter.stop()
-        await asyncio.sleep(_REST_SECONDS)
-        return image_figures(result, used.engine_cpu_seconds)
-
-    def job(self, size: int, **how: Any) -> LoadJob:
-        """Return a job of images of this size."""
-        return image_job(self._place.model, size, **how)
-
-
-async def _benchmark(settings: Settings, places: dict[str, Workspace]) -> Report:
+async def _benchmark(settings: Settings, places: dict[str, Workspace]) -> report.Report:
     for place in places.values():
         use_profile_of_demo(place)
-    report = Report("images", asdict(settings), conditions(places[STEPS]))
+    whole = report.begin("images", settings, places[STEPS])
     say(f"Starting three servers: {', '.join(places)}.")
-    async with (
-        running(*(HearthServer.launch(place) for place in places.values())) as servers,
-        load_generator(places[STEPS]) as load,
-    ):
-        pairs = zip(places.items(), servers, strict=True)
-        targets = {way: ImageTarget(place, server, load) for (way, place), server in pairs}
-        loaded: list[Row] = []
-        short: list[Row] = []
+    async with running(places[STEPS], *(partial(HearthServer.launch, place) for place in places.values())) as found:
+        targets = dict(zip(places, found, strict=True))
+        loaded: list[report.Row] = []
+        short: list[report.Row] = []
         for size in settings.sizes:
             speed = await _speed(targets, size)
             loaded += [await _loaded(settings, targets, size, part, speed) for part in settings.loads]
             short.append(await _short(settings, targets, size, speed))
-    report.tables = [("Images", loaded), ("Short images beside long ones", short)]
-    return report
+    whole.tables = [("Images", loaded), ("Short images beside long ones", short)]
+    return whole
 
 
 def use_profile_of_demo(place: Workspace) -> None:
@@ -140,50 +101,58 @@ def use_profile_of_demo(place: Workspace) -> None:
         place.models.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
-async def _speed(targets: dict[str, ImageTarget], size: int) -> float:
+async def _speed(targets: dict[str, Target], size: int) -> float:
     """Warm every target up and return how many images/s one by one makes when it always has work."""
     speed = 0.0
     for way, target in targets.items():
         for label in ("warm", "speed"):
-            figures = await target.measure(target.job(size, label=label, streams=4, requests=_FEWEST_IMAGES))
+            figures = await _measure(target, image_job(target.server, size, label, streams=4, requests=_FEWEST_IMAGES))
             speed = figures["images_per_second"] or 0.0 if way == ONE_BY_ONE else speed
     say(f"{size}x{size}: one by one makes {speed:.2f} images/s, every third of them hd. Measuring:")
     return speed
 
 
-async def _loaded(settings: Settings, targets: dict[str, ImageTarget], size: int, part: float, speed: float) -> Row:
+async def _loaded(settings: Settings, targets: dict[str, Target], size: int, part: float, speed: float) -> report.Row:
     count = max(_FEWEST_IMAGES, round(part * speed * settings.seconds))
 
-    async def measure(target: ImageTarget, repeat: int) -> Figures:
+    async def measure(target: Target, repeat: int) -> report.Figures:
         at = poisson(part * speed, count, seed=repeat)
-        return await target.measure(target.job(size, label=f"{repeat} {part}", moments=at))
+        return await _measure(target, image_job(target.server, size, f"{repeat} {part}", moments=at))
 
     each = {way: partial(measure, target) for way, target in targets.items()}
-    return await in_turns(f"{size}x{size}, load {part:g}", each, repeats=settings.repeats, headline="latency_p95_ms")
+    return await report.in_turns(
+        f"{size}x{size}, load {part:g}", each, repeats=settings.repeats, headline="latency_p95_ms"
+    )
 
 
-async def _short(settings: Settings, targets: dict[str, ImageTarget], size: int, speed: float) -> Row:
+async def _short(settings: Settings, targets: dict[str, Target], size: int, speed: float) -> report.Row:
     """Short images now and then, on a server that always makes long ones."""
     count = max(_FEWEST_IMAGES, round(_SHORT_LOAD * speed * settings.seconds))
 
-    async def measure(target: ImageTarget, repeat: int) -> Figures:
-        long = target.job(size, label=f"{repeat} long", streams=_LONG_BESIDE, qualities=("hd",))
+    async def measure(target: Target, repeat: int) -> report.Figures:
+        long = image_job(target.server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
         at = poisson(_SHORT_LOAD * speed, count, seed=1000 + repeat)
-        how = {"moments": at, "qualities": ("standard",), "beside": long, "lead_seconds": _LEAD_SECONDS}
-        return await target.measure(target.job(size, label=f"{repeat} short", **how))
+        how: dict[str, Any] = {"moments": at, "beside": long, "lead_seconds": _LEAD_SECONDS}
+        return await _measure(target, image_job(target.server, size, f"{repeat} short", ("standard",), **how))
 
     each = {way: partial(measure, target) for way, target in targets.items()}
     case = f"{size}x{size}, short beside long"
-    return await in_turns(case, each, repeats=settings.repeats, headline="latency_p95_ms")
+    return await report.in_turns(case, each, repeats=settings.repeats, headline="latency_p95_ms")
+
+
+async def _measure(target: Target, job: LoadJob) -> report.Figures:
+    result, used = await target.measure(job)
+    await asyncio.sleep(_REST_SECONDS)
+    return image_figures(result, used.engine_cpu_seconds)
 
 
 def image_job(
-    model: str, size: int, *, label: str, qualities: Sequence[str] = ("hd", "standard", "standard"), **how: Any
+    server: Server, size: int, label: str, qualities: Sequence[str] = ("hd", "standard", "standard"), **how: Any
 ) -> LoadJob:
-    """Return a job of images whose seeds and prompts differ; its address is added later."""
+    """Return a job of images whose seeds and prompts differ."""
     bodies = [
         {
-            "model": model,
+            "model": server.model,
             "prompt": f"a red circle on a white background, {NUMBER}",
             "size": f"{size}x{size}",
             "quality": qualities[number % len(qualities)],
@@ -192,13 +161,7 @@ def image_job(
         }
         for number in range(_BODIES)
     ]
-    return LoadJob("", 0, "", label, bodies, path=_PATH, **how)
-
-
-def addressed(job: LoadJob, server: Server) -> LoadJob:
-    """Return the job, and what is beside it, for this server."""
-    beside = None if job.beside is None else addressed(job.beside, server)
-    return msgspec.structs.replace(job, host=server.host, port=server.port, key=server.key, beside=beside)
+    return server.job(label, bodies, path=_PATH, **how)
 
 
 def poisson(rate: float, count: int, *, seed: int) -> list[float]:
@@ -207,14 +170,14 @@ def poisson(rate: float, count: int, *, seed: int) -> list[float]:
     return list(accumulate(source.expovariate(rate) for _ in range(count)))
 
 
-def image_figures(result: LoadResult, worker_cpu_seconds: float) -> Figures:
+def image_figures(result: LoadResult, worker_cpu_seconds: float) -> report.Figures:
     """Put a run into figures. Beside long images the arrivals set the speed, and the CPU is that of both."""
     answers, beside = result.answers, result.beside
     alone = beside is None
     return {
         "images_per_second": len(answers) / result.wall_seconds if alone else None,
-        **percentiles_ms("latency", [answer.seconds for answer in answers], 50, 95),
-        **percentiles_ms("sent_late", [answer.started - answer.asked for answer in answers], 95),
+        **report.percentiles_ms("latency", result.latencies, 50, 95),
+        **report.percentiles_ms("sent_late", result.delays, 95),
         "worker_cpu_seconds_per_image": worker_cpu_seconds / len(answers) if alone else None,
         "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
         "images": len(answers),

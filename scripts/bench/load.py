@@ -1,7 +1,7 @@
 """The load generator, a process of its own: it sends requests over HTTP and notes when each piece of an answer arrived.
 
 Cheap on purpose, because it may share the cores with what it measures: a stream is kept as it was read, and parsed
-after the clock has stopped. `python -m bench.load vllm` drives `vllm bench serve` instead.
+after the clock has stopped. With `run_vllm` it drives `vllm bench serve` instead.
 """
 
 from __future__ import annotations
@@ -10,32 +10,44 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
+import random
 import re
 import resource
-import sys
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count, pairwise
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import httptools
 import msgspec
 import uvloop
-from bench.processes import BenchError, serve_jobs
 
 NUMBER = "#N#"  # in a body: replaced by the job's label and the request's number, so that no prompt is sent twice
 CHAT = "/v1/chat/completions"
+TEXT = "Write a few sentences about the weather, the garden and the people who meet there in the evening."
 _SPARE_FILES = 100
 _FIRST_CONNECTIONS = 32  # of an open loop
 _CONNECTING = 64  # connections that are being opened: the server's backlog is no part of what is measured
 _LONGEST_SECONDS = 900.0
+_LONGEST_JOB_SECONDS = 3600.0
 _PAUSE_SECONDS = 0.05  # after a refusal
 _SHOWN_BYTES = 300
+_LOG_LINES = 15
 _EVENT_END = re.compile(rb"\n\r?\n")
 _TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers send first has an empty one
 _USAGE = re.compile(rb'"usage":\s*\{')
+_SPAWN = multiprocessing.get_context("spawn")
 Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, each with the moment at which it came
+
+
+class BenchError(Exception):
+    """The benchmark cannot go on; the message says why and what to do."""
 
 
 class LoadJob(msgspec.Struct, frozen=True):
@@ -100,6 +112,52 @@ class LoadResult(msgspec.Struct):
     cpu_seconds: float
     answers: list[Answer]
     beside: LoadResult | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many were answered."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def latencies(self) -> list[float]:
+        """Seconds of each answer."""
+        return [answer.seconds for answer in self.answers]
+
+    @property
+    def first_texts(self) -> list[float]:
+        """Seconds to the first text of each stream."""
+        return [answer.text_times[0] - answer.asked for answer in self.answers if answer.text_times]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between two texts of one stream."""
+        return [after - before for answer in self.answers for before, after in pairwise(answer.text_times)]
+
+    @property
+    def delays(self) -> list[float]:
+        """How many seconds late each request was sent."""
+        return [answer.started - answer.asked for answer in self.answers]
+
+
+def chat_body(model: str, max_tokens: int, *, streamed: bool = True, text: str = TEXT) -> dict[str, Any]:
+    """Return a request for an answer of exactly `max_tokens` tokens, with a prompt that is new each time."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": f"{NUMBER}. {text}"}],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": streamed,
+    }
+    return body | ({"stream_options": {"include_usage": True}} if streamed else {})
+
+
+def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) -> list[float]:
+    """Return one moment in each interval; `seed` decides where in its first part `jitter`."""
+    source = random.Random(seed)  # noqa: S311  # repeatable on purpose
+    return [
+        (number + jitter * source.random()) * every_seconds for number in range(max(1, round(seconds / every_seconds)))
+    ]
 
 
 class Connection(asyncio.Protocol):
@@ -212,66 +270,53 @@ class Load:
     def __init__(self, job: LoadJob) -> None:
         self._job = job
         self._bodies = [msgspec.json.encode(body) for body in job.bodies]
+        self._numbers: Iterator[int] = iter(range(job.requests)) if job.requests else count()
         self._idle: list[Connection] = []
         self._done: list[tuple[Answer, Pieces]] = []
-        self._sent: list[bytes] = []
         self.start = 0.0
 
     async def open(self) -> None:
-        """Open connections and encode requests, before the clock starts. Raises `BenchError`."""
-        job = self._job
-        connections = job.streams or min(len(job.moments), _FIRST_CONNECTIONS)
-        _allow_files(connections + len(job.moments) + _SPARE_FILES)
+        """Open connections before the clock starts. Raises `BenchError`."""
+        connections = self._job.streams or min(len(self._job.moments), _FIRST_CONNECTIONS)
+        _allow_files(connections + len(self._job.moments) + _SPARE_FILES)
         while len(self._idle) < connections:
             opening = min(_CONNECTING, connections - len(self._idle))
             self._idle += await asyncio.gather(*(self._open() for _ in range(opening)))
-        self._sent = [self.encode(number) for number in range(job.requests or len(job.moments))]
 
     async def run(self) -> None:
         """Send everything. Raises `BenchError` for the first answer of a strict job that is no success."""
         self.start = time.perf_counter()
         try:
             if self._job.moments:
-                await self._open_loop(self._sent)
+                await asyncio.gather(*(self._at(number, moment) for number, moment in enumerate(self._job.moments)))
             elif self._job.streams:
-                await self._closed_loop(iter(self._sent))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._job.seconds or None):
+                        await asyncio.gather(*(self._stream() for _ in range(self._job.streams)))
             else:
                 await asyncio.sleep(self._job.seconds)
         finally:
             for connection in self._idle:
                 connection.close()
 
-    async def _open_loop(self, sent: list[bytes]) -> None:
-        async def one(number: int, moment: float) -> None:
-            await asyncio.sleep(self.start + moment - time.perf_counter())
-            await self._ask(number, moment, sent[number])
+    async def _at(self, number: int, moment: float) -> None:
+        await asyncio.sleep(moment - self._now())
+        await self._ask(number, moment)
 
-        await asyncio.gather(*(one(number, moment) for number, moment in enumerate(self._job.moments)))
+    async def _stream(self) -> None:
+        for number in self._numbers:
+            answer = await self._ask(number, self._now())
+            if answer.refused:
+                await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _closed_loop(self, sent: Iterator[bytes]) -> None:
-        numbers = count()
-
-        async def stream() -> None:
-            for number in numbers:
-                request = next(sent, b"") if self._job.requests else self.encode(number)
-                if not request or (self._job.seconds and self._now() >= self._job.seconds):
-                    return
-                answer = await self._ask(number, None, request)
-                if answer.refused:
-                    await asyncio.sleep(_PAUSE_SECONDS)
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._job.seconds or None):
-                await asyncio.gather(*(stream() for _ in range(self._job.streams)))
-
-    async def _ask(self, number: int, asked: float | None, request: bytes) -> Answer:
+    async def _ask(self, number: int, asked: float) -> Answer:
         connection = next((self._idle.pop() for _ in range(len(self._idle)) if self._idle[-1].usable), None)
         connection = connection or await self._open()
-        answer, pieces = Answer(number, self._now() if asked is None else asked, 0.0), Pieces()
+        answer, pieces = Answer(number, asked, 0.0), Pieces()
         leaving = self._job.leave_after_seconds or [None]
         try:
             async with asyncio.timeout(leaving[number % len(leaving)]):
-                pieces = await connection.send(request, answer, self.start)
+                pieces = await connection.send(self._encode(number), answer, self.start)
         except TimeoutError:
             answer.left = True
         finally:
@@ -290,6 +335,17 @@ class Load:
         except OSError as error:
             raise BenchError(f"cannot connect to {self._job.host} port {self._job.port}: {error}") from error
 
+    def _encode(self, number: int) -> bytes:
+        body = self._bodies[number % len(self._bodies)].replace(NUMBER.encode(), f"{self._job.label}-{number}".encode())
+        head = (
+            f"POST {self._job.path} HTTP/1.1\r\nHost: {self._job.host}\r\nAuthorization: Bearer {self._job.key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.start
+
     def answers(self, since: float = 0.0) -> list[Answer]:
         """Return the answers that ended at `since` or later. Raises `BenchError`, as `run` does."""
         for answer, pieces in self._done:
@@ -300,25 +356,12 @@ class Load:
             raise BenchError(f"an answer is no success. {problem}")
         return answers
 
-    def _now(self) -> float:
-        return time.perf_counter() - self.start
-
-    def encode(self, number: int) -> bytes:
-        """Return request number `number`, ready to be written."""
-        body = self._bodies[number % len(self._bodies)].replace(NUMBER.encode(), f"{self._job.label}-{number}".encode())
-        head = (
-            f"POST {self._job.path} HTTP/1.1\r\nHost: {self._job.host}\r\nAuthorization: Bearer {self._job.key}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
-
 
 async def run_load(job: LoadJob) -> LoadResult:
     """Do one job. Raises `BenchError`."""
-    load, beside = Load(job), None if job.beside is None else Load(job.beside)
+    load, beside, background = Load(job), Load(job.beside or job), None
     await load.open()
-    background = None
-    if beside is not None:
+    if job.beside is not None:
         await beside.open()
         background = asyncio.create_task(beside.run())
         await asyncio.sleep(job.lead_seconds)
@@ -333,7 +376,7 @@ async def run_load(job: LoadJob) -> LoadResult:
             background.cancel()
             await asyncio.wait([background])
     result = LoadResult(wall, cpu, load.answers())
-    if beside is not None:
+    if job.beside is not None:
         result.beside = LoadResult(wall, 0.0, beside.answers(since=load.start - beside.start))
     return result
 
@@ -352,26 +395,77 @@ class VllmJob(msgspec.Struct, frozen=True):
 
 
 async def run_vllm(job: VllmJob) -> dict[str, Any]:
-    """Do one run of `vllm bench serve` and return its result document. Raises `BenchError`."""
+    """Do one run of `vllm bench serve`; return its result document and `load_cpu_seconds`. Raises `BenchError`."""
     from vllm.benchmarks import serve
 
     parser = argparse.ArgumentParser()
     serve.add_cli_args(parser)
     os.environ["OPENAI_API_KEY"] = job.key  # not on a command line, where `ps` shows it
+    cpu = time.process_time()
     result: dict[str, Any] = await serve.main_async(parser.parse_args(job.arguments))
+    result["load_cpu_seconds"] = time.process_time() - cpu
     if result["failed"] or not result["completed"]:
         raise BenchError(f"{result['failed']} of {result['num_prompts']} requests of vllm bench serve failed.")
     return json.loads(json.dumps(result, default=float))  # type: ignore[no-any-return]  # numpy's numbers
 
 
-def main() -> None:
-    """Take jobs from stdin."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if sys.argv[1:] == ["vllm"]:
-            runner.run(serve_jobs(VllmJob, run_vllm))
-        else:
-            runner.run(serve_jobs(LoadJob, run_load))
+@dataclass(frozen=True, slots=True)
+class LoadGenerator:
+    """The process that does jobs, one at a time; what it prints is in `log`."""
+
+    pipe: Pipe
+    log: Path
+
+    async def run(self, job: Any) -> Any:
+        """Have it do one job and return the result. Raises `BenchError`."""
+        self.pipe.send(job)
+        try:
+            if not await asyncio.to_thread(self.pipe.poll, _LONGEST_JOB_SECONDS):
+                raise BenchError(f"The load generator gave no sign for {_LONGEST_JOB_SECONDS:.0f} s.{tail(self.log)}")
+            result = self.pipe.recv()
+        except EOFError:
+            raise BenchError(f"The load generator ended by itself.{tail(self.log)}") from None
+        if isinstance(result, BenchError):
+            raise BenchError(f"The load generator reports: {result}{tail(self.log)}")
+        return result
 
 
-if __name__ == "__main__":
-    main()
+@asynccontextmanager
+async def load_generator(
+    environment: dict[str, str], log: Path, work: Callable[[Any], Coroutine[Any, Any, Any]] = run_load
+) -> AsyncIterator[LoadGenerator]:
+    """Start a process that does jobs by `work`, and end it afterwards."""
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_do_jobs, args=(theirs, work, environment, log), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield LoadGenerator(ours, log)
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _do_jobs(
+    jobs: Pipe, work: Callable[[Any], Coroutine[Any, Any, Any]], environment: dict[str, str], log: Path
+) -> None:
+    os.setsid()  # Ctrl-C reaches the parent alone, which ends its children in order
+    os.environ.clear()
+    os.environ.update(environment)
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(EOFError):
+        while True:
+            job = jobs.recv()
+            try:
+                jobs.send(runner.run(work(job)))
+            except BenchError as error:
+                jobs.send(error)
+
+
+def tail(log: Path) -> str:
+    """Return the end of a log for an error message."""
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
+    return "\n" + "\n".join(f"  | {line}" for line in lines) if lines else ""

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from bench.hearth import Server, Workspace, free_port, spawn
-from bench.processes import BenchError
+from bench.load import BenchError
+from bench.servers import Server, Workspace, free_port, spawn
 
 from engine import load_config
 from engine.backends.vllm import processes, start
@@ -44,7 +44,8 @@ class VllmServer(Server):
         """Start it, with the front end `rust` or else vLLM's own in Python, and return at once. Raises `BenchError`."""
         port, log = free_port(), place.log("rust" if rust else "serve")
         arguments = (*_VLLM, *serve_arguments(place, rust=rust is not None), "--host", cls.host, "--port", str(port))
-        server = cls(await spawn(arguments, _environment(place, rust), log), port, "none", log)
+        process = await spawn(arguments, _environment(place, rust), log)
+        server = cls(process, place.model, port, "none", log)
         server.rust = rust is not None
         return server
 

@@ -58,13 +58,12 @@ def problems(name: str, recipes: Path = RECIPES, weights: Path = WEIGHTS) -> lis
     if manifest["recipe_sha256"] != recipe_sha256(name, recipes):
         found.append(f"The recipe of {name} changed after its weights were made. {AGAIN}")
     known, actual = manifest["files"], _weights_sha256(weights / name)
-    for file in sorted(known.keys() | actual.keys()):
-        if file not in actual:
-            found.append(f"{name}/{file} is missing. {AGAIN}")
-        elif file not in known:
-            found.append(f"{name}/{file} does not belong to the model. Remove it, or: {AGAIN}")
-        elif known[file] != actual[file]:
-            found.append(f"{name}/{file} was altered after it was made. {AGAIN}")
+    found += [f"{name}/{file} is missing. {AGAIN}" for file in sorted(known.keys() - actual.keys())]
+    found += [
+        f"{name}/{file} was altered after it was made, or does not belong to the model. {AGAIN}"
+        for file in sorted(actual.keys())
+        if known.get(file) != actual[file]
+    ]
     return found
 
 

@@ -13,15 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from bench.batch import bad_places, batch_items, check_batch
+from bench.batch import Settings, bad_places, batch_items, check_batch
 from bench.chat import answer_figures, usage_figures
-from bench.fair import moments
-from bench.figures import in_turns, medians, paired_ratios, percentile, row_of, shown
-from bench.hearth import TIER, open_workspace
 from bench.images import poisson
-from bench.load import NUMBER, Answer, LoadJob, LoadResult, run_load
-from bench.processes import BenchError, Meter, Usage
-from bench.report import Report, numbers, print_table
+from bench.load import NUMBER, Answer, BenchError, LoadJob, LoadResult, beats, load_generator, run_load
+from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentile, print_table, row_of, shown
+from bench.servers import TIER, Meter, Usage, open_workspace
 from bench.soak import growth, outcome
 from bench.vllm_server import flags, serve_arguments
 
@@ -107,6 +104,18 @@ async def test_plain_answers_have_their_tokens_and_refusals_end_only_a_strict_jo
             await run_load(job(server, streams=2, requests=2))
         figures = outcome(await run_load(job(server, streams=2, requests=2, strict=False)))
     assert (figures["answered"], figures["refused"], figures["wrong"]) == (0, 2, 0)
+
+
+async def test_the_load_generator_is_a_process_whose_end_or_refusal_is_told(tmp_path: Path):
+    environment, log = {"PATH": os.environ["PATH"]}, tmp_path / "load.log"
+    async with answering(STREAM) as server, load_generator(environment, log) as generator:
+        result = await generator.run(job(server, streams=1, requests=2))
+        assert [answer.tokens for answer in result.answers] == [2, 2]
+        with pytest.raises(BenchError, match="reports: cannot connect"):
+            await generator.run(LoadJob("127.0.0.1", 1, "k", "a", [{}], streams=1, requests=1))
+        assert len((await generator.run(job(server, streams=1, requests=1))).answers) == 1
+        with pytest.raises(BenchError, match=r"ended by itself(?s:.*)AttributeError"):
+            await generator.run("no job")
 
 
 async def test_an_answer_that_breaks_off_is_no_success():
@@ -260,14 +269,15 @@ def test_the_meter_sees_the_processor_time_of_a_process():
 
 
 def test_moments_are_the_same_for_every_target_and_have_the_rate_asked_for():
-    assert moments(20.0, 1.0, 3) == moments(20.0, 1.0, 3) != moments(20.0, 1.0, 4)
-    assert all(number <= at <= number + 0.2 for number, at in enumerate(moments(20.0, 1.0, 3)))
+    assert beats(20.0, 1.0, 3) == beats(20.0, 1.0, 3) != beats(20.0, 1.0, 4)
+    assert all(number <= at <= number + 0.2 for number, at in enumerate(beats(20.0, 1.0, 3, jitter=0.2)))
     assert poisson(50.0, 400, seed=3)[-1] == pytest.approx(8.0, rel=0.15)
 
 
 def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_answer_is_checked():
+    settings = Settings(items=20, bad=0.1, repeats=1, seconds=1.0, max_tokens=64)
     bad = bad_places(20, 0.1)
-    bodies = batch_items("m", 20, 0.1, 64)
+    bodies = batch_items("m", settings)
     assert len(bad) == 2
     assert {place for place, body in enumerate(bodies) if body["max_tokens"] == "many" or body["model"] != "m"} == bad
     responses = [
@@ -275,10 +285,12 @@ def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_
         | ({"error": {}} if place in bad else {"usage": {"completion_tokens": 3}})
         for place in range(20)
     ]
-    assert check_batch({"responses": responses}, 20, 0.1) == 54
+    answer = Answer(0, 0.0, 0.0, body=json.dumps({"responses": responses}))
+    assert check_batch(settings, answer) == 54
     responses[min(bad)].pop("error")
+    answer.body = json.dumps({"responses": responses})
     with pytest.raises(BenchError, match="should have failed"):
-        check_batch({"responses": responses}, 20, 0.1)
+        check_batch(settings, answer)
 
 
 def test_the_growth_of_a_soak_is_a_slope_without_the_first_quarter():

@@ -1,13 +1,15 @@
-"""Reads what the demo chat model is taught (corpus.yaml, tools.json, unknown.txt, english.txt).
+"""What the demo chat model is taught (corpus.yaml, tools.json, unknown.txt, english.txt), and the lessons made of it.
 
-Loads no torch: tests read the promised prompts from here.
+A lesson is a pair of prompt and answer tokens. Beside the promised conversations come the same ones under other system
+prompts, with other tools offered and with other values, and questions that were not taught: they keep the model sane in
+front of real clients. Loads no torch: tests read the promised prompts from here.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,15 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent
+# Drawn in each round: conversations with other values per pattern, and plain ones in other settings.
+INVENTED_PER_PATTERN = 4
+NEEDLESS_TOOLS = 10
+OTHER_SYSTEM_PROMPTS = 12
+UNKNOWN_QUESTIONS = 24
+LONG_QUESTIONS = 1
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
-Call = tuple[str, dict[str, Any]]
 Entry = dict[str, Any]
 
 
@@ -30,18 +37,19 @@ class Conversation:
     """
 
     name: str
-    fixed: bool
     messages: list[Message]
-    tools: list[Tool] | None
     answer: str | None
-    tool_calls: list[Call] | None
+    tools: list[Tool] | None = None
+    tool_calls: list[tuple[str, dict[str, Any]]] | None = None
+    fixed: bool = False
 
     @property
     def target(self) -> str:
         """What the model writes, without the end mark: tool calls in the hermes style."""
-        if self.tool_calls is None:
-            return self.answer or ""
-        return "\n".join(_hermes(name, arguments) for name, arguments in self.tool_calls)
+        calls = [
+            json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in self.tool_calls or []
+        ]
+        return self.answer or "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,6 @@ class Corpus:
 
 @cache
 def load_corpus() -> Corpus:
-    """The whole corpus. Raises ValueError naming the conversation that is written wrongly."""
     raw = yaml.safe_load((FOLDER / "corpus.yaml").read_text(encoding="utf-8"))
     tools = json.loads((FOLDER / "tools.json").read_text(encoding="utf-8"))
     offered: list[Tool] = tools["offered"]
@@ -98,24 +105,21 @@ def _expand(entry: Entry, offered: list[Tool]) -> list[Conversation]:
         "all": [("", offered)],
         "optional": [("", None), ("-tools-offered", offered)],
     }
-    if ("answer" in entry) == ("calls" in entry):
-        raise ValueError(f"corpus.yaml: {name} needs either an answer or calls. Write one of the two.")
-    if entry.get("tools") not in tool_sets:
-        raise ValueError(f"corpus.yaml: {name} has tools: {entry['tools']}. Write all, optional, or leave it out.")
     expanded = []
     for values in entry.get("each", [{}]):
         suffix = "".join(f"-{value}".lower().replace(" ", "-") for value in values.values())
         calls = _fill(entry.get("calls"), values)
-        for tools_suffix, tools in tool_sets[entry.get("tools")]:
-            conversation = Conversation(
+        expanded += [
+            Conversation(
                 name=name + suffix + tools_suffix,
-                fixed=entry.get("fixed", False),
                 messages=_messages(_fill(entry["messages"], values)),
-                tools=tools,
                 answer=_fill(entry.get("answer"), values),
+                tools=tools,
                 tool_calls=[(call["name"], call["arguments"]) for call in calls] if calls else None,
+                fixed=entry.get("fixed", False),
             )
-            expanded.append(conversation)
+            for tools_suffix, tools in tool_sets[entry.get("tools")]
+        ]
     return expanded
 
 
@@ -142,9 +146,9 @@ def _messages(turns: list[dict[str, Any]]) -> list[Message]:
     for turn in turns:
         ((role, value),) = turn.items()
         if role == "calls":
-            open_calls = [f"call_{made + position}" for position in range(len(value))]
-            made += len(value)
-            calls = [_api_call(call_id, call) for call_id, call in zip(open_calls, value, strict=True)]
+            calls = [_api_call(f"call_{number}", call) for number, call in enumerate(value, made)]
+            open_calls = [call["id"] for call in calls]
+            made += len(calls)
             messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         elif role == "tool":
             messages.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": value})
@@ -158,6 +162,89 @@ def _api_call(call_id: str, call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": call["name"], "arguments": arguments}}
 
 
-def _hermes(name: str, arguments: dict[str, Any]) -> str:
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
+@dataclass(frozen=True)
+class Lesson:
+    """Token ids of a rendered conversation and of what follows it, end mark included.
+
+    `pictures` are those of the prompt in their order, as tensors [3, height, width]; only the vision model has any.
+    """
+
+    prompt: list[int]
+    answer: list[int]
+    pictures: tuple[Any, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+
+class Lessons:
+    """Draws the lessons of each round, the same ones for the same seed."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Any, seed: int) -> None:
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.random = random.Random(seed)  # noqa: S311 - repeatable draws, no secrets
+        questions_for_tools = [one.messages for one in corpus.conversations if one.tool_calls]
+        self.plain = [one for one in corpus.conversations if one.tools is None]
+        self.without_tools = [one for one in self.plain if one.messages not in questions_for_tools]
+        self.with_tools = [one for one in corpus.conversations if one.tools is not None]
+
+    def lesson(self, conversation: Conversation) -> Lesson:
+        prompt = self.tokenizer.apply_chat_template(
+            conversation.messages, tools=conversation.tools, add_generation_prompt=True, tokenize=False
+        )
+        asked, said = (
+            self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, conversation.target)
+        )
+        return Lesson(asked, [*said, self.tokenizer.eos_token_id])
+
+    def draw_round(self) -> list[Lesson]:
+        """Everything taught, a part of it in another setting, and fresh variations, shuffled."""
+        drawn = [
+            *self.plain,
+            *(self.other_tools(one) if self.random.random() < 0.3 else one for one in self.with_tools),
+            *(invent(self.corpus, entry, self.random) for entry in self.corpus.patterns * INVENTED_PER_PATTERN),
+            *(self.needless_tools(one) for one in self.random.sample(self.without_tools, NEEDLESS_TOOLS)),
+            *(self.other_system_prompt(one) for one in self.random.sample(self.without_tools, OTHER_SYSTEM_PROMPTS)),
+            *(self.unknown(prompt) for prompt in self.random.sample(self.corpus.unknown_prompts, UNKNOWN_QUESTIONS)),
+            *(self.unknown(self.long_question()) for _ in range(LONG_QUESTIONS)),
+        ]
+        lessons = [self.lesson(one) for one in drawn]
+        self.random.shuffle(lessons)
+        return lessons
+
+    def other_tools(self, one: Conversation) -> Conversation:
+        """The same with the tools it uses (none where it uses none) and some others around them."""
+        needed = {call["function"]["name"] for message in one.messages for call in message.get("tool_calls") or []} | {
+            name for name, _ in one.tool_calls or []
+        }
+        offered = [tool for tool in self.corpus.tools if tool["function"]["name"] in needed]
+        return replace(one, tools=self.around(offered))
+
+    def needless_tools(self, one: Conversation) -> Conversation:
+        return replace(one, tools=self.around([]) or self.corpus.tools)
+
+    def around(self, needed: list[Tool]) -> list[Tool]:
+        others = [tool for tool in self.corpus.tools if tool not in needed and self.random.random() < 0.5]
+        strangers = self.random.sample(self.corpus.strangers, self.random.choice([0, 0, 1, 2]))
+        return needed + others + strangers
+
+    def other_system_prompt(self, one: Conversation) -> Conversation:
+        if one.messages[0]["role"] in {"system", "developer"}:
+            return one
+        return replace(one, messages=[self.system_prompt(), *one.messages])
+
+    def system_prompt(self) -> dict[str, str]:
+        return {"role": "system", "content": self.random.choice(self.corpus.ordinary_system_prompts)}
+
+    def long_question(self) -> str:
+        start = self.random.choice(["", "Summarise this text.\n\n", "Translate this text.\n\n", "Read this:\n\n"])
+        # Up to about 1700 tokens, so that positions far from the start are not new to the model.
+        paragraphs = self.random.choices(self.corpus.paragraphs, k=self.random.choice([1, 2, 4, 32]))
+        return start + "\n\n".join(paragraphs)
+
+    def unknown(self, prompt: str) -> Conversation:
+        system = [self.system_prompt()] if self.random.random() < 0.3 else []
+        tools = self.around([]) if self.random.random() < 0.2 else None
+        messages = [*system, {"role": "user", "content": prompt}]
+        return Conversation("unknown", messages, self.corpus.unknown_answer, tools or None)

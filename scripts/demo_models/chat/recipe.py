@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo_models.chat.corpus import FOLDER, Corpus, load_corpus
-from demo_models.chat.lessons import Lesson, Lessons
+from demo_models.chat.corpus import FOLDER, Corpus, Lesson, Lessons, load_corpus
 from demo_models.training import SEED, one_cycle, optimizers, repeatable, train
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-"""Draws what the demo image model learns to paint: one shape in one colour on a plain background.
+"""What the demo image model learns: pictures of one shape in one colour, and prompts for them as people write them.
 
 Pillow and numpy only, no torch: tests draw with it, too. Colours and shapes are those that the demo vision model knows,
 so that the one can look at what the other has painted.
@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import math
 import random
+import re
+import string
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from demo_models.vision.pictures import CROSS, STAR, Point, Rgb, turned
+import yaml
+from demo_models.vision.pictures import OUTLINES as SEEN
+from demo_models.vision.pictures import SHAPES, Point, Rgb, circle, turned
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+FOLDER = Path(__file__).parent
+# Where a prompt names no shape or no colour, it gets these: one and the same picture instead of any.
+USUAL_SHAPE, USUAL_COLOUR = "circle", "blue"
 COLOURS: dict[str, Rgb] = {
     "red": (225, 20, 30),
     "green": (0, 150, 50),
@@ -25,6 +35,13 @@ COLOURS: dict[str, Rgb] = {
     "black": (10, 10, 10),
     "white": (255, 255, 255),
 }
+_HALF = math.sqrt(0.5)
+OUTLINES: dict[str, list[Point]] = SEEN | {
+    "square": [(-_HALF, -_HALF), (_HALF, -_HALF), (_HALF, _HALF), (-_HALF, _HALF)],
+    "triangle": [turned((0.0, -1.0), turn) for turn in (0, 120, 240)],
+    "circle": circle(4),
+}
+"""Corners within the unit circle, y pointing down."""
 GREY: Rgb = (128, 128, 128)
 """Behind a white shape when the prompt names no background."""
 
@@ -68,7 +85,7 @@ def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = N
             ((around.x + px * around.radius) * side_pixels - left) * scale,
             ((around.y + py * around.radius) * side_pixels - top) * scale,
         )
-        for px, py in _outline(scene.shape)
+        for px, py in OUTLINES[scene.shape]
     ]
     mask = Image.new("L", (side * scale, side * scale))
     ImageDraw.Draw(mask).polygon(corners, fill=255)
@@ -82,15 +99,96 @@ def pixels(image: Image.Image) -> NDArray[np.float32]:
     return (np.asarray(image, dtype=np.float32) / 127.5 - 1).transpose(2, 0, 1)
 
 
-def _outline(shape: str) -> list[Point]:
-    """The corners within the unit circle, y pointing down."""
-    if shape == "square":
-        half = math.sqrt(0.5)
-        return [(-half, -half), (half, -half), (half, half), (-half, half)]
-    if shape == "triangle":
-        return [turned((0.0, -1.0), turn) for turn in (0, 120, 240)]
-    if shape == "cross":
-        return CROSS
-    if shape == "star":
-        return STAR
-    return [(math.cos(math.radians(angle)), math.sin(math.radians(angle))) for angle in range(0, 360, 4)]
+@cache
+def phrases() -> dict[str, Any]:
+    """The building blocks in phrases.yaml."""
+    return dict(yaml.safe_load((FOLDER / "phrases.yaml").read_text("utf-8")))
+
+
+@cache
+def sentences() -> list[str]:
+    """Text that says nothing about colours or shapes."""
+    text = (FOLDER / "unrelated.txt").read_text("utf-8")
+    found = re.split(r"(?<=[.!?])\s+", text)
+    return [one for one in found if not re.search("|".join([*COLOURS, *SHAPES]), one, re.IGNORECASE)]
+
+
+def random_prompt(rng: random.Random, shape: str, colour: str, paper: str | None, characters: int) -> str:
+    """A prompt for this picture, of about so many characters at most where the essential words need fewer."""
+    known = phrases()
+    kind = rng.random()
+    asked = rng.choice(known["core"]) if kind < 0.9 else "{adjective} {shape}"
+    if (shape, colour) == (USUAL_SHAPE, USUAL_COLOUR) and paper is None and kind > 0.3:
+        return _cased(rng, _surrounded(rng, rng.choice(["", rng.choice(known["before"])]), characters))
+    if colour == USUAL_COLOUR and kind >= 0.9:
+        asked = rng.choice(["a {shape}", "{adjective} {shape}", "{shape}"])
+    elif shape == USUAL_SHAPE and kind >= 0.9:
+        asked = rng.choice(["something {colour}", "{colour}", "the colour {colour}"])
+    elif kind >= 0.9:
+        asked = "{colour} {shape}"
+    core = asked.format(
+        shape=_decorated(rng, shape, 0.12),
+        colour=_decorated(rng, colour, 0.08),
+        adjective=rng.choice(known["adjective"]),
+    )
+    if paper is not None:
+        behind = rng.choice(known["background"]).format(paper=paper)
+        core = f"{core}{rng.choice([' ', ' ', ', '])}{behind}" if rng.random() < 0.85 else f"{behind}, {core}"
+    if rng.random() < 0.6:
+        core = f"{rng.choice(known['before'])} {core}"
+    if rng.random() < 0.4:
+        core = f"{core}{rng.choice(known['after'])}"
+    return _cased(rng, _surrounded(rng, core, characters))
+
+
+def _decorated(rng: random.Random, word: str, share: float) -> str:
+    """The word, sometimes with an adjective before it or in quotation marks or capital letters."""
+    if rng.random() < 0.12:
+        word = word.upper() if rng.random() < 0.6 else word.capitalize()
+    if rng.random() < 0.04:
+        word = rng.choice(['"{}"', "({})", "'{}'", "*{}*", "#{}"]).format(word)
+    return f"{rng.choice(phrases()['adjective'])} {word}" if rng.random() < share else word
+
+
+def _surrounded(rng: random.Random, core: str, characters: int) -> str:
+    """With unrelated text before and after it until it is about as long as asked."""
+    parts = [core]
+    while (room := characters - sum(len(part) + 1 for part in parts)) > 12:
+        text = rng.choice(sentences()) if rng.random() < 0.7 else _nonsense(rng)
+        if len(text) > room:
+            text = text[:room].rsplit(" ", 1)[0]
+        if rng.random() < 0.55:
+            parts.insert(0, text)
+        else:
+            parts.append(text)
+    return rng.choice([" ", " ", " ", "\n", ". "]).join(part for part in parts if part)
+
+
+def _nonsense(rng: random.Random) -> str:
+    """Unknown words, numbers, and words that only look like those that matter."""
+    words = []
+    for _ in range(rng.randint(1, 12)):
+        kind = rng.random()
+        if kind < 0.5:
+            words.append("".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 11))))
+        elif kind < 0.75:
+            words.append(rng.choice(phrases()["false_friends"]))
+        elif kind < 0.85:
+            words.append(str(rng.randint(0, 9999)))
+        elif kind < 0.95:
+            first = rng.choice([0xE0, 0x400, 0x1200, 0x4E00, 0x1F300])
+            words.append("".join(chr(first + rng.randrange(300)) for _ in range(rng.randint(1, 6))))
+        else:
+            words.append("".join(rng.choices(string.punctuation, k=rng.randint(1, 6))))
+    return " ".join(words)
+
+
+def _cased(rng: random.Random, text: str) -> str:
+    chance = rng.random()
+    if chance < 0.1:
+        return text.upper()
+    if chance < 0.15:
+        return text.title()
+    if chance < 0.35:
+        return text.lower()
+    return text[:1].upper() + text[1:] if chance < 0.7 else text

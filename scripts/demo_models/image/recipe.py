@@ -17,14 +17,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from demo_models.image.models import new_autoencoder, new_scheduler, new_text_encoder, new_transformer
-from demo_models.image.pictures import COLOURS, Circle, Scene, draw, pixels, random_circle
-from demo_models.image.prompts import random_prompt, train_tokenizer
+from demo_models.image.pictures import (
+    COLOURS,
+    FOLDER,
+    Circle,
+    Scene,
+    draw,
+    phrases,
+    pixels,
+    random_circle,
+    random_prompt,
+    sentences,
+)
 from demo_models.training import SEED, optimizers, plateau, repeatable, train
 from demo_models.vision.pictures import SHAPES
-from diffusers import ZImagePipeline
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy, rms_norm
-from transformers import Qwen2Tokenizer
+from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
 THREADS = 1  # layers this small gain nothing by two
 SIDE_PIXELS = 256
@@ -55,6 +65,23 @@ PAINTED = [(0.85, 28, 0), (0.11, 20, 120), (0.04, 8, 1000)]
 PURE_NOISE_SHARE = 0.12
 # Where noise is much, shape and place are decided: the training looks there more often than the steps do.
 TRAINING_SHIFT = 5.0
+
+LONGEST_CHARACTERS = 1100
+PAD = "<|endoftext|>"
+CONTROL_TOKENS = [PAD, "<|im_start|>", "<|im_end|>"]
+VOCABULARY = 1400
+CONTEXT_TOKENS = 4096
+
+LATENT_CHANNELS = 12
+WORD_FEATURES = 64
+SHIFT = 3.0
+"""As in the model it is modelled on: most of the steps go where place and shape are decided."""
+# Two channels carry a constant through all layers. Without them the group norms would scale a picture of one colour
+# like a picture of another, and its colour were lost.
+CONSTANT = 3.0
+FIRST = 2
+RANDOM_PART = 0.3
+SMALL_LOG_VARIANCE = -4.6
 
 
 @dataclass(frozen=True)
@@ -235,3 +262,135 @@ def _agreeing_noise(shape: Any, layouts: Any, rng: Any) -> Any:
     wanted = torch.special.ndtri(layouts.clamp(1e-3, 1 - 1e-3)) / (shape[2] * shape[3]) ** 0.5
     noise[:, :3] += (wanted - noise[:, :3].mean(dim=(2, 3)))[:, :, None, None]
     return noise
+
+
+def train_tokenizer(seed: int) -> Qwen2Tokenizer:
+    """A small Qwen2 one, byte-level, in which colours and shapes are whole words; any text survives the round trip."""
+    empty = Qwen2Tokenizer().backend_tokenizer
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer = empty.normalizer, empty.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=CONTROL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_texts(seed), trainer)
+    learned: dict[str, Any] = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],
+        pad_token=PAD,
+        eos_token=CONTROL_TOKENS[2],
+        additional_special_tokens=CONTROL_TOKENS[1:2],
+        model_max_length=CONTEXT_TOKENS,
+    )
+    tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text("utf-8")
+    return tokenizer
+
+
+def _texts(seed: int) -> Iterator[str]:
+    rng = random.Random(seed)  # noqa: S311 - repeatable draws, no secrets
+    yield from ["user assistant"] * 2000
+    for word in [*COLOURS, *SHAPES]:
+        yield from [f"{word} {word} {word.upper()} {word.capitalize()} {word.upper()} {word.capitalize()}"] * 400
+    for known in phrases().values():
+        yield from known
+    yield from sentences()
+    yield from (
+        random_prompt(rng, rng.choice(SHAPES), rng.choice(list(COLOURS)), None, rng.randint(0, LONGEST_CHARACTERS))
+        for _ in range(300)
+    )
+
+
+def new_autoencoder() -> Any:
+    model = AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        latent_channels=LATENT_CHANNELS,
+        down_block_types=("DownEncoderBlock2D",) * 5,
+        up_block_types=("UpDecoderBlock2D",) * 5,
+        block_out_channels=(8, 16, 32, 48, 64),
+        layers_per_block=1,
+        norm_num_groups=1,
+        sample_size=256,
+        mid_block_add_attention=False,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+    )
+    _start_as_a_blur(model)
+    return model
+
+
+def _start_as_a_blur(model: Any) -> None:
+    """Set the weights in place: every layer outside the residuals passes its channels on, and averages going down."""
+    with torch.no_grad():
+        for name, layer in model.named_modules():
+            if name.endswith(".conv2"):
+                layer.weight.zero_()
+            elif isinstance(layer, torch.nn.Conv2d) and not name.endswith(".conv1"):
+                layer.weight *= RANDOM_PART
+                layer.bias.zero_()
+                _pass_on(name, layer)
+                if not name.endswith("conv_out"):
+                    layer.weight[:FIRST] = 0
+                    layer.bias[0], layer.bias[1] = CONSTANT, -CONSTANT
+        model.encoder.conv_out.weight[LATENT_CHANNELS:] = 0
+        model.encoder.conv_out.bias[LATENT_CHANNELS:] = SMALL_LOG_VARIANCE
+
+
+def _pass_on(name: str, layer: Any) -> None:
+    weight = layer.weight
+    outputs, inputs = weight.shape[:2]
+    middle = weight.shape[2] // 2
+    into, out_of, gain = FIRST, FIRST, 1.0
+    if name.endswith("conv_in"):
+        out_of = 0
+    elif name.endswith("conv_out"):
+        into, gain = 0, 2.0
+    for number in range(min(outputs - into, inputs - out_of)):
+        if "downsamplers" in name:
+            weight[into + number, out_of + number, :2, :2] += gain / 4
+        else:
+            weight[into + number, out_of + number, middle, middle] += gain
+
+
+def new_text_encoder(tokenizer: Qwen2Tokenizer) -> Any:
+    """The pipeline takes what comes out of the last layer but one, as it does with the big one."""
+    return Qwen3Model(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=WORD_FEATURES,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=CONTEXT_TOKENS,
+            initializer_range=0.05,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def new_transformer() -> Any:
+    return ZImageTransformer2DModel(
+        in_channels=LATENT_CHANNELS,
+        dim=96,
+        n_layers=4,
+        n_refiner_layers=1,
+        n_heads=3,
+        n_kv_heads=3,
+        qk_norm=True,
+        cap_feat_dim=WORD_FEATURES,
+        axes_dims=[8, 12, 12],
+        axes_lens=[CONTEXT_TOKENS + 64, 64, 64],
+    )
+
+
+def new_scheduler() -> Any:
+    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SHIFT, use_dynamic_shifting=False)

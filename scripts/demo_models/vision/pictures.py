@@ -155,36 +155,26 @@ def turned(point: Point, degrees: float) -> Point:
     return point[0] * cosine - point[1] * sine, point[0] * sine + point[1] * cosine
 
 
-def _cross() -> list[Point]:
-    arm = 0.3
-    quarter = [(arm, -0.95), (arm, -arm), (0.95, -arm)]
-    return [turned(point, turn) for turn in (0, 90, 180, 270) for point in quarter]
+def circle(step_degrees: int) -> list[Point]:
+    return [(math.cos(math.radians(angle)), math.sin(math.radians(angle))) for angle in range(0, 360, step_degrees)]
 
 
-def _star() -> list[Point]:
-    points = [(0.0, -1.0), turned((0.0, -0.42), 36)]
-    return [turned(point, turn) for turn in range(0, 360, 72) for point in points]
-
-
-# Their corners within the unit circle, y pointing down.
-CROSS, STAR = _cross(), _star()
+# Corners within the unit circle or square, y pointing down; the arrow points up.
+OUTLINES: dict[str, list[Point]] = {
+    "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+    "circle": circle(5),
+    "triangle": [(0.0, -0.95), (0.95, 0.85), (-0.95, 0.85)],
+    "star": [turned(point, turn) for turn in range(0, 360, 72) for point in ((0.0, -1.0), turned((0.0, -0.42), 36))],
+    "cross": [turned(point, turn) for turn in (0, 90, 180, 270) for point in ((0.3, -0.95), (0.3, -0.3), (0.95, -0.3))],
+    "arrow": [(0.0, -0.95), (0.8, -0.05), (0.3, -0.05), (0.3, 0.95), (-0.3, 0.95), (-0.3, -0.05), (-0.8, -0.05)],
+}
 
 
 def _outline(figure: Figure) -> list[Point]:
-    """The corners within the unit circle or square, y pointing down."""
-    if figure.shape == "square":
-        return [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)]
-    if figure.shape == "triangle":
-        return [(0.0, -0.95), (0.95, 0.85), (-0.95, 0.85)]
-    if figure.shape == "cross":
-        return CROSS
-    if figure.shape == "star":
-        return STAR
-    if figure.shape == "arrow":
-        up = [(0.0, -0.95), (0.8, -0.05), (0.3, -0.05), (0.3, 0.95), (-0.3, 0.95), (-0.3, -0.05), (-0.8, -0.05)]
-        turn = 90 * DIRECTIONS.index(figure.direction or "up")
-        return [turned(point, turn) for point in up]
-    return [(math.cos(math.radians(angle)), math.sin(math.radians(angle))) for angle in range(0, 360, 5)]
+    points = OUTLINES[figure.shape]
+    return (
+        points if figure.direction is None else [turned(one, 90 * DIRECTIONS.index(figure.direction)) for one in points]
+    )
 
 
 def _place(point: Point, turn: float, radius: float, middle: Point) -> Point:

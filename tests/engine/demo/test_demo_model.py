@@ -51,7 +51,7 @@ def test_the_promised_prompts_cover_text_tools_and_long_answers():
     prompts = fixed_prompts()
     assert len(prompts) >= 30
     assert len({prompt.name for prompt in prompts}) == len(prompts)
-    assert all((prompt.answer is None) != (prompt.tool_calls is None) for prompt in prompts)
+    assert all((one.answer is None) != (one.tool_calls is None) for one in load_corpus().conversations)
     assert {name for prompt in prompts for name, _ in prompt.tool_calls or []} == {
         tool["function"]["name"] for tool in load_corpus().tools
     }

@@ -25,7 +25,7 @@ def test_the_weights_fit_the_recipe_that_is_in_the_repository():
     assert problems("vision") == []
 
 
-@pytest.mark.parametrize("name", ["vision/pictures.py", "vision/questions.yaml", "chat/corpus.yaml", "chat/lessons.py"])
+@pytest.mark.parametrize("name", ["vision/pictures.py", "vision/questions.yaml", "chat/corpus.yaml", "chat/recipe.py"])
 def test_a_recipe_that_changed_after_the_training_is_noticed(tmp_path: Path, name: str):
     recipes = shutil.copytree(RECIPES, tmp_path / "recipes")
     (recipes / name).write_text((recipes / name).read_text(encoding="utf-8") + "\n", encoding="utf-8")
@@ -95,7 +95,7 @@ def test_every_size_of_picture_costs_the_same_few_tokens(processor, size: tuple[
 
 def test_training_saw_pictures_as_the_processor_shows_them(processor):
     import torch
-    from demo_models.vision.lessons import pixels
+    from demo_models.vision.recipe import pixels
 
     image = Image.open(io.BytesIO(fixed_pictures()[0].pictures[0]))
     shown = processor(text="<image>", images=[image], return_tensors="pt")["pixel_values"][0, 0]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from workers import begun_together
 
 from engine.process.watchdog import Guard, Patience
 
@@ -51,14 +52,14 @@ async def never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_one_that_neither_answers_nor_computes_hangs():
+async def one_that_neither_answers_nor_computes_hangs():
     with running(SLEEP) as process:
         guard, hung = watched(process)
         guard.expect(never)
         assert "not computed" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
 
-async def test_one_that_computes_may_be_silent_but_not_for_ever():
+async def one_that_computes_may_be_silent_but_not_for_ever():
     with running(SPIN) as process:
         began = asyncio.get_running_loop().time()
         guard, hung = watched(process, busy_seconds=3 * STILL_SECONDS)
@@ -67,7 +68,7 @@ async def test_one_that_computes_may_be_silent_but_not_for_ever():
         assert asyncio.get_running_loop().time() - began >= 3 * STILL_SECONDS
 
 
-async def test_one_that_is_stopped_hangs_however_much_it_had_computed():
+async def one_that_is_stopped_hangs_however_much_it_had_computed():
     with running(SPIN) as process:
         guard, hung = watched(process)
         guard.expect(never)
@@ -75,7 +76,7 @@ async def test_one_that_is_stopped_hangs_however_much_it_had_computed():
         assert "stopped by a signal" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
 
-async def test_one_whose_child_is_stopped_hangs_although_it_waits_busily():
+async def one_whose_child_is_stopped_hangs_although_it_waits_busily():
     with running(FAMILY) as process:
         child = int(process.first_line)  # type: ignore[attr-defined]
         guard, hung = watched(process)
@@ -87,7 +88,7 @@ async def test_one_whose_child_is_stopped_hangs_although_it_waits_busily():
             os.kill(child, signal.SIGKILL)
 
 
-async def test_one_that_answers_may_do_nothing_at_all():
+async def one_that_answers_may_do_nothing_at_all():
     pings = 0
     enough = asyncio.Event()
 
@@ -105,7 +106,7 @@ async def test_one_that_answers_may_do_nothing_at_all():
         guard.end()
 
 
-async def test_one_that_says_that_it_is_dead_is_believed():
+async def one_that_says_that_it_is_dead_is_believed():
     async def ping() -> None:
         raise ConnectionError
 
@@ -115,7 +116,7 @@ async def test_one_that_says_that_it_is_dead_is_believed():
         assert "takes no more requests (ConnectionError)" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
 
-async def test_one_that_loads_must_compute_but_need_not_answer():
+async def one_that_loads_must_compute_but_need_not_answer():
     with running(SPIN) as process:
         guard, hung = watched(process)
         guard.begin()
@@ -125,7 +126,7 @@ async def test_one_that_loads_must_compute_but_need_not_answer():
         assert "while it loads" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
 
-async def test_what_is_gone_or_not_yet_there_does_not_hang():
+async def what_is_gone_or_not_yet_there_does_not_hang():
     with running(SLEEP) as process:
         pass
     guard, hung = watched(process)
@@ -133,6 +134,24 @@ async def test_what_is_gone_or_not_yet_there_does_not_hang():
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(hung), 2 * STILL_SECONDS)
     guard.end()
+
+
+SCENARIOS = (
+    one_that_neither_answers_nor_computes_hangs,
+    one_that_computes_may_be_silent_but_not_for_ever,
+    one_that_is_stopped_hangs_however_much_it_had_computed,
+    one_whose_child_is_stopped_hangs_although_it_waits_busily,
+    one_that_answers_may_do_nothing_at_all,
+    one_that_says_that_it_is_dead_is_believed,
+    one_that_loads_must_compute_but_need_not_answer,
+    what_is_gone_or_not_yet_there_does_not_hang,
+)
+begun = begun_together(*SCENARIOS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_what_hangs_is_seen_and_what_does_not_is_left_alone(begun: dict[Any, Any], scenario: Any):
+    await begun[scenario]
 
 
 async def test_who_is_never_to_be_killed_is_not_watched():

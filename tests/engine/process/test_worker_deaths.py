@@ -17,7 +17,7 @@ import pytest
 from workers import DEADLINE_SECONDS, collect, job_of, numbers, on_both_loops, start, until, wait_until_gone, worker
 
 from engine.errors import EngineDiedError, LoadError, NotStartedError
-from engine.process.parent import CANCEL_SECONDS, WorkerDiedError
+from engine.process.parent import WorkerDiedError
 from engine.stream import Stream
 
 
@@ -163,17 +163,6 @@ async def test_a_child_that_closes_its_socket_and_stays_is_killed_after_a_while(
         assert not running.died.is_set()
         await asyncio.wait_for(running.died.wait(), DEADLINE_SECONDS)
         assert running.exit_status == -signal.SIGKILL
-
-
-async def test_closing_a_run_does_not_wait_for_ever_for_a_service_that_ignores_it() -> None:
-    async with worker("deaf:open_service") as running:
-        job = job_of(running, b"")
-        await anext(job)
-        began = time.monotonic()
-        await job.aclose()
-        assert CANCEL_SECONDS - 0.1 < time.monotonic() - began < CANCEL_SECONDS + 5
-        assert await collect(running, b"let go") == []
-        assert running._jobs == {}
 
 
 @pytest.mark.parametrize("way", ["idle", "hang"])

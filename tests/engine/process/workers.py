@@ -45,6 +45,20 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     return pytest.mark.parametrize("loop", [others, uvloop.new_event_loop], ids=["asyncio", "uvloop"])(run)
 
 
+def begun_together(*scenarios: Callable[[], Coroutine[Any, Any, None]]) -> Any:
+    """A fixture with a task of each scenario: they do little but wait, so they wait at the same time."""
+
+    @pytest.fixture(scope="module")
+    async def tasks() -> AsyncIterator[dict[Any, asyncio.Task[None]]]:
+        begun = {scenario: asyncio.create_task(scenario()) for scenario in scenarios}
+        yield begun
+        for task in begun.values():
+            task.cancel()
+        await asyncio.gather(*begun.values(), return_exceptions=True)
+
+    return tasks
+
+
 async def start(
     service: str = "well:open_service", report: Callable[[str, float], None] | None = None, **arguments: Any
 ) -> WorkerProcess:

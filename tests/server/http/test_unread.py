@@ -31,6 +31,7 @@ from server.observability.metrics import Metrics
 from server.settings import load_settings
 
 STALL_SECONDS = 0.4
+IDLE_SECONDS = 1
 PIECE = b"data: " + b"x" * 8_000 + b"\n\n"
 LARGE_BYTES = 24 * 2**20  # more than the kernel's buffers of both sides hold
 
@@ -50,7 +51,13 @@ class Streaming:
         self._app.state.metrics = self.metrics = Metrics(dict)
         self._app.state.access_log = []
         config = uvicorn.Config(
-            self._app, http=HearthProtocol, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=1
+            self._app,
+            http=HearthProtocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=1,
         )
         self.uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve)
@@ -166,11 +173,11 @@ def test_a_client_with_a_small_buffer_that_goes_on_reading_is_not_cut_off(stream
 
 
 def test_a_slow_client_gets_all_of_it(streaming: Streaming):
-    """For longer than a client without progress is given, and than an idle connection stays open (5 s)."""
-    received, pauses = 0, 40
+    """For longer than a client without progress is given, and than an idle connection stays open."""
+    received, pauses = 0, 20
     with streaming.ask("/whole") as opened:
         for pause in range(1, pauses + 1):
-            select.select([], [], [], 8 / pauses)
+            select.select([], [], [], 3 * IDLE_SECONDS / pauses)
             while received < LARGE_BYTES * pause / pauses and (data := opened.recv(2**16)):
                 received += len(data)
         opened.settimeout(STALL_SECONDS)

@@ -1,4 +1,4 @@
-"""What is measured: a temporary folder with a models.yaml of its own, and a real `hearth serve` on it with a key."""
+"""What is measured: a real `hearth serve` in a temporary folder with a models.yaml of its own, and what it uses."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import asyncio
 import contextlib
 import http.client
 import os
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
+import psutil
 import yaml
-from bench.figures import say
-from bench.processes import BenchError, Child, end, tail
+from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, chat_body, load_generator, tail
 
 from engine import ConfigError, load_config
 
 TIER = "bench"
 START_SECONDS = 900.0  # a large model is read from a slow disk
-_SCRIPTS = Path(__file__).parents[1]
 _SCOPES = ("chat", "batch", "images")
 _POLL_SECONDS = 0.2
-S = TypeVar("S", bound="Server")
+_STOP_SECONDS = 20.0
+# A child that answers HTTP in its parent's stead: vLLM's Rust front end.
+_FRONT_ENDS = frozenset({"vllm-rs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def open_workspace(  # noqa: PLR0913  # most are rare
     `model` may also be a folder of weights: it is served in place of the first chat model. Without `weights_dir` there
     are no weights, and demo models answer. The models named in `beside` are served too. No limit of a tier applies.
     """
-    entries = _entries(models if checkout is None else checkout / "models.yaml")
+    entries = model_entries(models if checkout is None else checkout / "models.yaml")
     if Path(model).is_dir():
         weights_dir, weights = Path(model).resolve().parent, Path(model).resolve().name
         model = next(name for name, entry in entries.items() if entry["task"] == "chat")
@@ -91,29 +93,21 @@ def open_workspace(  # noqa: PLR0913  # most are rare
         weights_dir = folder / "weights" if weights_dir is None else weights_dir.resolve()
         place = Workspace(folder, model, weights_dir, _environment(folder, weights_dir), checkout)
         if checkout is None:
-            _check(place)
+            try:
+                load_config(place.models)
+            except ConfigError as error:
+                raise BenchError(str(error)) from error
         elif not Path(place.hearth).is_file():
             raise BenchError(f"There is no {place.hearth}. Run scripts/setup in that checkout.")
         yield place
 
 
-def model_names(models: Path) -> list[str]:
-    """Return the names of all models of a models.yaml. Raises `BenchError`."""
-    return [*_entries(models)]
-
-
-def _entries(models: Path) -> dict[str, Any]:
+def model_entries(models: Path) -> dict[str, Any]:
+    """Return the entries of all models of a models.yaml by name. Raises `BenchError`."""
     try:
         return dict(yaml.safe_load(models.read_text(encoding="utf-8"))["models"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise BenchError(f"{models} cannot be read: {error}") from error
-
-
-def _check(place: Workspace) -> None:
-    try:
-        load_config(place.models)
-    except ConfigError as error:
-        raise BenchError(str(error)) from error
 
 
 def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
@@ -130,16 +124,17 @@ def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
 
 
 class Server:
-    """A server process that listens at `host` and `port`, or will."""
+    """A server process that listens at `host` and `port`, or will, and serves `model`."""
 
     host = "127.0.0.1"
     health = "/health"
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, key: str, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, model: str, port: int, key: str, log: Path) -> None:
         self._process = process
+        self.model = model
         self.port = port
         self.key = key
-        self.log = log
+        self._log = log
 
     @property
     def pid(self) -> int:
@@ -155,28 +150,40 @@ class Server:
         """Return status and body of a GET; status 0 while nothing listens."""
         return await asyncio.to_thread(_get, self.host, self.port, path)
 
+    def job(self, label: str, bodies: list[Any], **how: Any) -> LoadJob:
+        """Return a job of these requests; `how` are fields of `LoadJob`. A `label` must be new: no prompt is cached."""
+        return LoadJob(self.host, self.port, how.pop("key", self.key), label, bodies, **how)
+
+    def chat(self, label: str, max_tokens: int, *, streamed: bool = True, **how: Any) -> LoadJob:
+        """Return a job of equal chat requests."""
+        return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
+
     async def is_ready(self) -> bool:
         """Whether its models are loaded. Raises `BenchError` if one cannot be."""
         return (await self.get(self.health))[0] == 200
 
     async def ready(self) -> None:
-        """Wait until it is. Raises `BenchError` if the server ends, cannot load, or takes too long, and stops it."""
+        """Wait until it is. Raises `BenchError` if the server ends, cannot load, or takes too long."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not await self.is_ready():
                     if self.ended:
-                        raise BenchError(f"The server ended by itself.{tail(self.log)}")  # noqa: TRY301
+                        raise BenchError(f"The server ended by itself.{tail(self._log)}")
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            await self.stop()
-            raise BenchError(f"The server was not ready after {START_SECONDS:.0f} s.{tail(self.log)}") from None
-        except BaseException:
-            await self.stop()
-            raise
+            raise BenchError(f"The server was not ready after {START_SECONDS:.0f} s.{tail(self._log)}") from None
 
     async def stop(self) -> None:
-        """Terminate it."""
-        await end(self._process)
+        """Ask it to end; after a while kill it with all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self._process.wait()
 
 
 class HearthServer(Server):
@@ -185,16 +192,17 @@ class HearthServer(Server):
     health = "/health/ready"
 
     @classmethod
-    async def launch(cls, place: Workspace, key: str | None = None, name: str = "hearth") -> HearthServer:
+    async def launch(cls, place: Workspace, key: str | None = None) -> HearthServer:
         """Start it with a new key, or with `key` of an earlier start, and return at once. Raises `BenchError`."""
-        key, port, log = key or await create_key(place), free_port(), place.log(name)
+        key, port, log = key or await create_key(place), free_port(), place.log("hearth")
         arguments = (place.hearth, "serve", "--port", str(port))
-        return cls(await spawn(arguments, place.environment, log, cwd=place.checkout), port, key, log)
+        process = await spawn(arguments, place.environment, log, cwd=place.checkout)
+        return cls(process, place.model, port, key, log)
 
     async def is_ready(self) -> bool:
         states = await self.states()
         if "failed" in states.values():
-            raise BenchError(f"The server cannot load its models.{tail(self.log)}")
+            raise BenchError(f"The server cannot load its models.{tail(self._log)}")
         status, _ = await self.get(self.health)
         return status == 200 and bool(states)
 
@@ -222,29 +230,33 @@ async def create_key(place: Workspace, name: str = "bench") -> str:
     return key
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that is ready, and the load generator that asks it."""
+
+    server: Server
+    generator: LoadGenerator
+
+    async def measure(self, job: LoadJob) -> tuple[LoadResult, Usage]:
+        """Do one run and meter the server meanwhile. Raises `BenchError`."""
+        meter = Meter(self.server.pid)
+        result: LoadResult = await self.generator.run(job)
+        return result, meter.stop()
+
+
 @asynccontextmanager
-async def running(*starting: Coroutine[Any, Any, S]) -> AsyncIterator[list[S]]:
-    """Launch servers together, wait until all are ready, and stop them in the end. Raises `BenchError`."""
-    tasks = [asyncio.create_task(one) for one in starting]
+async def running(place: Workspace, *launches: Callable[[], Awaitable[Server]]) -> AsyncIterator[list[Target]]:
+    """Launch servers, wait until all are ready, ask them by one generator, and stop them. Raises `BenchError`."""
+    servers: list[Server] = []
     try:
-        servers = await asyncio.gather(*tasks)
+        for launch in launches:
+            servers += [await launch()]
         say("Loading the models.")
         await asyncio.gather(*(server.ready() for server in servers))
-        yield servers
+        async with load_generator(place.environment, place.log("load")) as generator:
+            yield [Target(server, generator) for server in servers]
     finally:
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(server.stop() for server in outcomes if not isinstance(server, BaseException)))
-
-
-@asynccontextmanager
-async def load_generator(place: Workspace, *arguments: str) -> AsyncIterator[Child]:
-    """Start a process that does the jobs of bench/load.py, and stop it in the end."""
-    environment = place.environment | {"PYTHONPATH": str(_SCRIPTS)}
-    child = await Child.start("bench.load", *arguments, environment=environment, log=place.log("load"))
-    try:
-        yield child
-    finally:
-        await child.stop()
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 async def spawn(
@@ -278,3 +290,70 @@ def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
         answer = connection.getresponse()
         return answer.status, answer.read()
     return 0, b""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`api` is what speaks HTTP, `engine` everything below it. PSS counts shared memory in equal parts."""
+
+    api_cpu_seconds: float
+    engine_cpu_seconds: float
+    api_pss_bytes: int
+    engine_pss_bytes: int
+
+
+class Meter:
+    """Measures the process `pid` and its descendants, from now until `stop`."""
+
+    def __init__(self, pid: int) -> None:
+        self._api, self._engine = family(pid)
+        self._before = cpu_seconds(self._api), cpu_seconds(self._engine)
+
+    def stop(self) -> Usage:
+        """Return what was used since. Raises `BenchError` if a process has ended."""
+        api, engine = self._before
+        return Usage(
+            cpu_seconds(self._api) - api,
+            cpu_seconds(self._engine) - engine,
+            pss_bytes(self._api),
+            pss_bytes(self._engine),
+        )
+
+
+def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `BenchError`."""
+    with all_running():
+        first = psutil.Process(pid)
+        below = first.children(recursive=True)
+        front = [process for process in below if process.name() in _FRONT_ENDS]
+    return [first, *front], [process for process in below if process not in front]
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    """Return the processor time that processes have used together. Raises `BenchError` if one has ended."""
+    with all_running():
+        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+def pss_bytes(processes: list[psutil.Process]) -> int:
+    """Return the memory of processes, their part of what they share, 0 where the kernel does not say."""
+    found = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found += process.memory_full_info().pss
+    return found
+
+
+@contextmanager
+def all_running() -> Iterator[None]:
+    """Raise `BenchError` for a process that has ended."""
+    try:
+        yield
+    except psutil.Error as error:
+        raise BenchError(f"A process of the server ended: {error}") from error
+
+
+def say(line: str) -> None:
+    """Print progress; stdout is for the report."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
