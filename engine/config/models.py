@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from engine.config.base import Folder, Id, Limit, Names, Spec, StallSeconds, Word, words
-from engine.config.messages import did_you_mean, plain_error
+from engine.config.messages import Folder, Id, Limit, Names, Spec, StallSeconds, Word, matching, no_such, plain_error
 from engine.config.profiles import (
     Batches,
     ImageProfile,
@@ -26,10 +25,11 @@ from engine.demo import demo_names
 
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
 VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
-_DEMO_PROFILE = "demo"
-
-
 _Gib = Annotated[float, Field(gt=0, le=65536)]
+_Repository = Annotated[
+    str, matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", 128, "a repository like `owner/name`")
+]
+_Revision = Annotated[str, matching(r"^[A-Za-z0-9][A-Za-z0-9_./-]*$", 128, "a commit, tag or branch of the repository")]
 
 
 class VariantSpec(Spec):
@@ -37,29 +37,9 @@ class VariantSpec(Spec):
 
     id: Annotated[Folder, Field(validation_alias="folder")]
     """Folder of its weights, below the weights directory. Different variants need different folders."""
-    repository: (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$",
-                max_length=128,
-                json_schema_extra=words("a repository like `owner/name`"),
-            ),
-        ]
-        | None
-    ) = None
+    repository: _Repository | None = None
     """Where `hearth weights pull` gets it. null: the folder is made by hand."""
-    revision: (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]*$",
-                max_length=128,
-                json_schema_extra=words("a commit, tag or branch of the repository"),
-            ),
-        ]
-        | None
-    ) = None
+    revision: _Revision | None = None
     """Which version of the repository. null: the newest one at the first pull, and that one from then on."""
     licence: Annotated[str, Field(min_length=1, max_length=64)]
     """The licence of the weights, like Apache-2.0."""
@@ -100,7 +80,7 @@ class VariantSpec(Spec):
     @classmethod
     def _is_shipped(cls, name: str | None) -> str | None:
         if name is not None and name not in shipped():
-            raise plain_error(f"there is no profile `{shown(name)}`{did_you_mean(name, shipped())}")
+            raise no_such("profile", name, shipped())
         return name
 
 
@@ -125,7 +105,7 @@ class TierNames:
 
 def _check_defined(tier: str, names: TierNames) -> None:
     if tier not in names.defined:
-        raise plain_error(f"there is no tier `{shown(tier)}` under `tiers`{did_you_mean(tier, names.defined)}")
+        raise no_such("tier", tier, names.defined, where=" under `tiers`")
 
 
 class TierSpec(Spec):
@@ -183,8 +163,7 @@ class CommonModelSpec(Spec):
     @classmethod
     def _is_shipped_demo(cls, demo: str | None) -> str | None:
         if demo is not None and demo not in demo_names():
-            known = ", ".join(f"`{name}`" for name in demo_names())
-            raise plain_error(f"there is no demo `{shown(demo)}`{did_you_mean(demo, demo_names())}; there is {known}")
+            raise no_such("demo", demo, demo_names(), list_all=True)
         return demo
 
     @field_validator("tier")
@@ -340,8 +319,7 @@ class ImageModelSpec(CommonModelSpec):
     @classmethod
     def _is_shipped(cls, name: str) -> str:
         if name not in shipped():
-            known = ", ".join(f"`{one}`" for one in shipped())
-            raise plain_error(f"there is no profile `{shown(name)}`{did_you_mean(name, shipped())}; there is {known}")
+            raise no_such("profile", name, shipped(), list_all=True)
         return name
 
     @model_validator(mode="after")
@@ -353,7 +331,7 @@ class ImageModelSpec(CommonModelSpec):
 
     def profile_of(self, *, demo: bool) -> ImageProfile:
         """How it is run; a demo model that stands in is run in its own way."""
-        return profile_named(_DEMO_PROFILE) if demo else profile_named(self.profile, self.engine.changes())
+        return profile_named("demo") if demo else profile_named(self.profile, self.engine.changes())
 
 
 class SpeechEngineSpec(Spec):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field
 
-from engine.config.base import Spec
+from engine.config.messages import Spec
 
 SHIPPED = Path(__file__).with_name("profiles.yaml")
 SIZES = (256, 512, 1024)

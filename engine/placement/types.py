@@ -145,15 +145,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Which models cannot be placed, by how much, and the smallest change that would do."""
+    """Which models cannot be placed, by how much, and the smallest change that would do, as far as it is known."""
 
     models: tuple[str, ...]
     message: str
     needed_bytes: int
     available_bytes: int
-    change: str
-    of_memory: bool = True
-    """False: there is no device of the right kind, and no memory would help."""
+    change: str = ""
     on_gpus: bool = False
     """Whether GPUs are too small; else RAM is."""
     split: int = 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.config.base import Folder
+from engine.config.messages import Folder
 from engine.config.yaml import shown
 from engine.errors import LoadError
 from engine.weights.errors import WeightsError
