@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Literal
 
 from engine.weights import selection
-from engine.weights.download import FOLDER, Part, Partial, Patience, Pull, Wanted, check_room, locked
+from engine.weights.download import FOLDER, Part, Partial, Pull, Wanted, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
-from engine.weights.manifest import MANIFEST, ListedFile, Listing, Manifest, is_complete, read_manifest
+from engine.weights.manifest import (
+    MANIFEST,
+    ListedFile,
+    Listing,
+    Manifest,
+    Report,
+    is_complete,
+    read_manifest,
+    required_manifest,
+)
 from engine.weights.safety import check_folder_name, is_there
-from engine.weights.verify import Report, required_manifest
 
 _CHUNK_BYTES = 2**20
 _DEEPEST = 3
@@ -75,7 +83,7 @@ def found_below(folder: Path) -> dict[str, Path]:
     return found
 
 
-def carry(source: Path, root: Path, name: str, report: Report, patience: Patience) -> tuple[Manifest, bool]:
+def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest, bool]:
     """Copy a verified folder to `root`/`name`; False if it was there already. Raises `WeightsError` or `LoadError`."""
     manifest = _trustworthy(source)
     target = root / check_folder_name(name)
@@ -85,7 +93,7 @@ def carry(source: Path, root: Path, name: str, report: Report, patience: Patienc
         raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
     files = tuple(ListedFile(**file.model_dump()) for file in manifest.files)
     listing = Listing(**manifest.origin(), files=files)
-    wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder, patience=patience)
+    wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, name) as partial:
