@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB, Gpu, Hardware
-from engine.placement.measured import Footprints
-from engine.placement.needs import DEFAULT_CONTEXT, demo_need, devices_of, explicit, needs_of
+from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
 from engine.placement.packing import Layout, pack, shared_out, uses
 from engine.placement.report import (
     CONTEXT_STEP,

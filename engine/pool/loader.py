@@ -17,10 +17,9 @@ from engine.backends import Backend
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
-from engine.media.images import Pictures
+from engine.media import Pictures
 from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
-from engine.placement.measured import Footprints
-from engine.placement.needs import demo_need, own_folders, variants_here
+from engine.placement.needs import Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
 from engine.placement.report import better_ones

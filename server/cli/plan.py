@@ -14,8 +14,7 @@ from rich.text import Text
 from engine.config import Config, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB, Hardware, HardwareError, imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import own_folders, variants_here
+from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
 from engine.placement.report import as_data, gib, headline, use_line, where
 from engine.placement.types import Placed, Plan, Refusal

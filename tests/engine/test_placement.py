@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from plan_parts import config_of, model, shipped, variant
 
 from engine.placement.hardware import GIB, Gpu, Hardware, Holder, imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import devices_of, in_steps
+from engine.placement.needs import Footprints, devices_of, in_steps
 from engine.placement.plan import plan
 from engine.placement.report import as_data
 from engine.placement.types import Plan, Refusal

@@ -16,8 +16,7 @@ from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
 from engine.placement.hardware import GIB, imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import own_folders
+from engine.placement.needs import Footprints, own_folders
 from engine.pool.loader import Planned
 from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 

@@ -23,7 +23,7 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
 from engine.backends.vllm.start import Launch, build_serving, capacity_of, fall_asleep, start_engine, wake_up
 from engine.errors import LoadError, NotStartedError, engine_died
-from engine.media.images import image_places
+from engine.media import image_places
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
 from engine.types import ChatRequest, TextRequest

@@ -20,7 +20,7 @@ from engine.admission import Room
 from engine.backends.vllm import compat, processes
 from engine.config import ChatModelSpec
 from engine.errors import LoadError
-from engine.media.images import Pictures
+from engine.media import Pictures
 from engine.placement.hardware import read_hardware
 
 _log = logging.getLogger("hearth.sleep")
