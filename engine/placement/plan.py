@@ -7,13 +7,14 @@ What is left goes to KV caches. Where no plan is possible, the smallest change i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB, Gpu, Hardware
+from engine.placement.hardware import GIB, Hardware
 from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
 from engine.placement.packing import Layout, pack, shared_out, uses
 from engine.placement.report import (
@@ -220,14 +221,15 @@ class _Change:
         """Yield the longest context of one model with which all fit."""
         chats = [spec for spec in specs if isinstance(spec, ChatModelSpec) and spec.id not in self.planner.folders]
         for spec in sorted(chats, key=lambda spec: (-_context(spec), spec.id)):
+            lengths = range(SHORTEST_CONTEXT, _context(spec), CONTEXT_STEP)
 
-            def fits(steps: int, spec: ChatModelSpec = spec) -> bool:
-                return self._fits_with(_with_engine(spec, context_length=steps * CONTEXT_STEP))
+            def too_long(length: int, spec: ChatModelSpec = spec) -> bool:
+                return not self._fits_with(_with_engine(spec, context_length=length))
 
-            steps = _most(SHORTEST_CONTEXT // CONTEXT_STEP, (_context(spec) - 1) // CONTEXT_STEP, fits)
-            if steps is not None:
+            fitting = bisect_left(lengths, x=True, key=too_long)
+            if fitting:
                 whose = "" if len(chats) == 1 else f" for {spec.id}"
-                yield f"context_length: {steps * CONTEXT_STEP} in place of {_context(spec)}{whose}"
+                yield f"context_length: {lengths[fitting - 1]} in place of {_context(spec)}{whose}"
                 return
 
     def _other_share(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
@@ -270,7 +272,10 @@ class _Change:
         """Yield the size that as many GPUs must have, in place of the largest that there are."""
         gpus = sorted(self.hardware.gpus, key=lambda gpu: (-gpu.total_bytes, gpu.index))
         for size in GPU_SIZES_GIB:
-            larger = (_of_size(gpu, size * GIB) for gpu in gpus[:count])
+            larger = (
+                replace(gpu, total_bytes=size * GIB, free_bytes=gpu.free_bytes + size * GIB - gpu.total_bytes)
+                for gpu in gpus[:count]
+            )
             if gpus and size * GIB > gpus[0].total_bytes and self._fits_on(gpus=(*larger, *gpus[count:])):
                 yield f"{f'{count} GPUs' if count > 1 else 'a GPU'} of {size} GiB"
                 return
@@ -290,16 +295,6 @@ class _Change:
                 return
 
 
-def _most(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the largest number that fits, of which all smaller ones fit too; None where not even the least does."""
-    if most < least or not fits(least):
-        return None
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least
-
-
 def _context(spec: ChatModelSpec) -> int:
     lengths = [variant.context_length or DEFAULT_CONTEXT for variant in spec.variants]
     return spec.engine.context_length or max(lengths, default=DEFAULT_CONTEXT)
@@ -307,7 +302,3 @@ def _context(spec: ChatModelSpec) -> int:
 
 def _with_engine(spec: ChatModelSpec, **values: Any) -> ChatModelSpec:
     return spec.model_copy(update={"engine": spec.engine.model_copy(update=values)})
-
-
-def _of_size(gpu: Gpu, total_bytes: int) -> Gpu:
-    return replace(gpu, total_bytes=total_bytes, free_bytes=gpu.free_bytes + total_bytes - gpu.total_bytes)
