@@ -54,31 +54,22 @@ class MaxBatch(Spec):
 
 
 class ImageProfile(Spec):
-    """Everything that depends on the model and not on the request."""
+    """Everything that depends on the model and not on the request; what they mean stands at `ImageEngineSpec`."""
 
     steps: StepsByQuality
     guidance_scale: Annotated[float, Field(ge=0, le=30)]
-    """Classifier-free guidance; 0 for models that were distilled to do without."""
     render_size: RenderSizes
     max_batch: MaxBatch
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """On a GPU; on a CPU it is always float32."""
     offload: Literal["none", "model", "sequential"] = "none"
-    """On a GPU: model keeps only the part that is needed there, sequential only one layer at a time."""
     vae_tiling: bool = False
-    """Decode in tiles: less memory, and other pixels. Part of the profile, so that it never depends on the load."""
+    """Part of the profile, so that pixels never depend on the load."""
     negative_prompt: bool = False
-    """Whether requests may have one; it needs a guidance_scale above 1."""
+    """It needs a guidance_scale above 1."""
     max_prompt_tokens: MaxPromptTokens
-    """Longer prompts are refused; the pipeline would cut them without a word."""
+    """The pipeline would cut longer ones without a word."""
     batching: Batches = "steps"
-    """steps: images join and leave between steps, where the family's adapter can. requests: when they begin."""
-    licence: str = ""
-    """Licence of the weights, for people."""
-    repository: str | None = None
-    """Where the weights come from."""
-    memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """What it needs on a GPU, as its authors or users say."""
+    """By steps only where the family's adapter can."""
 
     def render_edge(self, size: int) -> int:
         """At which edge an image of this size is rendered."""
