@@ -14,7 +14,6 @@ from engine.config.models import (
     SPEC_BY_TASK,
     CommonModelSpec,
     ModelSpec,
-    TierNames,
     TierSpec,
 )
 from engine.config.yaml import Document, Location, Problem, read_document, shown
@@ -64,39 +63,34 @@ def load_config(path: Path) -> Config:
         for key in document.root:
             if key not in {"models", "tiers"}:
                 document.add_problem((key,), unknown_key(key, ("models", "tiers")))
-        names = _tier_names(document.root.get("tiers"))
-        for location, entry in _entries(document, "models"):
-            model = _check_model(entry, location, document, names)
+        entries = {section: _entries(document, section) for section in ("models", "tiers")}
+        for name, entry in entries["models"].items():
+            model = _check_model(entry, ("models", name), document)
             if model:
                 models[model.id] = model
-        for location, entry in _entries(document, "tiers"):
-            tier = check_spec(TierSpec, entry, location, document, names)
+        for name, entry in entries["tiers"].items():
+            tier = check_spec(TierSpec, entry, ("tiers", name), document)
             if tier:
                 tiers[tier.id] = tier
+        _check_tiers(entries["models"], document)
     if document.problems:
         raise ConfigError(path, document.problems)
     return Config(path, MappingProxyType(models), MappingProxyType(tiers))
 
 
-def _entries(document: Document, section: str) -> list[tuple[Location, dict[str, object]]]:
+def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:
     entries = (document.root or {}).get(section)
     if not isinstance(entries, dict) or not entries:
         what = "must hold" if isinstance(entries, dict) or entries is None else "must be a mapping with"
         document.add_problem((section,), f"{what} at least one of the {section}, each under its own name")
-        return []
-    found: list[tuple[Location, dict[str, object]]] = []
+        return {}
     for name, entry in entries.items():
-        if isinstance(entry, dict):
-            found.append(((section, name), entry))
-        else:
-            message = "must be a mapping: put its `key: value` lines below, indented"
-            document.add_problem((section, name), message)
-    return found
+        if not isinstance(entry, dict):
+            document.add_problem((section, name), "must be a mapping: put its `key: value` lines below, indented")
+    return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
 
 
-def _check_model(
-    entry: dict[str, object], location: Location, document: Document, names: TierNames | None
-) -> ModelSpec | None:
+def _check_model(entry: dict[str, object], location: Location, document: Document) -> ModelSpec | None:
     task = entry.get("task")
     if isinstance(task, str) and task not in SPEC_BY_TASK:
         tasks = ", ".join(f"`{known}`" for known in SPEC_BY_TASK)
@@ -104,18 +98,26 @@ def _check_model(
         document.add_problem((*location, "task"), message)
         # Which keys belong to it is unknown, so only what all tasks share is checked.
         common = {key: entry[key] for key in CommonModelSpec.model_fields if key in entry}
-        check_spec(CommonModelSpec, common, location, document, names)
+        check_spec(CommonModelSpec, common, location, document)
         return None
     spec = SPEC_BY_TASK[task if isinstance(task, str) else "chat"]
-    return check_spec(spec, entry, location, document, names)
+    return check_spec(spec, entry, location, document)
 
 
-def _tier_names(tiers: object) -> TierNames | None:
-    """Return None when the tiers themselves are so wrong that checking names against them would mislead."""
+def _check_tiers(models: Mapping[str, dict[str, object]], document: Document) -> None:
+    """Check names across entries; not where tiers are so wrong that this would mislead."""
+    tiers = (document.root or {}).get("tiers")
     if not isinstance(tiers, dict) or not tiers:
-        return None
-    lists = [tier.get("models") if isinstance(tier, dict) else None for tier in tiers.values()]
-    usable = {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
-    if not all(isinstance(names, list) for names in lists):
-        usable |= set(tiers)
-    return TierNames(frozenset(tiers), frozenset(usable))
+        return
+    lists = {name: tier.get("models") if isinstance(tier, dict) else None for name, tier in tiers.items()}
+    named = {("models", name, "tier"): [entry.get("tier")] for name, entry in models.items()}
+    named |= {("tiers", name, "models"): listed for name, listed in lists.items() if isinstance(listed, list)}
+    known = [listed for listed in lists.values() if isinstance(listed, list)]
+    for location, names in named.items():
+        for name in names:
+            if isinstance(name, str) and name not in tiers:
+                message = f"there is no tier `{shown(name)}` under `tiers`{did_you_mean(name, tiers)}"
+                document.add_problem(location, message)
+            elif isinstance(name, str) and len(known) == len(tiers) and not any(name in listed for listed in known):
+                message = f"no tier lists `{name}` under its `models`, so no key could use this model: add it to one"
+                document.add_problem(location, message)

@@ -79,11 +79,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean `{shown(near)}`?" if near else ""
 
 
-def no_such(what: str, name: str, choices: Iterable[str], *, where: str = "", list_all: bool = False) -> Exception:
+def no_such(what: str, name: str, choices: Iterable[str], *, list_all: bool = False) -> PydanticCustomError:
     """Make an error for a pydantic validator to raise about a name that is none of the choices."""
-    choices = list(choices)
     there_is = f"; there is {_listed(choices)}" if list_all else ""
-    return plain_error(f"there is no {what} `{shown(name)}`{where}{did_you_mean(name, choices)}{there_is}")
+    return plain_error(f"there is no {what} `{shown(name)}`{did_you_mean(name, choices)}{there_is}")
 
 
 def near_misses(word: str, choices: Iterable[str], most: int) -> list[str]:
@@ -101,15 +100,13 @@ def unknown_key(key: str, choices: Iterable[str]) -> str:
     return f"unknown key{did_you_mean(key, choices) or f'; known here: {_listed(choices)}'}"
 
 
-def check_spec(
-    spec: type[SpecT], entry: Mapping[str, object], location: Location, document: Document, context: object
-) -> SpecT | None:
+def check_spec(spec: type[SpecT], entry: Mapping[str, object], location: Location, document: Document) -> SpecT | None:
     """Build `spec` from the mapping at `location`, which ends in its id; None when problems were added."""
     fields = {**entry, "id": location[-1]}
     if "id" in entry:
         document.add_problem((*location, "id"), f"unknown key; the id is the name above, `{location[-1]}`")
     try:
-        return spec.model_validate(fields, context=context)
+        return spec.model_validate(fields)
     except ValidationError as error:
         add_problems(error.errors(include_url=False), spec, location, document)
     return None

@@ -4,7 +4,6 @@ The strings under the fields are the help that editors show, by way of models.sc
 spec class joins `ModelSpec`.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -95,19 +94,6 @@ def _each_folder_once(variants: tuple[VariantSpec, ...]) -> tuple[VariantSpec, .
 Variants = Annotated[tuple[VariantSpec, ...], Field(strict=False, max_length=64), AfterValidator(_each_folder_once)]
 
 
-@dataclass(frozen=True, slots=True)
-class TierNames:
-    """What the file's tiers are called, for the checks that look across entries."""
-
-    defined: frozenset[str]
-    usable: frozenset[str]
-
-
-def _check_defined(tier: str, names: TierNames) -> None:
-    if tier not in names.defined:
-        raise no_such("tier", tier, names.defined, where=" under `tiers`")
-
-
 class TierSpec(Spec):
     """A tier of keys."""
 
@@ -128,14 +114,6 @@ class TierSpec(Spec):
     """Images that one key may make in a day (UTC)."""
     queue_share: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """When requests wait for a model: a key of share 2 is given twice the tokens of a key of share 1."""
-
-    @field_validator("models")
-    @classmethod
-    def _tiers_exist(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if isinstance(info.context, TierNames):
-            for name in names:
-                _check_defined(name, info.context)
-        return names
 
 
 class CommonModelSpec(Spec):
@@ -165,16 +143,6 @@ class CommonModelSpec(Spec):
         if demo is not None and demo not in demo_names():
             raise no_such("demo", demo, demo_names(), list_all=True)
         return demo
-
-    @field_validator("tier")
-    @classmethod
-    def _some_key_may_use_it(cls, tier: str, info: ValidationInfo) -> str:
-        if isinstance(info.context, TierNames):
-            _check_defined(tier, info.context)
-            if tier not in info.context.usable:
-                message = f"no tier lists `{tier}` under its `models`, so no key could use this model"
-                raise plain_error(f"{message}: add it to one")
-        return tier
 
 
 class ChatEngineSpec(Spec):

@@ -26,10 +26,9 @@ from engine.weights import selection
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 from engine.weights.manifest import (
     Digest,
-    ListedFile,
     Listing,
     Manifest,
-    ManifestFile,
+    ModelFile,
     Report,
     is_complete,
     problem_of,
@@ -77,7 +76,7 @@ class Wanted:
 class Part:
     """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes so far."""
 
-    def __init__(self, stream: BinaryIO, file: ListedFile, report: Report) -> None:
+    def __init__(self, stream: BinaryIO, file: ModelFile, report: Report) -> None:
         self.file, self.done = file, stream.seek(0, os.SEEK_END)
         self._stream, self._digest, self._report = stream, Digest(file), report
         if self.done > file.size_bytes:
@@ -135,7 +134,7 @@ class Partial:
         self.parts.mkdir(exist_ok=True)
         write_atomically(self._record, listing.model_dump_json(), durable=True)
 
-    def keep_only(self, files: Iterable[ListedFile]) -> None:
+    def keep_only(self, files: Iterable[ModelFile]) -> None:
         """Drop every other file."""
         kept = {place / file.path for file in files for place in (self.model, self.parts)}
         for place in (self.model, self.parts):
@@ -143,13 +142,13 @@ class Partial:
                 if (path.is_symlink() or not path.is_dir()) and path not in kept:
                     path.unlink()
 
-    def borrow(self, folder: Path, file: ListedFile, report: Report) -> None:
+    def borrow(self, folder: Path, file: ModelFile, report: Report) -> None:
         """Take a file over from an older folder of the model, without a second copy, if it is the same."""
         if size_problem(self.model, file) and not problem_of(folder, file, report):
             self._place(file).unlink(missing_ok=True)
             self._place(file).hardlink_to(folder / file.path)
 
-    def complete(self, file: ListedFile, fetch: Fetch, report: Report) -> None:
+    def complete(self, file: ModelFile, fetch: Fetch, report: Report) -> None:
         """Have the file whole in `model/`, going on with what is there. Raises `WeightsError`."""
         if not size_problem(self.model, file):
             report(file.path, file.size_bytes, file.size_bytes)
@@ -171,12 +170,10 @@ class Partial:
             "between here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
         )
 
-    def finish(self, listing: Listing, files: Collection[ListedFile]) -> Manifest:
+    def finish(self, listing: Listing, files: Collection[ModelFile]) -> Manifest:
         """Write the manifest, last, and put the model in its place."""
         self.keep_only(files)
-        found = tuple(
-            ManifestFile(path=file.path, size_bytes=file.size_bytes, sha256=self._sha256(file)) for file in files
-        )
+        found = tuple(file.model_copy(update={"sha256": self._sha256(file), "git_sha1": None}) for file in files)
         manifest = Manifest(**listing.origin(), files=found)
         write_manifest(self.model, manifest)
         sync_folders(self.model)
@@ -189,12 +186,12 @@ class Partial:
         sync_folder(self.target.parent)
         return manifest
 
-    def _place(self, file: ListedFile) -> Path:
+    def _place(self, file: ModelFile) -> Path:
         path = self.model / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _sha256(self, file: ListedFile) -> str:
+    def _sha256(self, file: ModelFile) -> str:
         if file.sha256 is not None:
             return file.sha256
         with (self.model / file.path).open("rb") as stream:  # a small one, of which the hub gives Git's hash only
@@ -243,7 +240,7 @@ class Pull:
 
     wanted: Wanted
     listing: Listing
-    files: tuple[ListedFile, ...]
+    files: tuple[ModelFile, ...]
     partial: Partial
     fetch: Fetch
 
@@ -486,7 +483,7 @@ class _Hub:
         return True
 
 
-def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ListedFile, ...]:
+def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile, ...]:
     """Check every name before anything is fetched: a list with tricks in it is not to be trusted at all."""
     for sibling in siblings:
         if not isinstance(sibling.rfilename, str) or not is_plain(sibling.rfilename):
@@ -505,10 +502,10 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ListedFil
     return files
 
 
-def _file(address: str, sibling: Any, path: str) -> ListedFile:
+def _file(address: str, sibling: Any, path: str) -> ModelFile:
     sha256 = getattr(sibling.lfs, "sha256", None)
     try:
-        return ListedFile(
+        return ModelFile(
             path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=None if sha256 else sibling.blob_id
         )
     except ValueError as error:
@@ -532,7 +529,7 @@ def _range(response: Any) -> tuple[int, str]:
     return 0, "*" if encoded else response.headers.get("content-length", "*")
 
 
-def _wrong_size(file: ListedFile, found: str) -> WeightsError:
+def _wrong_size(file: ModelFile, found: str) -> WeightsError:
     return WeightsError(
         f"{file.path} has {found} bytes on the server, but {file.size_bytes} in its list of files. Try again later; if "
         "it stays so, HF_ENDPOINT names a mirror that is broken."

@@ -61,34 +61,28 @@ class Origin(Record):
         return self.model_dump(include=set(Origin.model_fields))
 
 
-class ListedFile(Record):
+class ModelFile(Record):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Given for what is stored with LFS or Xet: every large file."""
+    """A hub gives it for what is stored with LFS or Xet: every large file. A manifest has it for all."""
     git_sha1: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    """Git's own hash of the file, given for the small ones."""
+    """Git's own hash of the file, which a hub gives for the small ones."""
 
 
 class Listing(Origin):
-    files: Annotated[tuple[ListedFile, ...], Field(strict=False)]
+    files: Annotated[tuple[ModelFile, ...], Field(strict=False)]
 
 
-class ManifestFile(Record):
-    path: PlainPath
-    size_bytes: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-def _each_once(files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
-    if len({file.path for file in files}) != len(files):
-        raise ValueError("must name each file once")
+def _each_once_with_hash(files: tuple[ModelFile, ...]) -> tuple[ModelFile, ...]:
+    if len({file.path for file in files}) != len(files) or not all(file.sha256 for file in files):
+        raise ValueError("must name each file once, with its SHA-256")
     return files
 
 
 class Manifest(Origin):
     format: Literal[1] = 1
-    files: Annotated[tuple[ManifestFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
+    files: Annotated[tuple[ModelFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once_with_hash)]
 
     @property
     def size_bytes(self) -> int:
@@ -124,7 +118,7 @@ def required_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it at once and for good: either the old one is there or the new one."""
-    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n", durable=True)
+    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2, exclude_none=True) + "\n", durable=True)
 
 
 def is_complete(folder: Path) -> bool:
@@ -136,7 +130,7 @@ def is_complete(folder: Path) -> bool:
     return manifest is not None and not any(size_problem(folder, file) for file in manifest.files)
 
 
-def size_problem(folder: Path, file: ManifestFile | ListedFile) -> str | None:
+def size_problem(folder: Path, file: ModelFile) -> str | None:
     """Say what is wrong with a file as far as that can be seen from outside."""
     try:
         found = (folder / file.path).lstat()
@@ -149,7 +143,7 @@ def size_problem(folder: Path, file: ManifestFile | ListedFile) -> str | None:
     return None
 
 
-def problem_of(folder: Path, file: ManifestFile | ListedFile, report: Report) -> str | None:
+def problem_of(folder: Path, file: ModelFile, report: Report) -> str | None:
     """Say what is wrong with a file, whose content is read for that."""
     problem = size_problem(folder, file)
     if problem is not None:
@@ -177,7 +171,7 @@ def verify(folder: Path, report: Report = silent) -> list[str]:
 class Digest:
     """The hash of a file while it goes by, and whether it is the one that the file should have."""
 
-    def __init__(self, file: ManifestFile | ListedFile) -> None:
+    def __init__(self, file: ModelFile) -> None:
         self._expected = file.sha256
         self._hash = hashlib.sha256()
         if file.sha256 is None:

@@ -17,7 +17,6 @@ from engine.weights.download import FOLDER, Part, Partial, Pull, Wanted, check_r
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.manifest import (
     MANIFEST,
-    ListedFile,
     Listing,
     Manifest,
     Report,
@@ -101,14 +100,13 @@ def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest
         if read_manifest(target) == manifest and is_complete(target):
             return manifest, False
         raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
-    files = tuple(ListedFile(**file.model_dump()) for file in manifest.files)
-    listing = Listing(**manifest.origin(), files=files)
+    listing = Listing(**manifest.origin(), files=manifest.files)
     wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, name) as partial:
             partial.begin(listing)
-            work = Pull(wanted, listing, files, partial, lambda part: copy_rest(source, part))
+            work = Pull(wanted, listing, listing.files, partial, lambda part: copy_rest(source, part))
             check_room(root, [work])
             return work.run(report), True
     except OSError as error:

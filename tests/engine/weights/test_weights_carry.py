@@ -11,7 +11,7 @@ import pytest
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, model_files
 
 from engine.errors import EngineError, LoadError
-from engine.weights import MANIFEST, Manifest, ManifestFile, WeightsError, is_complete, read_manifest
+from engine.weights import MANIFEST, Manifest, ModelFile, WeightsError, is_complete, read_manifest
 from engine.weights.manifest import verify, write_manifest
 from engine.weights.transfer import carry, found_below, local_folders, remove
 
@@ -24,7 +24,7 @@ def fetched(folder: Path, files: dict[str, bytes] | None = None) -> Path:
     for name, content in (files or model_files()).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-        listed.append(ManifestFile(path=name, size_bytes=len(content), sha256=sha256(content).hexdigest()))
+        listed.append(ModelFile(path=name, size_bytes=len(content), sha256=sha256(content).hexdigest()))
     write_manifest(folder, Manifest(repository=REPOSITORY, revision="c" * 40, files=tuple(listed)))
     return folder
 
