@@ -28,7 +28,7 @@ from engine.placement.report import (
     why_placed,
     why_unplanned,
 )
-from engine.placement.types import Device, Lack, Need, Placed, Plan, Refusal
+from engine.placement.types import Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 # The demo that answers for a task.
@@ -53,9 +53,8 @@ def plan(
     """
     planner = _Planner(footprints or Footprints(), folders, here)
     fitted = planner.fit(config, hardware)
-    if isinstance(fitted, Lack):
-        change = _Change(config, hardware, planner).smallest(fitted)
-        return Refusal(hardware, replace(fitted, change=change))
+    if isinstance(fitted, Refusal):
+        return replace(fitted, change=_Change(config, hardware, planner).smallest(fitted))
     choices, layout = fitted
     placed = {one.id: planner.explained(one, choices[one.id], config, hardware) for one in shared_out(layout)}
     models = tuple(placed.get(name) or planner.unplanned(spec) for name, spec in config.models.items())
@@ -84,13 +83,13 @@ class _Planner:
     folders: Mapping[str, tuple[VariantSpec, ...]]
     here: Collection[str] | None
 
-    def fit(self, config: Config, hardware: Hardware) -> _Fitted | Lack:
+    def fit(self, config: Config, hardware: Hardware) -> _Fitted | Refusal:
         """Choose a variant for each model, and lay them out."""
         devices = devices_of(hardware)
         choices: dict[str, _Choice] = {}
         for spec in sorted(config.models.values(), key=_rank):
             choice = self._choice(spec, devices)
-            if isinstance(choice, Lack):
+            if isinstance(choice, Refusal):
                 return choice
             if choice is not None:
                 choices[spec.id] = choice
@@ -110,7 +109,7 @@ class _Planner:
         why = why_unplanned(spec, own=spec.id in self.folders, absent=self.here is not None)
         return Placed(spec.id, "unplanned", why)
 
-    def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Lack | None:
+    def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Refusal | None:
         """Begin with the smallest variant that fits alone; None when nothing is known that could be planned with."""
         offered = tuple(needs_of(spec, variant, devices, self.footprints) for variant in self._variants(spec))
         fitting = tuple(needs for needs in offered if needs and pack({spec.id: needs}, devices) is not None)
@@ -137,7 +136,7 @@ def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
     return task, "vision" in spec.capabilities, spec.id
 
 
-def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> _Fitted | Lack:
+def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> _Fitted | Refusal:
     specs = [choice.spec for choice in choices.values()]
     movable = [spec.id for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
     for count in (0, *range(2, len(movable) + 1)):
@@ -181,7 +180,7 @@ class _Change:
     hardware: Hardware
     planner: _Planner
 
-    def smallest(self, lack: Lack) -> str:
+    def smallest(self, lack: Refusal) -> str:
         """Say what would do; in general words only where nothing was found that would."""
         free = self._without_keep_loaded()
         if free:
@@ -189,14 +188,14 @@ class _Change:
             return f"take {lines} of {', '.join(free)} out of models.yaml, so that models take turns"
         return self.of_memory(lack) or ", or ".join(self._without_one(lack)) or _IN_GENERAL
 
-    def of_memory(self, lack: Lack) -> str:
+    def of_memory(self, lack: Refusal) -> str:
         """Say what would do that takes less memory or gives more, else what the lack says; empty if that is nothing."""
         specs = [self.config.models[name] for name in lack.models]
         changes = [*self._shorter(specs), *self._other_share(specs), *self._others_ended(on_gpus=lack.on_gpus)]
         return ", or ".join(changes or self._more_memory(lack)) or lack.change
 
     def _fits(self, config: Config, hardware: Hardware) -> bool:
-        return not isinstance(self.planner.fit(config, hardware), Lack)
+        return not isinstance(self.planner.fit(config, hardware), Refusal)
 
     def _fits_with(self, *specs: ModelSpec) -> bool:
         models = {**self.config.models, **{spec.id: spec for spec in specs}}
@@ -253,7 +252,7 @@ class _Change:
         if taken > 0 and fits:
             yield f"end the other processes there, which hold {gib(taken)}"
 
-    def _more_memory(self, lack: Lack) -> Iterator[str]:
+    def _more_memory(self, lack: Refusal) -> Iterator[str]:
         if lack.on_gpus:
             yield from self._larger_gpus(lack.split)
             return
@@ -280,7 +279,7 @@ class _Change:
                 yield f"{f'{count} GPUs' if count > 1 else 'a GPU'} of {size} GiB"
                 return
 
-    def _without_one(self, lack: Lack) -> Iterator[str]:
+    def _without_one(self, lack: Refusal) -> Iterator[str]:
         """Yield what helps where memory does not: a demo for one of the models, or one model less."""
         specs = [self.config.models[name] for name in lack.models]
         for spec in reversed(specs):

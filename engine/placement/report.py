@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.config import Config, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB
+from engine.placement.hardware import GIB, Hardware
 from engine.placement.packing import pack
-from engine.placement.types import Device, DeviceUse, Lack, Need, Placed, Plan, Refusal
+from engine.placement.types import Device, DeviceUse, Need, Placed, Plan, Refusal
 
 GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
 CONTEXT_STEP = 1024
@@ -61,7 +61,7 @@ def why_demo(
     spec: ModelSpec,
     offered: Sequence[Sequence[Need]],
     devices: Sequence[Device],
-    change: Callable[[Lack], str],
+    change: Callable[[Refusal], str],
 ) -> str:
     """Say why nothing better than the demo answers, and what would `change` that."""
     needs = [need for need in offered if need]
@@ -94,21 +94,21 @@ def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool) -> str:
     return "No variants and no demo in models.yaml: it is loaded only if its weights folder is there."
 
 
-def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Lack:
+def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Refusal:
     """Explain why no variant of a model fits (`needs`: of each); `change` is empty where memory would do."""
     options = [need for choice in needs for need in choice]
     if not options:
         gpus = len(devices) > 1
         message = f"{model}: none of its variants runs on a {'GPU' if gpus else 'CPU'}"
         change = "add a variant for this device in models.yaml" if gpus else "a GPU, or a variant that `runs_on: any`"
-        return Lack((model,), message, 0, 0, change)
+        return Refusal((model,), message, 0, 0, change)
     pairs = [(need, device) for need in options for device in devices if need.is_kind_of(device)]
     need, device = min(pairs, key=lambda pair: (max(0, _missing(*pair)) * max(1, pair[0].split), pair[0].split))
     message, available = _why_not_on(need, device)
     change = "" if need.runs_on(device) else "a newer GPU, or a variant for older ones in models.yaml"
     split = min(max(1, option.split) for option in options)
     on_gpus = any(option.split for option in options)
-    return Lack((model,), f"{model}: {message}", _least(need, device), available, change, on_gpus, split)
+    return Refusal((model,), f"{model}: {message}", _least(need, device), available, change, on_gpus, split)
 
 
 def _why_not_on(need: Need, device: Device) -> tuple[str, int]:
@@ -144,7 +144,7 @@ def _there(device: Device) -> str:
     return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
 
 
-def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Lack:
+def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Refusal:
     """Explain why models do not fit together; what would change that is left open."""
     *gpus, ram = devices
     smallest = {spec.id: min(needs, key=lambda need: need.weights_bytes) for spec, needs in wanted}
@@ -156,14 +156,14 @@ def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: S
     if needed > ram.budget_bytes:
         names = tuple(name for name, size in in_ram.items() if size)
         need_text = f"together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
-        return Lack(names, f"{', '.join(names)}: {need_text}", needed, ram.budget_bytes, "")
+        return Refusal(names, f"{', '.join(names)}: {need_text}", needed, ram.budget_bytes, "")
     on_gpus = {name: need for name, need in smallest.items() if need.split}
     needed = sum(_least(need, devices[0]) * need.split for need in on_gpus.values())
     available = sum(device.budget_bytes for device in gpus)
     need_text = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
     split = max((need.split for need in on_gpus.values()), default=1)
     message = f"{', '.join(on_gpus)}: {need_text}"
-    return Lack(tuple(on_gpus), message, needed, available, "", on_gpus=True, split=split)
+    return Refusal(tuple(on_gpus), message, needed, available, "", on_gpus=True, split=split)
 
 
 def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> dict[str, VariantSpec]:
@@ -179,9 +179,8 @@ def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> di
     return found
 
 
-def headline(found: Plan | Refusal) -> str:
+def headline(machine: Hardware) -> str:
     """Describe the machine in one line."""
-    machine = found.hardware
     sizes = [f"{gpu.name}, {gib(gpu.total_bytes)}" for gpu in machine.gpus]
     same = len(set(sizes)) == 1
     gpus = f"{len(sizes)} x {sizes[0]}" if same and len(sizes) > 1 else "; ".join(sizes)
@@ -208,21 +207,21 @@ def where(one: Placed) -> str:
     return "RAM" if one.need is not None else "-"
 
 
-def as_data(found: Plan | Refusal) -> dict[str, Any]:
-    """Return the plan, or the refusal, as plain data; sizes are bytes."""
+def as_data(found: Plan | Refusal, machine: Hardware) -> dict[str, Any]:
+    """Return the plan for a machine, or the refusal, as plain data; sizes are bytes."""
     if isinstance(found, Refusal):
         return {
             "fits": False,
-            "machine": headline(found),
-            "models": list(found.lack.models),
+            "machine": headline(machine),
+            "models": list(found.models),
             "message": found.message,
-            "needed_bytes": found.lack.needed_bytes,
-            "available_bytes": found.lack.available_bytes,
+            "needed_bytes": found.needed_bytes,
+            "available_bytes": found.available_bytes,
             "change": found.change,
         }
     return {
         "fits": True,
-        "machine": headline(found),
+        "machine": headline(machine),
         "models": [_model_data(one) for one in found.models],
         "devices": [
             {

@@ -341,7 +341,7 @@ class Planned:
                 f"model's files there;{pull} {3 if pull else 2}. set `demo` in models.yaml; {4 if pull else 3}. take "
                 "the model out of models.yaml."
             )
-        if self._on_gpu and isinstance(self.plan, Refusal) and spec.id in self.plan.lack.models:
+        if self._on_gpu and isinstance(self.plan, Refusal) and spec.id in self.plan.models:
             raise LoadError(f"{self.plan.message}. Smallest change: {self.plan.change}.")
         return found, False
 
