@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from engine.config.messages import check_spec, did_you_mean, unknown_key
+from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
 from engine.config.models import (
     SPEC_BY_TASK,
     CommonModelSpec,
@@ -93,8 +93,8 @@ def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:
 def _check_model(entry: dict[str, object], location: Location, document: Document) -> ModelSpec | None:
     task = entry.get("task")
     if isinstance(task, str) and task not in SPEC_BY_TASK:
-        tasks = ", ".join(f"`{known}`" for known in SPEC_BY_TASK)
-        message = f"there is no task `{shown(task)}`; there is {tasks}{did_you_mean(task, SPEC_BY_TASK)}"
+        near = did_you_mean(task, SPEC_BY_TASK)
+        message = f"there is no task `{shown(task)}`; there is {listed(SPEC_BY_TASK)}{near}"
         document.add_problem((*location, "task"), message)
         # Which keys belong to it is unknown, so only what all tasks share is checked.
         common = {key: entry[key] for key in CommonModelSpec.model_fields if key in entry}

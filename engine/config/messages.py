@@ -79,12 +79,6 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean `{shown(near)}`?" if near else ""
 
 
-def no_such(what: str, name: str, choices: Iterable[str], *, list_all: bool = False) -> PydanticCustomError:
-    """Make an error for a pydantic validator to raise about a name that is none of the choices."""
-    there_is = f"; there is {_listed(choices)}" if list_all else ""
-    return plain_error(f"there is no {what} `{shown(name)}`{did_you_mean(name, choices)}{there_is}")
-
-
 def near_misses(word: str, choices: Iterable[str], most: int) -> list[str]:
     """Return what `word` may have been meant to be, the most similar first. `word` may come from a client."""
     return difflib.get_close_matches(word[:64], list(choices), n=most)
@@ -97,7 +91,7 @@ def near_miss(word: str, choices: Iterable[str]) -> str | None:
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
     choices = list(choices)
-    return f"unknown key{did_you_mean(key, choices) or f'; known here: {_listed(choices)}'}"
+    return f"unknown key{did_you_mean(key, choices) or f'; known here: {listed(choices)}'}"
 
 
 def check_spec(spec: type[SpecT], entry: Mapping[str, object], location: Location, document: Document) -> SpecT | None:
@@ -163,7 +157,7 @@ def _expected(schema: dict[str, Any]) -> str:
         return f"{_expected(schema['anyOf'][0])}, or null"
     if "const" in schema or "enum" in schema:
         choices = schema.get("enum") or [schema["const"]]
-        return f"one of {_listed(choices)}" if len(choices) > 1 else f"`{choices[0]}`"
+        return f"one of {listed(choices)}" if len(choices) > 1 else f"`{choices[0]}`"
     if "patternErrorMessage" in schema:
         return str(schema["patternErrorMessage"])
     kinds = {
@@ -203,5 +197,6 @@ def _described(value: object) -> str:
     return f'"{shown(value)}"' if isinstance(value, str) and value.isprintable() else shown(str(value))
 
 
-def _listed(choices: Iterable[str]) -> str:
+def listed(choices: Iterable[str]) -> str:
+    """Return like `a`, `b`, each in back quotes."""
     return ", ".join(f"`{choice}`" for choice in choices)

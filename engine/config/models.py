@@ -4,11 +4,24 @@ The strings under the fields are the help that editors show, by way of models.sc
 spec class joins `ModelSpec`.
 """
 
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from engine.config.messages import Folder, Id, Limit, Names, Spec, StallSeconds, Word, matching, no_such, plain_error
+from engine.config.messages import (
+    Folder,
+    Id,
+    Limit,
+    Names,
+    Spec,
+    StallSeconds,
+    Word,
+    did_you_mean,
+    listed,
+    matching,
+    plain_error,
+)
 from engine.config.profiles import (
     Batches,
     ImageProfile,
@@ -24,6 +37,21 @@ from engine.demo import demo_names
 
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
 VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+def _one_of(what: str, choices: Callable[[], Collection[str]]) -> AfterValidator:
+    def check(name: str) -> str:
+        known = choices()
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise plain_error(f"there is no {what} `{shown(name)}`{near}; there is {listed(known)}")
+        return name
+
+    return AfterValidator(check)
+
+
+_Profile = Annotated[str, _one_of("profile", shipped)]
+_Demo = Annotated[Word, _one_of("demo", demo_names)]
 _Gib = Annotated[float, Field(gt=0, le=65536)]
 _Repository = Annotated[
     str, matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", 128, "a repository like `owner/name`")
@@ -70,17 +98,10 @@ class VariantSpec(Spec):
     """KV heads: over more GPUs than that the KV cache is not split any further. null: it always is."""
     state_mib_per_chat: Annotated[float, Field(ge=0, le=65536)] = 0.0
     """MiB that a conversation takes whatever its length, in layers with linear attention."""
-    profile: str | None = None
+    profile: _Profile | None = None
     """Profile of an image model, in place of the model's."""
     offload: Literal["none", "model", "sequential"] | None = None
     """What of an image model stays in the GPU's memory. null: what its profile says."""
-
-    @field_validator("profile")
-    @classmethod
-    def _is_shipped(cls, name: str | None) -> str | None:
-        if name is not None and name not in shipped():
-            raise no_such("profile", name, shipped())
-        return name
 
 
 def _each_folder_once(variants: tuple[VariantSpec, ...]) -> tuple[VariantSpec, ...]:
@@ -128,7 +149,7 @@ class CommonModelSpec(Spec):
     """One or two sentences for the people who choose a model."""
     weights: Folder
     """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
-    demo: Word | None = None
+    demo: _Demo | None = None
     """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
     variants: Variants = ()
     """What to serve it with, best first: `hearth plan` picks the best ones that fit this machine together."""
@@ -136,13 +157,6 @@ class CommonModelSpec(Spec):
     """Never takes turns with other models: what does not fit beside it does not run."""
     unload_after_seconds: Annotated[float, Field(ge=10, le=31_536_000)] | None = None
     """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
-
-    @field_validator("demo")
-    @classmethod
-    def _is_shipped_demo(cls, demo: str | None) -> str | None:
-        if demo is not None and demo not in demo_names():
-            raise no_such("demo", demo, demo_names(), list_all=True)
-        return demo
 
 
 class ChatEngineSpec(Spec):
@@ -278,17 +292,10 @@ class ImageModelSpec(CommonModelSpec):
     """What the model does."""
     capabilities: Names[Literal["image_generation"]]
     """What clients may ask of it."""
-    profile: str
+    profile: _Profile
     """How such a pipeline is run: one of the profiles that come with Hearth."""
     engine: ImageEngineSpec = ImageEngineSpec()
     """How it is run otherwise than its profile says, and its queue. Every value has a default."""
-
-    @field_validator("profile")
-    @classmethod
-    def _is_shipped(cls, name: str) -> str:
-        if name not in shipped():
-            raise no_such("profile", name, shipped(), list_all=True)
-        return name
 
     @model_validator(mode="after")
     def _agrees_with_its_profile(self) -> Self:

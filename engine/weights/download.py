@@ -389,7 +389,17 @@ class _Hub:
 
     def listing(self, revision: str | None) -> Listing:
         """Return the files of a commit, branch or tag; None is the branch main. Raises `WeightsError`."""
-        info = self._patiently(lambda: self._info(revision))
+        try:
+            info = self._patiently(
+                lambda: self._api.model_info(
+                    self._repository, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS
+                )
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WeightsError(
+                f"{self._endpoint} does not answer like a model hub. Is HF_ENDPOINT right, and does a proxy answer "
+                "in its place?"
+            ) from error
         commit = str(info.sha)
         if re.fullmatch(COMMIT, commit) is None or (re.fullmatch(COMMIT, revision or "") and commit != revision):
             raise WeightsError(
@@ -436,17 +446,6 @@ class _Hub:
                 part.write(chunk)
         if part.done < end:
             raise RemoteProtocolError("the answer ended early")
-
-    def _info(self, revision: str | None) -> Any:
-        try:
-            return self._api.model_info(
-                self._repository, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WeightsError(
-                f"{self._endpoint} does not answer like a model hub. Is HF_ENDPOINT right, and does a proxy answer "
-                "in its place?"
-            ) from error
 
     def _patiently(self, ask: Callable[[], T], part: Part | None = None) -> T:
         """Ask until there is an answer, or until it is no use any more. Raises `WeightsError`."""
