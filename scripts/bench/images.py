@@ -32,7 +32,7 @@ from bench.report import (
 )
 
 from engine import demo
-from engine.config.profiles import SIZES
+from engine.config.models import SIZES
 
 ONE_BY_ONE, REQUESTS, STEPS = "one by one", "requests joined", "steps joined"
 _ENGINE: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import transformers
 from safetensors import SafetensorError
 
 from engine.backends.diffusers.protocol import ImageOptions
-from engine.config.profiles import ImageProfile
+from engine.config.models import ImageProfile
 from engine.errors import LoadError
 from engine.weights.safety import LEFT_OUT, check_pipeline_folder, lacking, variant
 

@@ -5,7 +5,7 @@ The worker answers with `ImageEvent`s (engine/types.py). How messages travel is 
 
 import msgspec
 
-from engine.config.profiles import Batches, ImageProfile
+from engine.config.models import Batches, ImageProfile
 from engine.types import ImageFormat, Quality  # msgspec reads them
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine import ConfigError, load_config
 from engine.config import ImageModelSpec
-from engine.config.profiles import SIZES, profile_named, shipped
+from engine.config.models import SIZES, profile_named, shipped
 
 ENTRY = """
 models:

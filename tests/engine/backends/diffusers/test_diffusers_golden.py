@@ -16,7 +16,7 @@ from engine.backends.diffusers.adapters.common import Order, advance, quiet, see
 from engine.backends.diffusers.jobs import sequence_length
 from engine.backends.diffusers.load import load
 from engine.backends.diffusers.protocol import ImageOptions
-from engine.config.profiles import profile_named
+from engine.config.models import profile_named
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
 CLOSE = 1 / 255
