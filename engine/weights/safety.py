@@ -174,6 +174,15 @@ def check_safetensors(file: Path) -> None:
 def check_pipeline_folder(folder: Path) -> str:
     """Return the pipeline's class. Raises `LoadError`, naming the file, unless the folder is safe and complete."""
     index = _read_index(folder)
+    check_files(folder)
+    for name, origin in index.items():
+        if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
+            _check_component(folder, name, origin)
+    return str(index["_class_name"])
+
+
+def check_files(folder: Path) -> None:
+    """Raise `LoadError`, naming the file, for code, for configurations that name code, and for what is cut off."""
     for file in sorted(folder.rglob("*")):
         if file.suffix == ".py":
             raise LoadError(
@@ -184,10 +193,6 @@ def check_pipeline_folder(folder: Path) -> str:
             check_no_code(file)
         if file.suffix == ".safetensors":
             check_safetensors(file)
-    for name, origin in index.items():
-        if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
-            _check_component(folder, name, origin)
-    return str(index["_class_name"])
 
 
 def lacking(folder: Path) -> list[str]:

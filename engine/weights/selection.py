@@ -9,10 +9,10 @@ from engine.weights.errors import WeightsError
 from engine.weights.safety import (
     LEFT_OUT,
     PIPELINES,
+    check_files,
     check_folder,
     check_no_code,
     check_pipeline_folder,
-    check_safetensors,
     read_config,
     shards,
 )
@@ -76,13 +76,10 @@ def check_loadable(folder: Path) -> None:
     """Raise `LoadError` unless the finished folder is one that the loaders take."""
     if (folder / "model_index.json").exists():
         check_pipeline_folder(folder)
-    elif (folder / "config.json").exists():
+        return
+    if (folder / "config.json").exists():
         check_folder(folder)
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    check_descriptions(folder, files)
-    for path in files:
-        if path.endswith(".safetensors"):
-            check_safetensors(folder / path)
+    check_files(folder)
 
 
 def _of_pipeline(paths: Collection[str], folder: Path) -> list[str]:
