@@ -87,12 +87,7 @@ class Pictures:
             for (position, index), url, path, data in zip(places, urls, paths, fetched, strict=True):
                 part = await self._part(url, data, path, request.cache_salt or "")
                 pixels += part["image_pil"].width * part["image_pil"].height
-                if pixels > 1e6 * (most_megapixels := 2 * self._limits.max_megapixels):
-                    raise RequestError(
-                        f"The pictures of one request may have {most_megapixels:g} megapixels together. Make them "
-                        "smaller, or send fewer.",
-                        param=path,
-                    )
+                self._check_sum(pixels, path)
                 messages[position]["content"] = list(messages[position]["content"])
                 messages[position]["content"][index] = part
             yield replace(request, messages=messages)
@@ -130,6 +125,14 @@ class Pictures:
             data = _from_data_uri(url, self._limits.max_bytes)
         image = decode_image(data, self._limits)
         return image, hashlib.sha256(salt.encode() + b"\0" + data).hexdigest()
+
+    def _check_sum(self, pixels: int, path: str) -> None:
+        most = 2 * self._limits.max_megapixels
+        if pixels > most * 1e6:
+            raise RequestError(
+                f"The pictures of one request may have {most:g} megapixels together. Make them smaller, or send fewer.",
+                param=path,
+            )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config/load.py's.
+"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config/__init__.py's.
 
 The strings under the fields are the help that editors show, by way of models.schema.json. A task is added here: its
 spec class joins `ModelSpec`.

@@ -1,4 +1,4 @@
-"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config/load.py."""
+"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config/__init__.py."""
 
 import re
 from collections.abc import Callable

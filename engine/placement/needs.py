@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +78,7 @@ class Footprints:
 
     def write(self, data_dir: Path) -> None:
         """Keep them, whole or not at all. A disk that is full costs a log line."""
-        now = int(time.time())
-        entries = {key: {"bytes": used, "written_at": now} for key, used in sorted(self.measured.items())}
+        entries = {key: {"bytes": used} for key, used in sorted(self.measured.items())}
         try:
             write_atomically(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
         except OSError as error:
