@@ -37,7 +37,7 @@ from engine.weights.manifest import (
     size_problem,
     write_manifest,
 )
-from engine.weights.safety import COMMIT, check_folder_name, check_repository, is_plain, is_there
+from engine.weights.safety import COMMIT, check_file, check_folder_name, check_repository, is_plain, is_there
 
 T = TypeVar("T")
 
@@ -352,13 +352,12 @@ def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
 
 def _prepare(partial: Partial, wanted: Wanted, listing: Listing, fetch: Fetch, report: Report) -> Pull:
     by_path = {file.path: file for file in listing.files}
-    looked_at = selection.descriptions(by_path)
     partial.begin(listing)
-    for path in looked_at:
+    for path in selection.descriptions(by_path):
         if by_path[path].size_bytes > _LARGEST_DESCRIPTION_BYTES:
             raise WeightsError(f"{wanted.repository} lists {path} with {by_path[path].size_bytes} bytes: that is none.")
         partial.complete(by_path[path], fetch, silent)
-    selection.check_descriptions(partial.model, looked_at)
+        check_file(partial.model, partial.model / path)
     files = tuple(by_path[path] for path in selection.chosen(by_path, partial.model))
     partial.keep_only(files)
     if is_there(partial.target):

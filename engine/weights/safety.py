@@ -174,25 +174,25 @@ def check_safetensors(file: Path) -> None:
 def check_pipeline_folder(folder: Path) -> str:
     """Return the pipeline's class. Raises `LoadError`, naming the file, unless the folder is safe and complete."""
     index = _read_index(folder)
-    check_files(folder)
+    for file in sorted(folder.rglob("*")):
+        check_file(folder, file)
     for name, origin in index.items():
         if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
             _check_component(folder, name, origin)
     return str(index["_class_name"])
 
 
-def check_files(folder: Path) -> None:
-    """Raise `LoadError`, naming the file, for code, for configurations that name code, and for what is cut off."""
-    for file in sorted(folder.rglob("*")):
-        if file.suffix == ".py":
-            raise LoadError(
-                f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file "
-                "if the pipeline works without it, or use another model."
-            )
-        if file.name.endswith(("config.json", "model_index.json")):
-            check_no_code(file)
-        if file.suffix == ".safetensors":
-            check_safetensors(file)
+def check_file(folder: Path, file: Path) -> None:
+    """Raise `LoadError`, naming the file, for code, for a configuration that names code, and for what is cut off."""
+    if file.suffix == ".py":
+        raise LoadError(
+            f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file if "
+            "the pipeline works without it, or use another model."
+        )
+    if file.name.endswith(("config.json", "model_index.json")):
+        check_no_code(file)
+    if file.suffix == ".safetensors":
+        check_safetensors(file)
 
 
 def lacking(folder: Path) -> list[str]:
