@@ -155,15 +155,14 @@ def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: S
     needed = sum(in_ram.values())
     if needed > ram.budget_bytes:
         names = tuple(name for name, size in in_ram.items() if size)
-        need_text = f"together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
-        return Refusal(names, f"{', '.join(names)}: {need_text}", needed, ram.budget_bytes, "")
+        message = f"together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
+        return Refusal(names, f"{', '.join(names)}: {message}", needed, ram.budget_bytes)
     on_gpus = {name: need for name, need in smallest.items() if need.split}
     needed = sum(_least(need, devices[0]) * need.split for need in on_gpus.values())
     available = sum(device.budget_bytes for device in gpus)
-    need_text = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
+    message = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
     split = max((need.split for need in on_gpus.values()), default=1)
-    message = f"{', '.join(on_gpus)}: {need_text}"
-    return Refusal(tuple(on_gpus), message, needed, available, "", on_gpus=True, split=split)
+    return Refusal(tuple(on_gpus), f"{', '.join(on_gpus)}: {message}", needed, available, on_gpus=True, split=split)
 
 
 def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> dict[str, VariantSpec]:

@@ -141,9 +141,11 @@ def _mentions(value: Any, key: str) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, dict) and key in item:
-            return True
-        waiting.extend(item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        if isinstance(item, dict):
+            if key in item:
+                return True
+            item = list(item.values())
+        waiting.extend(item if isinstance(item, list) else ())
     return False
 
 
