@@ -16,7 +16,7 @@ from engine.errors import (
     UnknownModelError,
     UnsupportedCapabilityError,
 )
-from engine.media.images import ImageLimits
+from engine.media import ImageLimits
 from engine.types import (
     ANSWERS,
     AWAITS_TURN,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from engine.backends.vllm import processes
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
-from engine.config.profiles import SIZES
+from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
-from engine.media.images import ImageLimits, Pictures, image_path, image_places
+from engine.media import ImageLimits, Pictures, image_path, image_places
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool

@@ -14,7 +14,7 @@ EngineError
 ├── GenerationError           this one answer failed, the engine lives
 ├── WeightsError              the operator's: weights cannot be fetched, verified or copied (engine/weights/errors.py)
 └── LoadError                 the operator's: a model cannot be loaded
-    └── ConfigError           models.yaml is wrong (engine/config/load.py)
+    └── ConfigError           models.yaml is wrong (engine/config)
 
 Messages are written by us and may be shown to clients: no path, no prompt, no text of a lower library.
 The lower library's error is kept as `__cause__`.

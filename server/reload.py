@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,34 +23,17 @@ from server.store import Actor, AuditLog, StoreUnavailableError
 _log = logging.getLogger("hearth.reload")
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What is served now, and in which models, tiers and voices that differs from before.
-
-    `warnings` are about voices, the old ones among them: what is still wrong is said again.
-    """
-
-    config: Config
-    models: Difference
-    voices: Difference
-    warnings: tuple[str, ...]
-    later: tuple[str, ...]
-    """Models that keep the memory that they have until they are loaded again."""
-
-
 async def reload_config(app: FastAPI) -> None:
     """Do what a SIGHUP asks for, and report the outcome in the log and to `hearth reload`."""
     began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
     certificate = renew_certificate(app)
     try:
-        taken = await take_over(app, None)
+        outcome = await take_over(app, None)
     except ConfigError as error:
         _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
         outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
     else:
-        outcome = Outcome(
-            os.getpid(), began_at_ns, path, None, taken.models, taken.voices, taken.warnings, taken.later, certificate
-        )
+        outcome = replace(outcome, certificate=certificate)
         changes = outcome.sentences()
         level = logging.WARNING if changes else logging.INFO
         _log.log(level, "models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
@@ -72,13 +55,15 @@ def renew_certificate(app: FastAPI) -> Renewal | None:
         return Renewal(refused=str(error))
 
 
-async def take_over(app: FastAPI, by: Actor | None) -> Taken:
+async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
     """Read the file again; tiers, models and voices are from then on what is there. Answers that are given go on.
 
-    `by` None means the user of this machine. Raises `ConfigError`, and then nothing has changed.
+    `by` None means the user of this machine. Raises `ConfigError`, and then nothing has changed. The outcome's
+    `warnings` are about voices, the old ones among them: what is still wrong is said again.
     """
+    began_at_ns, path = time.monotonic_ns(), app.state.settings.models
     async with app.state.reloading:  # of two at once, the one that read the file last has to win
-        config = await asyncio.to_thread(load_config, app.state.settings.models)
+        config = await asyncio.to_thread(load_config, path)
         engine: Engine = app.state.engine
         before = _voices(app.state.config, engine)
         models = _difference(_named(app.state.config), _named(config))
@@ -94,7 +79,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Taken:
             await AuditLog(app.state.database).record("config.reload", config.path.name, detail, by=by)
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
-        return Taken(config, models, voices, warnings, engine.later())
+        return Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, engine.later())
 
 
 def _named(config: Config) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# By pydantic's type of error, with values of its context.
 _SENTENCES = {
     "missing": "is missing",
     "string_type": "must be a string",
@@ -23,18 +24,17 @@ _SENTENCES = {
     "finite_number": "must be a finite number",
     "union_tag_not_found": "is missing",
     "extra_forbidden": "is not known here",
-}
-_BOUNDS = {
-    "greater_than_equal": ("ge", "must be at least {}"),
-    "greater_than": ("gt", "must be more than {}"),
-    "less_than_equal": ("le", "must be at most {}"),
-    "less_than": ("lt", "must be less than {}"),
-    "too_short": ("min_length", "must have at least {} items"),
-    "too_long": ("max_length", "must have at most {} items"),
-    "string_too_short": ("min_length", "must have at least {} characters"),
-    "string_too_long": ("max_length", "must have at most {} characters"),
-    "literal_error": ("expected", "must be one of {}"),
-    "union_tag_invalid": ("expected_tags", "must be one of {}"),
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "literal_error": "must be one of {expected}",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "value_error": "{error}",  # raised by our own validators: the text is ours
 }
 
 
@@ -62,9 +62,9 @@ def most_specific_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> P
     param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
     missing = finding["type"] in {"missing", "union_tag_not_found"}
     code = "missing_field" if missing else getattr(cause, "code", "invalid_value")
+    if param is None and missing:
+        return Problem(None, "invalid_json", "The body is empty. Send a JSON object.")
     if param is None:
-        if missing:
-            return Problem(None, "invalid_json", "The body is empty. Send a JSON object.")
         return Problem(None, "invalid_value", "The body must be a JSON object.")
     return Problem(param, code, f"`{param}` {sentence(finding)}.")
 
@@ -81,15 +81,8 @@ def _most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def sentence(finding: Mapping[str, Any]) -> str:
     """Say what is wrong, to follow the name of the field."""
-    kind = finding["type"]
-    if kind in _SENTENCES:
-        return _SENTENCES[kind]
-    if kind in _BOUNDS:
-        key, template = _BOUNDS[kind]
-        return template.format(finding.get("ctx", {}).get(key))
-    if kind == "value_error":  # raised by our own validators: the text is ours
-        return str(finding["ctx"]["error"])
-    return "has a value that is not allowed here"
+    template = _SENTENCES.get(finding["type"], "has a value that is not allowed here")
+    return template.format(**finding.get("ctx", {}))
 
 
 def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
@@ -98,7 +91,7 @@ def field_path(finding: Mapping[str, Any], body: Any) -> str | None:
     A location also names union branches, which are not in the body: only what leads further into it is kept.
     """
     location = list(finding["loc"])
-    if finding["type"] == "union_tag_not_found" or finding["type"] == "union_tag_invalid":
+    if finding["type"].startswith("union_tag_"):
         location.append(finding["ctx"]["discriminator"].strip("'"))
     path, here = "", body
     for depth, part in enumerate(location):

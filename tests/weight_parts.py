@@ -13,10 +13,13 @@ import pytest
 from hub_server import HubServer
 
 from engine.errors import EngineError
-from engine.weights.download import Patience, Wanted, pull
+from engine.weights.download import Wanted, check_room, prepared
+from engine.weights.manifest import Manifest, Report, silent
 
 REPOSITORY = "owner/tiny-chat"
 NAME = "tiny-chat"
+# Of seconds, before the second attempt of a pull
+PAUSE = 0.001
 SHARD = "model-00001-of-00002.safetensors"
 _OTHER = "model-00002-of-00002.safetensors"
 FILES = (
@@ -55,13 +58,8 @@ def model_files() -> dict[str, bytes]:
     }
 
 
-def quick() -> Patience:
-    """Patience with the same number of attempts and short pauses."""
-    return Patience(first_pause_seconds=0.001, longest_pause_seconds=0.01)
-
-
 def wanted(hub: HubServer, **fields: Any) -> Wanted:
-    return Wanted(REPOSITORY, NAME, endpoint=hub.endpoint, patience=quick(), **fields)
+    return Wanted(REPOSITORY, NAME, endpoint=hub.endpoint, first_pause_seconds=PAUSE, **fields)
 
 
 @contextmanager
@@ -73,6 +71,15 @@ def hub_here() -> Iterator[HubServer]:
         server.add(REPOSITORY, model_files())
         yield server
         close_session()
+
+
+def pull(weights: Path, asked: Wanted, report: Report = silent) -> Manifest:
+    """Fetch a model as `hearth weights pull` does."""
+    with prepared(weights, asked, report) as found:
+        if isinstance(found, Manifest):
+            return found
+        check_room(weights, [found])
+        return found.run(report)
 
 
 def refusal(weights: Path, asked: Wanted) -> str:

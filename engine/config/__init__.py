@@ -1,29 +1,140 @@
-"""models.yaml: what it may say (models, profiles), how it is read (yaml, load) and what is wrong with it (messages)."""
+"""models.yaml as frozen specs: what is served and to whom, every problem reported at once with line and key.
 
-from engine.config.load import Config, ConfigError, load_config
+How this machine runs it (folders, ports, the database) is the server's settings; whether a model fits is for
+whoever loads it. What an entry may say is models.py's, how YAML is read yaml.py's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
 from engine.config.models import (
+    SPEC_BY_TASK,
     ChatEngineSpec,
     ChatModelSpec,
-    ImageEngineSpec,
+    CommonModelSpec,
     ImageModelSpec,
     ModelSpec,
-    SpeechEngineSpec,
     SpeechModelSpec,
     TierSpec,
 )
-from engine.config.yaml import Problem
+from engine.config.yaml import Document, Location, Problem, read_document, shown
+from engine.errors import LoadError
 
 __all__ = [
     "ChatEngineSpec",
     "ChatModelSpec",
     "Config",
     "ConfigError",
-    "ImageEngineSpec",
     "ImageModelSpec",
     "ModelSpec",
     "Problem",
-    "SpeechEngineSpec",
     "SpeechModelSpec",
     "TierSpec",
     "load_config",
 ]
+
+# A file that is something else altogether has a problem on every line.
+LISTED_PROBLEMS = 200
+
+
+class ConfigError(LoadError):
+    """models.yaml is wrong. The message lists every problem; `problems` holds them one by one."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.path = path
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
+        listed = self.problems[:LISTED_PROBLEMS]
+        width = max((len(str(problem.line)) for problem in listed if problem.line), default=0)
+        lines = [f"{path}: {len(problems)} problem{'s' if len(problems) != 1 else ''}"]
+        for problem in listed:
+            where = f"line {problem.line:<{width}}  " if problem.line else ""
+            what = f"{problem.key}: {problem.message}" if problem.key else problem.message
+            lines.append(f"  {where}{what}")
+        if len(problems) > len(listed):
+            lines.append(f"  and {len(problems) - len(listed)} more")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A models.yaml without problems; both mappings are read-only, by id, in the file's order."""
+
+    path: Path
+    models: Mapping[str, ModelSpec]
+    tiers: Mapping[str, TierSpec]
+
+
+def load_config(path: Path) -> Config:
+    """Read models.yaml.
+
+    Raises:
+        ConfigError: The file is missing or wrong; it names every problem, not the first alone.
+    """
+    document = read_document(path)
+    models: dict[str, ModelSpec] = {}
+    tiers: dict[str, TierSpec] = {}
+    if document.root is not None:
+        for key in document.root:
+            if key not in {"models", "tiers"}:
+                document.add_problem((key,), unknown_key(key, ("models", "tiers")))
+        entries = {section: _entries(document, section) for section in ("models", "tiers")}
+        for name, entry in entries["models"].items():
+            model = _check_model(entry, ("models", name), document)
+            if model:
+                models[model.id] = model
+        for name, entry in entries["tiers"].items():
+            tier = check_spec(TierSpec, entry, ("tiers", name), document)
+            if tier:
+                tiers[tier.id] = tier
+        _check_tiers(entries["models"], document)
+    if document.problems:
+        raise ConfigError(path, document.problems)
+    return Config(path, MappingProxyType(models), MappingProxyType(tiers))
+
+
+def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:
+    entries = (document.root or {}).get(section)
+    if not isinstance(entries, dict) or not entries:
+        what = "must hold" if isinstance(entries, dict) or entries is None else "must be a mapping with"
+        document.add_problem((section,), f"{what} at least one of the {section}, each under its own name")
+        return {}
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            document.add_problem((section, name), "must be a mapping: put its `key: value` lines below, indented")
+    return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
+
+
+def _check_model(entry: dict[str, object], location: Location, document: Document) -> ModelSpec | None:
+    task = entry.get("task")
+    if isinstance(task, str) and task not in SPEC_BY_TASK:
+        near = did_you_mean(task, SPEC_BY_TASK)
+        message = f"there is no task `{shown(task)}`; there is {listed(SPEC_BY_TASK)}{near}"
+        document.add_problem((*location, "task"), message)
+        # Which keys belong to it is unknown, so only what all tasks share is checked.
+        common = {key: entry[key] for key in CommonModelSpec.model_fields if key in entry}
+        check_spec(CommonModelSpec, common, location, document)
+        return None
+    spec = SPEC_BY_TASK[task if isinstance(task, str) else "chat"]
+    return check_spec(spec, entry, location, document)
+
+
+def _check_tiers(models: Mapping[str, dict[str, object]], document: Document) -> None:
+    """Check names across entries; not where tiers are so wrong that this would mislead."""
+    tiers = (document.root or {}).get("tiers")
+    if not isinstance(tiers, dict) or not tiers:
+        return
+    lists = {name: tier.get("models") if isinstance(tier, dict) else None for name, tier in tiers.items()}
+    named = {("models", name, "tier"): [entry.get("tier")] for name, entry in models.items()}
+    named |= {("tiers", name, "models"): listed for name, listed in lists.items() if isinstance(listed, list)}
+    known = [listed for listed in lists.values() if isinstance(listed, list)]
+    for location, names in named.items():
+        for name in names:
+            if isinstance(name, str) and name not in tiers:
+                message = f"there is no tier `{shown(name)}` under `tiers`{did_you_mean(name, tiers)}"
+                document.add_problem(location, message)
+            elif isinstance(name, str) and len(known) == len(tiers) and not any(name in listed for listed in known):
+                message = f"no tier lists `{name}` under its `models`, so no key could use this model: add it to one"
+                document.add_problem(location, message)

@@ -1,10 +1,14 @@
-"""Checks data against a spec class and says in plain words what does not fit; the specs are not its own."""
+"""What entries of models.yaml are built of, and what does not fit in them, said in plain words.
+
+Which entries there are is engine/config/models.py's.
+"""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from engine.config.yaml import Document, Location, shown
@@ -16,6 +20,57 @@ _PLAIN = "plain_words"
 def plain_error(message: str) -> PydanticCustomError:
     """Make an error for a pydantic validator to raise; its message reaches the reader as it is."""
     return PydanticCustomError(_PLAIN, "{message}", {"message": message})
+
+
+class Spec(BaseModel):
+    """An entry, or a part of one: every key known, every value of its type."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise plain_error(f"names `{shown(name)}` {times} times: keep one")
+    return names
+
+
+def matching(pattern: str, most: int, meaning: str) -> Any:
+    """Make the field of a text of at most so many characters; `meaning` says what the pattern means."""
+    # Editors show `patternErrorMessage` instead of the regular expression; our own messages use it too.
+    return Field(pattern=pattern, max_length=most, json_schema_extra={"patternErrorMessage": meaning})
+
+
+Id = Annotated[
+    str,
+    matching(
+        r"^[A-Za-z0-9]([./]?[A-Za-z0-9_-])*$",
+        64,
+        "a name of at most 64 letters, digits and `-` `_` `.` `/`"
+        " (starting with a letter or digit, without `..` or `//`)",
+    ),
+]
+Folder = Annotated[
+    str,
+    matching(
+        r"^[^/\\\x00-\x1f.~][^/\\\x00-\x1f]*(/[^/\\\x00-\x1f.~][^/\\\x00-\x1f]*)*$",
+        255,
+        "a folder below the weights directory, like `my-model` or `team/my-model`"
+        " (relative, without `..`, no part starting with a dot or `~`)",
+    ),
+]
+Word = Annotated[str, matching(r"^[a-z0-9_]+$", 64, "a name of small letters, digits and `_`")]
+Name = TypeVar("Name", bound=str)
+# Strict mode would refuse YAML's lists for tuples.
+Names = Annotated[
+    tuple[Name, ...],
+    Field(strict=False, min_length=1, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(_each_once),
+]
+Limit = Annotated[int, Field(ge=1, le=1_000_000_000)]
+StallSeconds = Annotated[float, Field(ge=1, le=86400)]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -36,18 +91,16 @@ def near_miss(word: str, choices: Iterable[str]) -> str | None:
 
 def unknown_key(key: str, choices: Iterable[str]) -> str:
     choices = list(choices)
-    return f"unknown key{did_you_mean(key, choices) or f'; known here: {_listed(choices)}'}"
+    return f"unknown key{did_you_mean(key, choices) or f'; known here: {listed(choices)}'}"
 
 
-def check_spec(
-    spec: type[SpecT], entry: Mapping[str, object], location: Location, document: Document, context: object
-) -> SpecT | None:
+def check_spec(spec: type[SpecT], entry: Mapping[str, object], location: Location, document: Document) -> SpecT | None:
     """Build `spec` from the mapping at `location`, which ends in its id; None when problems were added."""
     fields = {**entry, "id": location[-1]}
     if "id" in entry:
         document.add_problem((*location, "id"), f"unknown key; the id is the name above, `{location[-1]}`")
     try:
-        return spec.model_validate(fields, context=context)
+        return spec.model_validate(fields)
     except ValidationError as error:
         add_problems(error.errors(include_url=False), spec, location, document)
     return None
@@ -64,7 +117,7 @@ def add_problems(errors: list[ErrorDetails], spec: type[BaseModel], location: Lo
             document.add_problem((*location, *error["loc"]), unknown_key(str(key), known))
             meant.add((*parent, near_miss(str(key), known) or ""))
     for error in errors:
-        place = error["loc"]
+        place = tuple(part for part in error["loc"] if part != "[key]")  # the name itself is wrong
         # A misspelt key is one problem, not also a missing one.
         if error["type"] == "extra_forbidden" or (error["type"] == "missing" and place in meant):
             continue
@@ -85,18 +138,18 @@ def _message(error: ErrorDetails, schema: dict[str, Any]) -> str:
 
 
 def _schema_at(schema: dict[str, Any], location: Location) -> dict[str, Any]:
-    found: dict[str, Any] = schema
+    """Return what the JSON schema says of a place; where that may be null, `anyOf` has the other choice first."""
+
+    def resolved(part: dict[str, Any]) -> dict[str, Any]:
+        return schema["$defs"][part["$ref"].rsplit("/", 1)[-1]] if "$ref" in part else part
+
+    found = schema
     for part in location:
-        found = found["anyOf"][0] if "anyOf" in found else found  # a mapping, or null
-        found = _resolved(found, schema)
-        found = found["items"] if isinstance(part, int) else found["properties"][part]
+        found = resolved(found.get("anyOf", [found])[0])
+        found = found.get("items") or found.get("properties", {}).get(part) or found["additionalProperties"]
     if "anyOf" in found:
-        return {**found, "anyOf": [_resolved(choice, schema) for choice in found["anyOf"]]}
-    return _resolved(found, schema)
-
-
-def _resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    return schema["$defs"][part["$ref"].rsplit("/", 1)[-1]] if "$ref" in part else part
+        return {**found, "anyOf": [resolved(choice) for choice in found["anyOf"]]}
+    return resolved(found)
 
 
 def _expected(schema: dict[str, Any]) -> str:
@@ -104,7 +157,7 @@ def _expected(schema: dict[str, Any]) -> str:
         return f"{_expected(schema['anyOf'][0])}, or null"
     if "const" in schema or "enum" in schema:
         choices = schema.get("enum") or [schema["const"]]
-        return f"one of {_listed(choices)}" if len(choices) > 1 else f"`{choices[0]}`"
+        return f"one of {listed(choices)}" if len(choices) > 1 else f"`{choices[0]}`"
     if "patternErrorMessage" in schema:
         return str(schema["patternErrorMessage"])
     kinds = {
@@ -144,5 +197,6 @@ def _described(value: object) -> str:
     return f'"{shown(value)}"' if isinstance(value, str) and value.isprintable() else shown(str(value))
 
 
-def _listed(choices: Iterable[str]) -> str:
+def listed(choices: Iterable[str]) -> str:
+    """Return like `a`, `b`, each in back quotes."""
     return ", ".join(f"`{choice}`" for choice in choices)

@@ -1,35 +1,65 @@
-"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config/load.py's.
+"""What one entry of models.yaml may say, a frozen class per kind of entry; reading it is engine/config/__init__.py's.
 
 The strings under the fields are the help that editors show, by way of models.schema.json. A task is added here: its
 spec class joins `ModelSpec`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
+import yaml
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from engine.config.base import Folder, Id, Limit, Names, Spec, StallSeconds, Word, words
-from engine.config.messages import did_you_mean, plain_error
-from engine.config.profiles import (
-    Batches,
-    ImageProfile,
-    MaxBatch,
-    MaxPromptTokens,
-    RenderSizes,
-    StepsByQuality,
-    profile_named,
-    shipped,
+from engine.config.messages import (
+    Folder,
+    Id,
+    Limit,
+    Names,
+    Spec,
+    StallSeconds,
+    Word,
+    did_you_mean,
+    listed,
+    matching,
+    plain_error,
 )
 from engine.config.yaml import shown
 from engine.demo import demo_names
 
+_PROFILES = Path(__file__).with_name("profiles.yaml")
+SIZES = (256, 512, 1024)
+_FIELD_OF_SIZE = {256: "small", 512: "medium", 1024: "large"}
+
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
 VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
-_DEMO_PROFILE = "demo"
 
 
+@cache
+def shipped() -> dict[str, dict[str, Any]]:
+    """The profiles that come with Hearth, as they are in the file."""
+    return dict(yaml.safe_load(_PROFILES.read_text("utf-8")))
+
+
+def _one_of(what: str, choices: Callable[[], Collection[str]]) -> AfterValidator:
+    def check(name: str) -> str:
+        known = choices()
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise plain_error(f"there is no {what} `{shown(name)}`{near}; there is {listed(known)}")
+        return name
+
+    return AfterValidator(check)
+
+
+_Profile = Annotated[str, _one_of("profile", shipped)]
+_Demo = Annotated[Word, _one_of("demo", demo_names)]
 _Gib = Annotated[float, Field(gt=0, le=65536)]
+_Repository = Annotated[
+    str, matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", 128, "a repository like `owner/name`")
+]
+_Revision = Annotated[str, matching(r"^[A-Za-z0-9][A-Za-z0-9_./-]*$", 128, "a commit, tag or branch of the repository")]
 
 
 class VariantSpec(Spec):
@@ -37,29 +67,9 @@ class VariantSpec(Spec):
 
     id: Annotated[Folder, Field(validation_alias="folder")]
     """Folder of its weights, below the weights directory. Different variants need different folders."""
-    repository: (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$",
-                max_length=128,
-                json_schema_extra=words("a repository like `owner/name`"),
-            ),
-        ]
-        | None
-    ) = None
+    repository: _Repository | None = None
     """Where `hearth weights pull` gets it. null: the folder is made by hand."""
-    revision: (
-        Annotated[
-            str,
-            Field(
-                pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]*$",
-                max_length=128,
-                json_schema_extra=words("a commit, tag or branch of the repository"),
-            ),
-        ]
-        | None
-    ) = None
+    revision: _Revision | None = None
     """Which version of the repository. null: the newest one at the first pull, and that one from then on."""
     licence: Annotated[str, Field(min_length=1, max_length=64)]
     """The licence of the weights, like Apache-2.0."""
@@ -91,17 +101,10 @@ class VariantSpec(Spec):
     """KV heads: over more GPUs than that the KV cache is not split any further. null: it always is."""
     state_mib_per_chat: Annotated[float, Field(ge=0, le=65536)] = 0.0
     """MiB that a conversation takes whatever its length, in layers with linear attention."""
-    profile: str | None = None
+    profile: _Profile | None = None
     """Profile of an image model, in place of the model's."""
     offload: Literal["none", "model", "sequential"] | None = None
     """What of an image model stays in the GPU's memory. null: what its profile says."""
-
-    @field_validator("profile")
-    @classmethod
-    def _is_shipped(cls, name: str | None) -> str | None:
-        if name is not None and name not in shipped():
-            raise plain_error(f"there is no profile `{shown(name)}`{did_you_mean(name, shipped())}")
-        return name
 
 
 def _each_folder_once(variants: tuple[VariantSpec, ...]) -> tuple[VariantSpec, ...]:
@@ -113,19 +116,6 @@ def _each_folder_once(variants: tuple[VariantSpec, ...]) -> tuple[VariantSpec, .
 
 
 Variants = Annotated[tuple[VariantSpec, ...], Field(strict=False, max_length=64), AfterValidator(_each_folder_once)]
-
-
-@dataclass(frozen=True, slots=True)
-class TierNames:
-    """What the file's tiers are called, for the checks that look across entries."""
-
-    defined: frozenset[str]
-    usable: frozenset[str]
-
-
-def _check_defined(tier: str, names: TierNames) -> None:
-    if tier not in names.defined:
-        raise plain_error(f"there is no tier `{shown(tier)}` under `tiers`{did_you_mean(tier, names.defined)}")
 
 
 class TierSpec(Spec):
@@ -149,14 +139,6 @@ class TierSpec(Spec):
     queue_share: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """When requests wait for a model: a key of share 2 is given twice the tokens of a key of share 1."""
 
-    @field_validator("models")
-    @classmethod
-    def _tiers_exist(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if isinstance(info.context, TierNames):
-            for name in names:
-                _check_defined(name, info.context)
-        return names
-
 
 class CommonModelSpec(Spec):
     """What every model has, whatever its task."""
@@ -170,7 +152,7 @@ class CommonModelSpec(Spec):
     """One or two sentences for the people who choose a model."""
     weights: Folder
     """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
-    demo: Word | None = None
+    demo: _Demo | None = None
     """Demo model that answers while the weights folder is not there. null: the model then fails to load."""
     variants: Variants = ()
     """What to serve it with, best first: `hearth plan` picks the best ones that fit this machine together."""
@@ -178,24 +160,6 @@ class CommonModelSpec(Spec):
     """Never takes turns with other models: what does not fit beside it does not run."""
     unload_after_seconds: Annotated[float, Field(ge=10, le=31_536_000)] | None = None
     """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
-
-    @field_validator("demo")
-    @classmethod
-    def _is_shipped_demo(cls, demo: str | None) -> str | None:
-        if demo is not None and demo not in demo_names():
-            known = ", ".join(f"`{name}`" for name in demo_names())
-            raise plain_error(f"there is no demo `{shown(demo)}`{did_you_mean(demo, demo_names())}; there is {known}")
-        return demo
-
-    @field_validator("tier")
-    @classmethod
-    def _some_key_may_use_it(cls, tier: str, info: ValidationInfo) -> str:
-        if isinstance(info.context, TierNames):
-            _check_defined(tier, info.context)
-            if tier not in info.context.usable:
-                message = f"no tier lists `{tier}` under its `models`, so no key could use this model"
-                raise plain_error(f"{message}: add it to one")
-        return tier
 
 
 class ChatEngineSpec(Spec):
@@ -283,6 +247,80 @@ class ChatModelSpec(CommonModelSpec):
         return capabilities
 
 
+Steps = Annotated[int, Field(ge=1, le=200)]
+Edge = Annotated[int, Field(ge=64, le=2048, multiple_of=64)]
+Batch = Annotated[int, Field(ge=1, le=64)]
+MaxPromptTokens = Annotated[int, Field(ge=1, le=4096)]
+Batches = Literal["steps", "requests"]
+
+
+class StepsByQuality(Spec):
+    """Denoising steps."""
+
+    standard: Steps
+    """Steps of an image of quality standard."""
+    hd: Steps
+    """Steps of an image of quality hd."""
+
+
+class RenderSizes(Spec):
+    """The edge in pixels at which an image of each size is rendered; it is then resized to exactly that size."""
+
+    small: Edge = Field(alias="256x256")
+    """For small images."""
+    medium: Edge = Field(alias="512x512")
+    """For medium images."""
+    large: Edge = Field(alias="1024x1024")
+    """For large images."""
+
+
+class MaxBatch(Spec):
+    """Images of each size that are denoised together at most; memory decides."""
+
+    small: Batch = Field(alias="256x256")
+    """For small images."""
+    medium: Batch = Field(alias="512x512")
+    """For medium images."""
+    large: Batch = Field(alias="1024x1024")
+    """For large images."""
+
+
+class ImageProfile(Spec):
+    """Everything that depends on the model and not on the request; what they mean stands at `ImageEngineSpec`."""
+
+    steps: StepsByQuality
+    guidance_scale: Annotated[float, Field(ge=0, le=30)]
+    render_size: RenderSizes
+    max_batch: MaxBatch
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    offload: Literal["none", "model", "sequential"] = "none"
+    vae_tiling: bool = False
+    """Part of the profile, so that pixels never depend on the load."""
+    negative_prompt: bool = False
+    """It needs a guidance_scale above 1."""
+    max_prompt_tokens: MaxPromptTokens
+    """The pipeline would cut longer ones without a word."""
+    batching: Batches = "steps"
+    """By steps only where the family's adapter can."""
+
+    def render_edge(self, size: int) -> int:
+        """At which edge an image of this size is rendered."""
+        return int(getattr(self.render_size, _FIELD_OF_SIZE[size]))
+
+    def batch(self, size: int) -> int:
+        """How many images of this size are denoised together."""
+        return int(getattr(self.max_batch, _FIELD_OF_SIZE[size]))
+
+    def step_count(self, quality: Literal["standard", "hd"]) -> int:
+        """How many steps a quality has."""
+        return self.steps.hd if quality == "hd" else self.steps.standard
+
+
+def profile_named(name: str, changes: dict[str, Any] | None = None) -> ImageProfile:
+    """Return a shipped profile with some values replaced. Raises KeyError for an unknown name."""
+    return ImageProfile.model_validate({**shipped()[name], **(changes or {})})
+
+
 class ImageEngineSpec(Spec):
     """How the model is run. Every value has a default; null means what the profile says."""
 
@@ -331,18 +369,10 @@ class ImageModelSpec(CommonModelSpec):
     """What the model does."""
     capabilities: Names[Literal["image_generation"]]
     """What clients may ask of it."""
-    profile: str
+    profile: _Profile
     """How such a pipeline is run: one of the profiles that come with Hearth."""
     engine: ImageEngineSpec = ImageEngineSpec()
     """How it is run otherwise than its profile says, and its queue. Every value has a default."""
-
-    @field_validator("profile")
-    @classmethod
-    def _is_shipped(cls, name: str) -> str:
-        if name not in shipped():
-            known = ", ".join(f"`{one}`" for one in shipped())
-            raise plain_error(f"there is no profile `{shown(name)}`{did_you_mean(name, shipped())}; there is {known}")
-        return name
 
     @model_validator(mode="after")
     def _agrees_with_its_profile(self) -> Self:
@@ -353,7 +383,7 @@ class ImageModelSpec(CommonModelSpec):
 
     def profile_of(self, *, demo: bool) -> ImageProfile:
         """How it is run; a demo model that stands in is run in its own way."""
-        return profile_named(_DEMO_PROFILE) if demo else profile_named(self.profile, self.engine.changes())
+        return profile_named("demo") if demo else profile_named(self.profile, self.engine.changes())
 
 
 class SpeechEngineSpec(Spec):

@@ -1,4 +1,4 @@
-"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config/load.py."""
+"""From a YAML file to plain data that remembers its lines; what it means is left to engine/config/__init__.py."""
 
 import re
 from collections.abc import Callable
@@ -16,6 +16,7 @@ Location = tuple[str | int, ...]
 _EMPTY = "is empty: copy models.yaml from the repository and change it"
 _OTHER_SHAPE = "must have the keys `models` and `tiers` at the start of a line"
 _TAG = "tag:yaml.org,2002:"
+_HALF = re.compile("[\ud800-\udfff]")
 # YAML 1.2's core schema, which editors use too: `on` and `no` are words, 1:30 is not ninety.
 _SCALARS: dict[str, tuple[re.Pattern[str], Callable[[str], object]]] = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), lambda _: None),
@@ -46,17 +47,14 @@ class Document:
     lines: dict[Location, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def add_problem(self, location: Location, message: str) -> None:
-        """Note a problem at `location`, with the line of its nearest known ancestor."""
+    def add_problem(self, location: Location, message: str, line: int | None = None) -> None:
+        """Note a problem at `location`; without a `line`, with that of its nearest known ancestor."""
         known = location
         while known and known not in self.lines:
             known = known[:-1]
-        self.problems.append(Problem(self.lines.get(known), key_path(location), message))
-
-
-def key_path(location: Location) -> str:
-    """Show `("models", "a", "capabilities", 1)` as `models.a.capabilities[1]`."""
-    return "".join(_key_part(part) for part in location).removeprefix(".")
+        # Like `models.a.capabilities[1]`
+        key = "".join(_key_part(part) for part in location).removeprefix(".")
+        self.problems.append(Problem(line or self.lines.get(known), key, message))
 
 
 def _key_part(part: str | int) -> str:
@@ -75,18 +73,13 @@ def shown(text: str, limit: int = 60) -> str:
 def read_document(path: Path) -> Document:
     """Read `path`. Nothing is raised: a missing, unreadable or malformed file is a problem in the result."""
     document = Document()
-    text = _read_text(path, document)
-    if text is not None:
-        parse_document(text, document, _EMPTY, _OTHER_SHAPE)
-    return document
-
-
-def _read_text(path: Path, document: Document) -> str | None:
+    line = None
     try:
         with path.open("rb") as file:
             content = file.read(LIMIT_BYTES + 1)
         if len(content) <= LIMIT_BYTES:
-            return content.decode("utf-8-sig")
+            parse_document(content.decode("utf-8-sig"), document, _EMPTY, _OTHER_SHAPE)
+            return document
         message = "is larger than 1 MiB: this is not a list of models"
     except FileNotFoundError:
         message = "there is no such file: copy models.yaml from the repository, or point HEARTH_MODELS at yours"
@@ -94,53 +87,52 @@ def _read_text(path: Path, document: Document) -> str | None:
         message = "is a folder: point HEARTH_MODELS at the file inside it"
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        document.problems.append(Problem(line, "", "is not UTF-8 text: save the file as UTF-8"))
-        return None
+        message = "is not UTF-8 text: save the file as UTF-8"
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = getattr(error, "strerror", None) or error
         message = f"cannot be read ({reason}): check the path and who may read it"
-    document.problems.append(Problem(None, "", message))
-    return None
+    document.add_problem((), message, line)
+    return document
 
 
 def parse_document(text: str, document: Document, empty: str, other_shape: str) -> None:
     """Read YAML into `document`. `empty` and `other_shape` are said of a text with nothing in it, or no mapping."""
     try:
         node = _Loader(text).get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        message = f"there is an invisible character (number {error.character}): remove it"
-        document.problems.append(Problem(line, "", message))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line_or_none = mark.line + 1 if mark else None
-        context = f" {error.context}" if error.context else ""
-        document.problems.append(Problem(line_or_none, "", f"cannot be read as YAML: {error.problem}{context}"))
-    except (ValueError, OverflowError):
-        # PyYAML lets these out for escapes beyond Unicode and for a %YAML line with an endless number.
-        message = "cannot be read as YAML: an escape like \\U00110000 or a %YAML line has too large a number"
-        document.problems.append(Problem(None, "", message))
-    else:
-        _read_root(node, document, empty, other_shape)
-
-
-def _read_root(node: yaml.Node | None, document: Document, empty: str, other_shape: str) -> None:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        document.add_problem((), *_why_unreadable(error, text))
+        return
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
-        document.problems.append(Problem(None, "", empty))
+        document.add_problem((), empty)
         return
     root = _value(node, (), document)
     if isinstance(root, dict):
         document.root = root
     elif not document.problems:
-        document.problems.append(Problem(node.start_mark.line + 1, "", other_shape))
+        document.add_problem((), other_shape, _line(node))
+
+
+def _why_unreadable(error: Exception, text: str) -> tuple[str, int | None]:
+    if isinstance(error, yaml.reader.ReaderError):
+        message = f"there is an invisible character (number {error.character}): remove it"
+        return message, text.count("\n", 0, error.position) + 1
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        context = f" {error.context}" if error.context else ""
+        return f"cannot be read as YAML: {error.problem}{context}", mark.line + 1 if mark else None
+    # PyYAML lets others out for escapes beyond Unicode and for a %YAML line with an endless number.
+    return "cannot be read as YAML: an escape like \\U00110000 or a %YAML line has too large a number", None
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def _value(node: yaml.Node, location: Location, document: Document) -> object:
     if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
         return _mapping(node, location, document)
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
-        for index, item in enumerate(node.value):
-            document.lines[*location, index] = item.start_mark.line + 1
+        document.lines.update({(*location, index): _line(item) for index, item in enumerate(node.value)})
         return [_value(item, (*location, index), document) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
         kind = node.tag.removeprefix(_TAG)
@@ -150,23 +142,21 @@ def _value(node: yaml.Node, location: Location, document: Document) -> object:
         if pattern and construct and pattern.match(node.value):
             return construct(node.value)
     message = f"has the YAML tag `{shown(node.tag)}`: write the plain value without a tag"
-    document.problems.append(Problem(node.start_mark.line + 1, key_path(location), message))
+    document.add_problem(location, message, _line(node))
     return None
 
 
 def _mapping(node: yaml.MappingNode, location: Location, document: Document) -> dict[str, object]:
     result: dict[str, object] = {}
     for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
+        line = _line(key_node)
         if not isinstance(key_node, yaml.ScalarNode):
-            message = "has a list or a mapping as a key: a key is one word"
-            document.problems.append(Problem(line, key_path(location), message))
+            document.add_problem(location, "has a list or a mapping as a key: a key is one word", line)
             continue
         key = _text(key_node, location, document)
         here = (*location, key)
         if key in result:
-            message = f"appears twice, first on line {document.lines[here]}: keep one"
-            document.problems.append(Problem(line, key_path(here), message))
+            document.add_problem(here, f"appears twice, first on line {document.lines[here]}: keep one", line)
             continue
         document.lines[here] = line
         result[key] = _value(value_node, here, document)
@@ -175,13 +165,10 @@ def _mapping(node: yaml.MappingNode, location: Location, document: Document) -> 
 
 def _text(node: yaml.ScalarNode, location: Location, document: Document) -> str:
     text: str = node.value
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        message = "has an escape like \\ud800, which is half a character: remove it"
-        document.problems.append(Problem(node.start_mark.line + 1, key_path(location), message))
-        return text.encode("ascii", "backslashreplace").decode()
-    return text
+    if not _HALF.search(text):
+        return text
+    document.add_problem(location, "has an escape like \\ud800, which is half a character: remove it", _line(node))
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def _refusal(event: yaml.Event, message: str) -> yaml.MarkedYAMLError:

@@ -10,16 +10,17 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from engine.errors import EngineError
 
 GIB = 1 << 30
+T = TypeVar("T")
 
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
@@ -103,22 +104,15 @@ class Cuda:
 
 def read_cuda() -> Cuda:
     """Look for both, without loading torch."""
-    driver: tuple[int, int] | None = None
-    with contextlib.suppress(ImportError):
-        import pynvml
-
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())  # 13020 is 13.2
-            driver = (version // 1000, version % 1000 // 10)
-            pynvml.nvmlShutdown()
-    return Cuda(driver, _torch_cuda())
+    version, _ = _ask_nvml(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))  # 13020 is 13.2
+    return Cuda(None if version is None else (version // 1000, version % 1000 // 10), _torch_cuda())
 
 
 def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
     """Look at this machine (some 50 ms, blocking). What `server_pid` and its children have taken counts as ours."""
     family = _family(server_pid)
-    gpus, driver, problem = _read_gpus(family)
+    found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
+    gpus, driver = found or ((), None)
     memory = psutil.virtual_memory()
     total = _ram_limit(memory.total)
     available = min(memory.available, total)
@@ -159,22 +153,20 @@ def with_ram(hardware: Hardware, ram_gib: float | None) -> Hardware:
     return hardware if ram_gib is None else replace(hardware, ram_for_models_bytes=int(ram_gib * GIB))
 
 
-def _read_gpus(ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str | None, str | None]:
+def _ask_nvml(question: Callable[[Any], T]) -> tuple[T | None, str | None]:
+    """Return the answer of NVIDIA's library, or why there is none."""
     try:
         import pynvml
     except ImportError:
-        return (), None, "nvidia-ml-py is not installed" if _has_nvidia() else _NO_NVIDIA
+        return None, "nvidia-ml-py is not installed" if _has_nvidia() else _NO_NVIDIA
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return (), None, f"the NVIDIA driver does not answer: {error}" if _has_nvidia() else _NO_NVIDIA
+        return None, f"the NVIDIA driver does not answer: {error}" if _has_nvidia() else _NO_NVIDIA
     try:
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        found = [_read_gpu(pynvml, index, ours) for index in range(pynvml.nvmlDeviceGetCount())]
-        visible = _visible([uuid for _, uuid in found])
-        return tuple(found[index][0] for index in visible), driver, None
+        return question(pynvml), None
     except pynvml.NVMLError as error:
-        return (), None, f"the NVIDIA driver did not say what GPUs there are: {error}"
+        return None, f"the NVIDIA driver did not say what GPUs there are: {error}"
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -192,8 +184,14 @@ def _has_nvidia() -> bool:
     return False
 
 
-def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
+def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str]:
+    devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    visible = _visible([str(nvml.nvmlDeviceGetUUID(device)) for device in devices])
+    gpus = tuple(_read_gpu(nvml, index, devices[index], ours) for index in visible)
+    return gpus, str(nvml.nvmlSystemGetDriverVersion())
+
+
+def _read_gpu(nvml: Any, index: int, device: Any, ours: frozenset[int]) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(device)
     capability: tuple[int, int] | None = None
     processes: list[Any] = []
@@ -206,24 +204,22 @@ def _read_gpu(nvml: Any, index: int, ours: frozenset[int]) -> tuple[Gpu, str]:
         Holder(process.pid, _name(process.pid), process.usedGpuMemory, process.pid in ours) for process in processes
     )
     name = str(nvml.nvmlDeviceGetName(device))
-    gpu = Gpu(index, name, int(memory.total), int(memory.free), capability, holders)
-    return gpu, str(nvml.nvmlDeviceGetUUID(device))
+    return Gpu(index, name, int(memory.total), int(memory.free), capability, holders)
 
 
-def _visible(uuids: Sequence[str]) -> Iterator[int]:
+def _visible(uuids: Sequence[str]) -> list[int]:
     """Which of them CUDA_VISIBLE_DEVICES leaves; like CUDA, it ends at the first entry that names no GPU."""
-    allowed = _ALLOWED_GPUS
-    if allowed is None:
-        yield from range(len(uuids))
-        return
-    for entry in (part.strip() for part in allowed.split(",")):
+    if _ALLOWED_GPUS is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in (part.strip() for part in _ALLOWED_GPUS.split(",")):
         named = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
         if entry.isdecimal() and int(entry) < len(uuids):
-            yield int(entry)
-        elif len(named) == 1:
-            yield named[0]
-        else:
-            return
+            named = [int(entry)]
+        if len(named) != 1:
+            break
+        found += named
+    return found
 
 
 def _family(pid: int | None) -> frozenset[int]:
@@ -256,9 +252,9 @@ def _name(pid: int) -> str:
 def _torch_cuda() -> tuple[int, int] | None:
     """What torch's own file of versions says: an import would take seconds."""
     found = importlib.util.find_spec("torch")
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+    if found is not None and found.origin is not None:
         with contextlib.suppress(OSError):
-            match = _TORCH_CUDA.search((Path(folder) / "version.py").read_text(encoding="utf-8"))
+            match = _TORCH_CUDA.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
             return (int(match[1]), int(match[2])) if match else None
     return None
 

@@ -7,18 +7,23 @@ models.yaml names: what it needs is read off its files, and nothing is loaded fo
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
+from engine.files import write_atomically
 from engine.placement.hardware import GIB, Hardware
-from engine.placement.measured import Footprints
 from engine.placement.types import Device, Need
 from engine.weights import is_complete
 
+FILE_NAME = "footprints.json"
 DEFAULT_CONTEXT = 8192
+
+_log = logging.getLogger("hearth.footprints")
 
 # Left free on every device: what the driver, a display and fragmentation take.
 _GPU_MARGIN, _GPU_MARGIN_LEAST = 0.05, GIB // 2
@@ -32,32 +37,72 @@ _DEMO_GIB = {"gpu": 1.25, "ram": 0.75}
 _SHORTEST_CONTEXT = 4096
 _CACHE_BYTES = 2  # a number of the KV cache, in bfloat16
 _LICENCE = "see its model card"
+# Beyond that something else took or freed memory meanwhile; such a measurement would spoil later plans.
+_PLAUSIBLE = (0.4, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprints:
+    """What models really took when they were loaded, kept in a small JSON file and used by the next plan.
+
+    Bytes on one device without the KV cache, by variant, split and device. Immutable: `with_` makes the next one.
+    """
+
+    measured: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, data_dir: Path) -> Footprints:
+        """Read what is kept there; nothing, when there is no file or none that can be read."""
+        try:
+            kept = json.loads((data_dir / FILE_NAME).read_text(encoding="utf-8"))["footprints"]
+            measured = {str(key): int(entry["bytes"]) for key, entry in kept.items() if int(entry["bytes"]) > 0}
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("%s cannot be read (%s): plans go by the sizes stated.", data_dir / FILE_NAME, error)
+            return cls()
+        return cls(measured)
+
+    def of(self, variant: VariantSpec, split: int, device: str) -> int | None:
+        """Return bytes on one device of that name when the variant is split over `split` of them; None: not known."""
+        return self.measured.get(_key(variant, split, device))
+
+    def with_(self, variant: VariantSpec, split: int, device: str, used_bytes: int) -> Footprints:
+        """Add a measurement. One that cannot be true, going by the size stated, is not taken."""
+        stated = (variant.resident_gib or variant.weights_gib) * GIB / max(1, split)
+        low, high = (factor * stated for factor in _PLAUSIBLE)
+        if not low <= used_bytes <= high + 2 * GIB:
+            _log.warning("%s took %d bytes, which cannot be right; not kept.", variant.id, used_bytes)
+            return self
+        return Footprints({**self.measured, _key(variant, split, device): used_bytes})
+
+    def write(self, data_dir: Path) -> None:
+        """Keep them, whole or not at all. A disk that is full costs a log line."""
+        entries = {key: {"bytes": used} for key, used in sorted(self.measured.items())}
+        try:
+            write_atomically(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
+        except OSError as error:
+            _log.warning("%s cannot be written (%s).", data_dir / FILE_NAME, error.strerror)
+
+
+def _key(variant: VariantSpec, split: int, device: str) -> str:
+    # Another revision or number format is another size
+    parts = (variant.id, variant.revision or "-", variant.dtype, variant.offload or "-", f"{split}x", device)
+    return " | ".join(parts)
 
 
 def devices_of(hardware: Hardware) -> tuple[Device, ...]:
     """Return the GPUs, then RAM."""
-    gpus = [
-        Device(
-            gpu.index,
-            gpu.name,
-            gpu.total_bytes,
-            gpu.foreign_bytes,
-            gpu_margin(gpu.total_bytes),
-            gpu.compute_capability,
-            gpu.ours_bytes,
-        )
-        for gpu in hardware.gpus
-    ]
+    gpus = []
+    for gpu in hardware.gpus:
+        total, capability = gpu.total_bytes, gpu.compute_capability
+        margin = max(_GPU_MARGIN_LEAST, int(_GPU_MARGIN * total))
+        gpus.append(Device(gpu.index, gpu.name, total, gpu.foreign_bytes, margin, capability, gpu.ours_bytes))
     if hardware.ram_for_models_bytes is not None:
         return (*gpus, Device(None, "RAM", hardware.ram_for_models_bytes, 0, 0))
     taken = in_steps(hardware.ram_bytes - hardware.ram_available_bytes - hardware.ram_ours_bytes, hardware.ram_bytes)
     margin = max(_RAM_MARGIN_LEAST, int(_RAM_MARGIN * hardware.ram_bytes))
     return (*gpus, Device(None, "RAM", hardware.ram_bytes, taken, margin, ours_bytes=hardware.ram_ours_bytes))
-
-
-def gpu_margin(total_bytes: int) -> int:
-    """Return what is left free on a GPU of that size."""
-    return max(_GPU_MARGIN_LEAST, int(_GPU_MARGIN * total_bytes))
 
 
 def in_steps(taken_bytes: int, ram_bytes: int) -> int:
@@ -92,25 +137,27 @@ def demo_need(spec: ModelSpec, devices: Sequence[Device]) -> Need:
 
 def explicit(spec: ModelSpec, key: str) -> object | None:
     """Return what models.yaml says under `engine` of a chat model; None when it leaves that to the plan."""
-    return (
-        getattr(spec.engine, key) if isinstance(spec, ChatModelSpec) and key in spec.engine.model_fields_set else None
-    )
+    said = isinstance(spec, ChatModelSpec) and key in spec.engine.model_fields_set
+    return getattr(spec.engine, key) if said else None
 
 
 def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], footprints: Footprints) -> Need:
     """Return what it needs of each of `split` GPUs of these names (0: of RAM)."""
-    known = [footprints.of(variant, split, name) for name in sorted(names)]
+    known = [footprints.of(variant, split, name) for name in names]
     measured = [used for used in known if used is not None]
+    is_measured = len(measured) == len(known)
     resident_gib = variant.resident_gib if split else None
-    stated = int((resident_gib or variant.weights_gib) * GIB / max(1, split))
-    context = _context(spec, variant)
-    chat_bytes = 0 if context is None else _chat_bytes(variant, context, max(1, split))
-    fixed_gib = spec.engine.kv_cache_gib if isinstance(spec, ChatModelSpec) else None
+    stated_gib = (resident_gib or variant.weights_gib) / max(1, split)
+    context, chat_bytes, fixed_gib = None, 0, None
+    if isinstance(spec, ChatModelSpec):
+        context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
+        chat_bytes = _chat_bytes(variant, context, max(1, split))
+        fixed_gib = spec.engine.kv_cache_gib
     share = explicit(spec, "gpu_memory_utilization") if split else None
     return Need(
         variant,
         split,
-        weights_bytes=max(measured) if len(measured) == len(known) else stated,
+        weights_bytes=max(measured) if is_measured else int(stated_gib * GIB),
         activations_bytes=int(variant.activations_gib * GIB),
         kv_bytes=variant.chats * chat_bytes if fixed_gib is None else int(fixed_gib * GIB),
         chat_bytes=chat_bytes,
@@ -118,14 +165,8 @@ def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], fo
         context_length=context,
         share=share if isinstance(share, float) else None,
         fixed_kv=fixed_gib is not None,
-        measured=len(measured) == len(known),
+        measured=is_measured,
     )
-
-
-def _context(spec: ModelSpec, variant: VariantSpec) -> int | None:
-    if not isinstance(spec, ChatModelSpec):
-        return None
-    return spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
 
 
 def _chat_bytes(variant: VariantSpec, context: int, split: int) -> int:

@@ -107,15 +107,13 @@ def _windows(layout: Layout, need: Need, *, shared: bool) -> Iterator[tuple[tupl
 
 def shared_out(layout: Layout) -> list[Placed]:
     """Return every model with its KV cache, and how it leaves its devices; one that shares with none is resident."""
-    turning = {name for name, one in layout.placed.items() if one.state == "swapped" and _has_company(layout, one)}
+    swapped = [one for one in layout.placed.values() if one.state == "swapped"]
+    turning = {
+        one.id for one in swapped for other in swapped if one is not other and set(one.places) & set(other.places)
+    }
     asleep = _sleepers(layout, turning)
     swap_by: dict[str, SwapBy] = {name: "sleep" if name in asleep else "unload" for name in turning}
     return [_with_share(layout, layout.placed[name], swap_by) for name in sorted(layout.placed)]
-
-
-def _has_company(layout: Layout, one: Placed) -> bool:
-    others = (other for other in layout.placed.values() if other.state == "swapped" and other.id != one.id)
-    return any(set(other.places) & set(one.places) for other in others)
 
 
 def _sleepers(layout: Layout, turning: Collection[str]) -> set[str]:
@@ -169,14 +167,14 @@ def _need(one: Placed) -> Need:
 
 def uses(devices: Sequence[Device], placed: Sequence[Placed]) -> tuple[DeviceUse, ...]:
     """Return what is taken of each device, KV caches included."""
-    return tuple(_use(device, [one for one in placed if one.bytes_on(device.index)]) for device in devices)
-
-
-def _use(device: Device, here: Sequence[Placed]) -> DeviceUse:
-    # Weights that sleep in RAM are always there; on a GPU a sleeper keeps a little
-    in_ram = device.index is None
-    turning = [one for one in here if one.swap_by is not None and not (in_ram and one.swap_by == "sleep")]
-    always = sum(one.bytes_on(device.index) for one in here if one not in turning)
-    largest = max((one.bytes_on(device.index) for one in turning), default=0)
-    asleep = sum(one.swap_by == "sleep" for one in turning)
-    return DeviceUse(device, always + largest + asleep_bytes(asleep), tuple(sorted(one.id for one in here)))
+    found = []
+    for device in devices:
+        here = {one.id: one for one in placed if one.bytes_on(device.index)}
+        # Weights that sleep in RAM are always there; on a GPU a sleeper keeps a little
+        in_ram = device.index is None
+        turning = [one for one in here.values() if one.swap_by and not (in_ram and one.swap_by == "sleep")]
+        always = sum(one.bytes_on(device.index) for one in here.values() if one not in turning)
+        largest = max((one.bytes_on(device.index) for one in turning), default=0)
+        asleep = asleep_bytes(sum(one.swap_by == "sleep" for one in turning))
+        found.append(DeviceUse(device, always + largest + asleep, tuple(sorted(here))))
+    return tuple(found)

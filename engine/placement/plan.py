@@ -7,16 +7,15 @@ What is left goes to KV caches. Where no plan is possible, the smallest change i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB, Gpu, Hardware
-from engine.placement.measured import Footprints
-from engine.placement.needs import DEFAULT_CONTEXT, demo_need, devices_of, explicit, needs_of
+from engine.placement.hardware import GIB, Hardware
+from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
 from engine.placement.packing import Layout, pack, shared_out, uses
 from engine.placement.report import (
     CONTEXT_STEP,
@@ -29,11 +28,12 @@ from engine.placement.report import (
     why_placed,
     why_unplanned,
 )
-from engine.placement.types import Device, Lack, Need, Placed, Plan, Refusal
+from engine.placement.types import Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 # The demo that answers for a task.
 _DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices"}
+_IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 
 def plan(
@@ -53,12 +53,10 @@ def plan(
     """
     planner = _Planner(footprints or Footprints(), folders, here)
     fitted = planner.fit(config, hardware)
-    if isinstance(fitted, Lack):
-        if fitted.of_memory:
-            fitted = replace(fitted, change=_Change(config, hardware, planner).smallest(fitted))
-        return Refusal(hardware, fitted)
+    if isinstance(fitted, Refusal):
+        return replace(fitted, change=_Change(config, hardware, planner).smallest(fitted))
     choices, layout = fitted
-    placed = {one.id: _explained(one, choices[one.id], layout.devices) for one in shared_out(layout)}
+    placed = {one.id: planner.explained(one, choices[one.id], config, hardware) for one in shared_out(layout)}
     models = tuple(placed.get(name) or planner.unplanned(spec) for name, spec in config.models.items())
     return Plan(hardware, models, uses(layout.devices, models))
 
@@ -74,13 +72,9 @@ class _Choice:
     offered: tuple[tuple[Need, ...], ...] = ()
     """Needs of all variants, the best first; empty for those that cannot run on such a machine."""
     is_demo: bool = False
-    is_own: bool = False
-    shared: bool = False
 
-    @property
-    def is_movable(self) -> bool:
-        """Whether it may take turns with others."""
-        return not (isinstance(self.spec, SpeechModelSpec) or self.spec.keep_loaded)
+
+_Fitted: TypeAlias = tuple[Mapping[str, _Choice], Layout]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +83,41 @@ class _Planner:
     folders: Mapping[str, tuple[VariantSpec, ...]]
     here: Collection[str] | None
 
-    def fit(self, config: Config, hardware: Hardware) -> tuple[dict[str, _Choice], Layout] | Lack:
+    def fit(self, config: Config, hardware: Hardware) -> _Fitted | Refusal:
         """Choose a variant for each model, and lay them out."""
         devices = devices_of(hardware)
-        choices: list[_Choice] = []
+        choices: dict[str, _Choice] = {}
         for spec in sorted(config.models.values(), key=_rank):
             choice = self._choice(spec, devices)
-            if isinstance(choice, Lack):
+            if isinstance(choice, Refusal):
                 return choice
             if choice is not None:
-                choices.append(choice)
+                choices[spec.id] = choice
         return _fit(choices, devices)
+
+    def explained(self, one: Placed, choice: _Choice, config: Config, hardware: Hardware) -> Placed:
+        """Say why a model is where it is; of one with a demo, also what would give it more than that."""
+        devices = devices_of(hardware)
+        if not choice.is_demo:
+            own = one.id in self.folders
+            return replace(one, why=why_placed(one, choice.offered, devices, own=own))
+        alone = replace(config, models={one.id: choice.spec.model_copy(update={"demo": None})})
+        why = why_demo(one, choice.spec, choice.offered, devices, _Change(alone, hardware, self).of_memory)
+        return replace(one, state="demo", variant=None, why=why)
 
     def unplanned(self, spec: ModelSpec) -> Placed:
         why = why_unplanned(spec, own=spec.id in self.folders, absent=self.here is not None)
         return Placed(spec.id, "unplanned", why)
 
-    def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Lack | None:
+    def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Refusal | None:
         """Begin with the smallest variant that fits alone; None when nothing is known that could be planned with."""
         offered = tuple(needs_of(spec, variant, devices, self.footprints) for variant in self._variants(spec))
-        is_own = spec.id in self.folders
         fitting = tuple(needs for needs in offered if needs and pack({spec.id: needs}, devices) is not None)
         if fitting:
             sizes = [max(need.least_bytes for need in needs) * max(1, needs[0].split) for needs in fitting]
             smallest = max(range(len(fitting)), key=lambda at: (-sizes[at], at))
-            return _Choice(spec, fitting[smallest], fitting[:smallest], offered, is_own=is_own)
-        if spec.demo is not None and not is_own:
+            return _Choice(spec, fitting[smallest], fitting[:smallest], offered)
+        if spec.demo is not None and spec.id not in self.folders:
             return _Choice(spec, (demo_need(spec, devices),), offered=offered, is_demo=True)
         return lack_alone(spec.id, offered, devices) if offered else None
 
@@ -133,49 +136,40 @@ def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
     return task, "vision" in spec.capabilities, spec.id
 
 
-def _fit(choices: Sequence[_Choice], devices: Sequence[Device]) -> tuple[dict[str, _Choice], Layout] | Lack:
-    movable = [choice.spec.id for choice in choices if choice.is_movable]
+def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> _Fitted | Refusal:
+    specs = [choice.spec for choice in choices.values()]
+    movable = [spec.id for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
     for count in (0, *range(2, len(movable) + 1)):
-        last = movable[len(movable) - count :]
-        tried = [replace(choice, shared=choice.spec.id in last) for choice in choices]
-        layout = _layout(tried, devices)
+        layout = _layout(choices, devices, movable[len(movable) - count :])
         if layout is not None:
-            return _moved_up(tried, layout)
+            return _moved_up(choices, layout, movable[len(movable) - count :])
     # Not even in turns: the last model that has a demo is served with that
-    for at, choice in reversed(list(enumerate(choices))):
-        if not choice.is_demo and choice.spec.demo is not None:
-            demo = replace(choice, needs=(demo_need(choice.spec, devices),), better=(), is_demo=True)
-            return _fit([*choices[:at], demo, *choices[at + 1 :]], devices)
-    if len(choices) == 1:
-        return lack_alone(choices[0].spec.id, [choices[0].needs], devices)
-    return lack_together([(choice.spec, choice.needs) for choice in choices], devices)
+    for spec in reversed(specs):
+        if not choices[spec.id].is_demo and spec.demo is not None:
+            demo = replace(choices[spec.id], needs=(demo_need(spec, devices),), better=(), is_demo=True)
+            return _fit({**choices, spec.id: demo}, devices)
+    if len(specs) == 1:
+        return lack_alone(specs[0].id, [choices[specs[0].id].needs], devices)
+    return lack_together([(choice.spec, choice.needs) for choice in choices.values()], devices)
 
 
-def _moved_up(choices: list[_Choice], layout: Layout) -> tuple[dict[str, _Choice], Layout]:
+def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str]) -> _Fitted:
     """Let each in turn take the next better variant that fits beside the others, until none can."""
     moved = True
     while moved:
         moved = False
-        for position, choice in enumerate(choices):
+        for name, choice in choices.items():
             for at in reversed(range(len(choice.better))):
-                larger = replace(choice, needs=choice.better[at], better=choice.better[:at])
-                tried = [*choices[:position], larger, *choices[position + 1 :]]
-                found = _layout(tried, layout.devices)
+                tried = {**choices, name: replace(choice, needs=choice.better[at], better=choice.better[:at])}
+                found = _layout(tried, layout.devices, shared)
                 if found is not None:
                     choices, layout, moved = tried, found, True
                     break
-    return {choice.spec.id: choice for choice in choices}, layout
+    return choices, layout
 
 
-def _layout(choices: Sequence[_Choice], devices: Sequence[Device]) -> Layout | None:
-    shared = {choice.spec.id for choice in choices if choice.shared}
-    return pack({choice.spec.id: choice.needs for choice in choices}, devices, shared)
-
-
-def _explained(one: Placed, choice: _Choice, devices: Sequence[Device]) -> Placed:
-    if choice.is_demo:
-        return replace(one, state="demo", variant=None, why=why_demo(one, choice.spec, choice.offered, devices))
-    return replace(one, why=why_placed(one, choice.offered, devices, own=choice.is_own))
+def _layout(choices: Mapping[str, _Choice], devices: Sequence[Device], shared: Collection[str]) -> Layout | None:
+    return pack({name: choice.needs for name, choice in choices.items()}, devices, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,23 +180,26 @@ class _Change:
     hardware: Hardware
     planner: _Planner
 
-    def smallest(self, lack: Lack) -> str:
+    def smallest(self, lack: Refusal) -> str:
         """Say what would do; in general words only where nothing was found that would."""
-        specs = [self.config.models[name] for name in lack.models]
         free = self._without_keep_loaded()
         if free:
             lines = f"the line{'s' if len(free) > 1 else ''} `keep_loaded: true`"
             return f"take {lines} of {', '.join(free)} out of models.yaml, so that models take turns"
+        return self.of_memory(lack) or ", or ".join(self._without_one(lack)) or _IN_GENERAL
+
+    def of_memory(self, lack: Refusal) -> str:
+        """Say what would do that takes less memory or gives more, else what the lack says; empty if that is nothing."""
+        specs = [self.config.models[name] for name in lack.models]
         changes = [*self._shorter(specs), *self._other_share(specs), *self._others_ended(on_gpus=lack.on_gpus)]
-        changes = changes or list(self._more_memory(lack)) or list(self._without_one(specs))
-        return ", or ".join(changes) or "smaller variants, or fewer models, in models.yaml"
+        return ", or ".join(changes or self._more_memory(lack)) or lack.change
 
     def _fits(self, config: Config, hardware: Hardware) -> bool:
-        return not isinstance(self.planner.fit(config, hardware), Lack)
+        return not isinstance(self.planner.fit(config, hardware), Refusal)
 
     def _fits_with(self, *specs: ModelSpec) -> bool:
         models = {**self.config.models, **{spec.id: spec for spec in specs}}
-        return self._fits(replace(self.config, models=MappingProxyType(models)), self.hardware)
+        return self._fits(replace(self.config, models=models), self.hardware)
 
     def _fits_on(self, **changed: Any) -> bool:
         return self._fits(self.config, replace(self.hardware, **changed))
@@ -223,14 +220,15 @@ class _Change:
         """Yield the longest context of one model with which all fit."""
         chats = [spec for spec in specs if isinstance(spec, ChatModelSpec) and spec.id not in self.planner.folders]
         for spec in sorted(chats, key=lambda spec: (-_context(spec), spec.id)):
+            lengths = range(SHORTEST_CONTEXT, _context(spec), CONTEXT_STEP)
 
-            def fits(steps: int, spec: ChatModelSpec = spec) -> bool:
-                return self._fits_with(_with_engine(spec, context_length=steps * CONTEXT_STEP))
+            def too_long(length: int, spec: ChatModelSpec = spec) -> bool:
+                return not self._fits_with(_with_engine(spec, context_length=length))
 
-            steps = _most(SHORTEST_CONTEXT // CONTEXT_STEP, (_context(spec) - 1) // CONTEXT_STEP, fits)
-            if steps is not None:
+            fitting = bisect_left(lengths, x=True, key=too_long)
+            if fitting:
                 whose = "" if len(chats) == 1 else f" for {spec.id}"
-                yield f"context_length: {steps * CONTEXT_STEP} in place of {_context(spec)}{whose}"
+                yield f"context_length: {lengths[fitting - 1]} in place of {_context(spec)}{whose}"
                 return
 
     def _other_share(self, specs: Iterable[ModelSpec]) -> Iterator[str]:
@@ -254,7 +252,7 @@ class _Change:
         if taken > 0 and fits:
             yield f"end the other processes there, which hold {gib(taken)}"
 
-    def _more_memory(self, lack: Lack) -> Iterator[str]:
+    def _more_memory(self, lack: Refusal) -> Iterator[str]:
         if lack.on_gpus:
             yield from self._larger_gpus(lack.split)
             return
@@ -273,13 +271,17 @@ class _Change:
         """Yield the size that as many GPUs must have, in place of the largest that there are."""
         gpus = sorted(self.hardware.gpus, key=lambda gpu: (-gpu.total_bytes, gpu.index))
         for size in GPU_SIZES_GIB:
-            larger = (_of_size(gpu, size * GIB) for gpu in gpus[:count])
+            larger = (
+                replace(gpu, total_bytes=size * GIB, free_bytes=gpu.free_bytes + size * GIB - gpu.total_bytes)
+                for gpu in gpus[:count]
+            )
             if gpus and size * GIB > gpus[0].total_bytes and self._fits_on(gpus=(*larger, *gpus[count:])):
                 yield f"{f'{count} GPUs' if count > 1 else 'a GPU'} of {size} GiB"
                 return
 
-    def _without_one(self, specs: Sequence[ModelSpec]) -> Iterator[str]:
+    def _without_one(self, lack: Refusal) -> Iterator[str]:
         """Yield what helps where memory does not: a demo for one of the models, or one model less."""
+        specs = [self.config.models[name] for name in lack.models]
         for spec in reversed(specs):
             demo = spec.model_copy(update={"demo": _DEMO_OF_TASK[spec.task]})
             if spec.demo is None and spec.id not in self.planner.folders and self._fits_with(demo):
@@ -287,19 +289,9 @@ class _Change:
                 break
         for spec in reversed(specs):
             rest = {name: other for name, other in self.config.models.items() if name != spec.id}
-            if rest and self._fits(replace(self.config, models=MappingProxyType(rest)), self.hardware):
+            if rest and self._fits(replace(self.config, models=rest), self.hardware):
                 yield f"take {spec.id} out of models.yaml"
                 return
-
-
-def _most(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the largest number that fits, of which all smaller ones fit too; None where not even the least does."""
-    if most < least or not fits(least):
-        return None
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least
 
 
 def _context(spec: ChatModelSpec) -> int:
@@ -309,7 +301,3 @@ def _context(spec: ChatModelSpec) -> int:
 
 def _with_engine(spec: ChatModelSpec, **values: Any) -> ChatModelSpec:
     return spec.model_copy(update={"engine": spec.engine.model_copy(update=values)})
-
-
-def _of_size(gpu: Gpu, total_bytes: int) -> Gpu:
-    return replace(gpu, total_bytes=total_bytes, free_bytes=gpu.free_bytes + total_bytes - gpu.total_bytes)

@@ -5,15 +5,14 @@ Changes that make all models fit are plan.py's; here is what would do for one al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config import Config, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB
-from engine.placement.needs import gpu_margin
+from engine.placement.hardware import GIB, Hardware
 from engine.placement.packing import pack
-from engine.placement.types import Device, DeviceUse, Lack, Need, Placed, Plan, Refusal
+from engine.placement.types import Device, DeviceUse, Need, Placed, Plan, Refusal
 
 GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
 CONTEXT_STEP = 1024
@@ -57,8 +56,14 @@ def _why_no_better(used: Need, model: str, offered: Sequence[Sequence[Need]], de
     return f" {reason.replace(', its smallest,', '')}."
 
 
-def why_demo(one: Placed, spec: ModelSpec, offered: Sequence[Sequence[Need]], devices: Sequence[Device]) -> str:
-    """Say why nothing better than the demo answers, and what would change that."""
+def why_demo(
+    one: Placed,
+    spec: ModelSpec,
+    offered: Sequence[Sequence[Need]],
+    devices: Sequence[Device],
+    change: Callable[[Refusal], str],
+) -> str:
+    """Say why nothing better than the demo answers, and what would `change` that."""
     needs = [need for need in offered if need]
     if not spec.variants:
         is_speech = isinstance(spec, SpeechModelSpec)
@@ -69,7 +74,8 @@ def why_demo(one: Placed, spec: ModelSpec, offered: Sequence[Sequence[Need]], de
         why = "The demo answers: beside the others nothing else fits, even in turns."
     else:
         lack = lack_alone(spec.id, needs, devices)
-        why = f"The demo answers: {lack.message.partition(': ')[2]}. Smallest change: {lack.change}."
+        why = f"The demo answers: {lack.message.partition(': ')[2]}."
+        why += f" Smallest change: {change(lack) or 'a smaller variant in models.yaml'}."
     return why + _turns(one)
 
 
@@ -88,38 +94,35 @@ def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool) -> str:
     return "No variants and no demo in models.yaml: it is loaded only if its weights folder is there."
 
 
-def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Lack:
-    """Explain why no variant of a model fits (`needs`: of each), with the smallest change that would do for it."""
+def lack_alone(model: str, needs: Sequence[Sequence[Need]], devices: Sequence[Device]) -> Refusal:
+    """Explain why no variant of a model fits (`needs`: of each); `change` is empty where memory would do."""
     options = [need for choice in needs for need in choice]
     if not options:
         gpus = len(devices) > 1
         message = f"{model}: none of its variants runs on a {'GPU' if gpus else 'CPU'}"
         change = "add a variant for this device in models.yaml" if gpus else "a GPU, or a variant that `runs_on: any`"
-        return Lack((model,), message, 0, 0, change, of_memory=False)
+        return Refusal((model,), message, 0, 0, change)
     pairs = [(need, device) for need in options for device in devices if need.is_kind_of(device)]
     need, device = min(pairs, key=lambda pair: (max(0, _missing(*pair)) * max(1, pair[0].split), pair[0].split))
-    able = any(need.runs_on(device) for need, device in pairs)
-    message, available, change = _why_not_on(need, device)
+    message, available = _why_not_on(need, device)
+    change = "" if need.runs_on(device) else "a newer GPU, or a variant for older ones in models.yaml"
     split = min(max(1, option.split) for option in options)
     on_gpus = any(option.split for option in options)
-    return Lack((model,), f"{model}: {message}", _least(need, device), available, change, able, on_gpus, split)
+    return Refusal((model,), f"{model}: {message}", _least(need, device), available, change, on_gpus, split)
 
 
-def _why_not_on(need: Need, device: Device) -> tuple[str, int, str]:
-    """Return why it does not fit on a device of its kind, what there is, and what would do."""
-    least, missing, name = _least(need, device), _missing(need, device), need.variant.id
+def _why_not_on(need: Need, device: Device) -> tuple[str, int]:
+    """Return why it does not fit on a device of its kind, and what there is."""
+    name, least = need.variant.id, _least(need, device)
     if not need.runs_on(device):
-        message = f"{name} needs a GPU of compute capability {need.variant.min_compute_capability}"
-        return message, device.budget_bytes, "a newer GPU, or a variant for older ones in models.yaml"
+        capability = need.variant.min_compute_capability
+        return f"{name} needs a GPU of compute capability {capability}", device.budget_bytes
     place = "in RAM" if device.index is None else f"on {'one GPU' if need.split == 1 else f'each of {need.split} GPUs'}"
     message = f"{name}, its smallest, needs {gib(least)} {place}; "
     if need.share is not None and need.bytes_on(device) is None:
         given = need.share * device.total_bytes
-        share = min(1.0, (least + device.margin_bytes) / device.total_bytes)
-        message += f"gpu_memory_utilization {need.share:g} gives it {gib(given)}"
-        return message, int(given), f"gpu_memory_utilization: {share:.2f}, or none"
-    message += f"there {_there(device)}, {gib(missing)} too little"
-    return message, device.budget_bytes, _change(need, device, missing)
+        return f"{message}gpu_memory_utilization {need.share:g} gives it {gib(given)}", int(given)
+    return f"{message}there {_there(device)}, {gib(_missing(need, device))} too little", device.budget_bytes
 
 
 def _least(need: Need, device: Device) -> int:
@@ -141,30 +144,7 @@ def _there(device: Device) -> str:
     return f"are {gib(device.budget_bytes)} of {gib(device.total_bytes)} ({', '.join(parts)})"
 
 
-def _change(need: Need, device: Device, missing: int) -> str:
-    """Lower the context if that is enough; else ask for memory."""
-    changes: list[str] = []
-    if need.context_length and need.chat_bytes and not need.fixed_kv and need.share is None:
-        chats = need.kv_bytes / need.chat_bytes
-        per_token = need.chat_bytes / need.context_length
-        shorter = int((need.kv_bytes - missing) / chats / per_token) // CONTEXT_STEP * CONTEXT_STEP
-        if shorter >= SHORTEST_CONTEXT:
-            changes.append(f"context_length: {shorter} in place of {need.context_length}")
-    if device.foreign_bytes >= missing:
-        changes.append(f"end the other processes there, which hold {gib(device.foreign_bytes)}")
-    return ", or ".join(changes) or _more_memory(need, device, missing)
-
-
-def _more_memory(need: Need, device: Device, missing: int) -> str:
-    if device.index is None:
-        return f"{gib(missing)} more RAM"
-    needed = _least(need, device) + device.foreign_bytes
-    size = next((size for size in GPU_SIZES_GIB if size * GIB - gpu_margin(size * GIB) >= needed), None)
-    gpus = f"{need.split} GPUs" if need.split > 1 else "a GPU"
-    return f"{gpus} of {size} GiB" if size else f"{gpus} with {gib(missing)} more, or a smaller variant"
-
-
-def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Lack:
+def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: Sequence[Device]) -> Refusal:
     """Explain why models do not fit together; what would change that is left open."""
     *gpus, ram = devices
     smallest = {spec.id: min(needs, key=lambda need: need.weights_bytes) for spec, needs in wanted}
@@ -175,15 +155,14 @@ def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: S
     needed = sum(in_ram.values())
     if needed > ram.budget_bytes:
         names = tuple(name for name, size in in_ram.items() if size)
-        need_text = f"together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
-        return Lack(names, f"{', '.join(names)}: {need_text}", needed, ram.budget_bytes, "")
+        message = f"together they need {gib(needed)} in RAM and do not fit{turns}; there {_there(ram)}"
+        return Refusal(names, f"{', '.join(names)}: {message}", needed, ram.budget_bytes)
     on_gpus = {name: need for name, need in smallest.items() if need.split}
     needed = sum(_least(need, devices[0]) * need.split for need in on_gpus.values())
     available = sum(device.budget_bytes for device in gpus)
-    need_text = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
+    message = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
     split = max((need.split for need in on_gpus.values()), default=1)
-    message = f"{', '.join(on_gpus)}: {need_text}"
-    return Lack(tuple(on_gpus), message, needed, available, "", on_gpus=True, split=split)
+    return Refusal(tuple(on_gpus), f"{', '.join(on_gpus)}: {message}", needed, available, on_gpus=True, split=split)
 
 
 def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> dict[str, VariantSpec]:
@@ -199,9 +178,8 @@ def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> di
     return found
 
 
-def headline(found: Plan | Refusal) -> str:
+def headline(machine: Hardware) -> str:
     """Describe the machine in one line."""
-    machine = found.hardware
     sizes = [f"{gpu.name}, {gib(gpu.total_bytes)}" for gpu in machine.gpus]
     same = len(set(sizes)) == 1
     gpus = f"{len(sizes)} x {sizes[0]}" if same and len(sizes) > 1 else "; ".join(sizes)
@@ -228,21 +206,21 @@ def where(one: Placed) -> str:
     return "RAM" if one.need is not None else "-"
 
 
-def as_data(found: Plan | Refusal) -> dict[str, Any]:
-    """Return the plan, or the refusal, as plain data; sizes are bytes."""
+def as_data(found: Plan | Refusal, machine: Hardware) -> dict[str, Any]:
+    """Return the plan for a machine, or the refusal, as plain data; sizes are bytes."""
     if isinstance(found, Refusal):
         return {
             "fits": False,
-            "machine": headline(found),
-            "models": list(found.lack.models),
+            "machine": headline(machine),
+            "models": list(found.models),
             "message": found.message,
-            "needed_bytes": found.lack.needed_bytes,
-            "available_bytes": found.lack.available_bytes,
+            "needed_bytes": found.needed_bytes,
+            "available_bytes": found.available_bytes,
             "change": found.change,
         }
     return {
         "fits": True,
-        "machine": headline(found),
+        "machine": headline(machine),
         "models": [_model_data(one) for one in found.models],
         "devices": [
             {

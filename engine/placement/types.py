@@ -144,35 +144,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
-    """Which models cannot be placed, by how much, and the smallest change that would do."""
+class Refusal:
+    """No plan: which models cannot be placed, by how much, and the smallest change that would do, if it is known."""
 
     models: tuple[str, ...]
     message: str
     needed_bytes: int
     available_bytes: int
-    change: str
-    of_memory: bool = True
-    """False: there is no device of the right kind, and no memory would help."""
+    change: str = ""
     on_gpus: bool = False
     """Whether GPUs are too small; else RAM is."""
     split: int = 1
     """Over how many GPUs the model is split at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """No plan, and why."""
-
-    hardware: Hardware
-    lack: Lack
-
-    @property
-    def message(self) -> str:
-        """What does not fit, with the numbers."""
-        return self.lack.message
-
-    @property
-    def change(self) -> str:
-        """The smallest change that would do."""
-        return self.lack.change

@@ -17,10 +17,9 @@ from engine.backends import Backend
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
-from engine.media.images import Pictures
+from engine.media import Pictures
 from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
-from engine.placement.measured import Footprints
-from engine.placement.needs import demo_need, own_folders, variants_here
+from engine.placement.needs import Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
 from engine.placement.report import better_ones
@@ -342,7 +341,7 @@ class Planned:
                 f"model's files there;{pull} {3 if pull else 2}. set `demo` in models.yaml; {4 if pull else 3}. take "
                 "the model out of models.yaml."
             )
-        if self._on_gpu and isinstance(self.plan, Refusal) and spec.id in self.plan.lack.models:
+        if self._on_gpu and isinstance(self.plan, Refusal) and spec.id in self.plan.models:
             raise LoadError(f"{self.plan.message}. Smallest change: {self.plan.change}.")
         return found, False
 

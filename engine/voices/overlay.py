@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from engine.config.base import Spec
-from engine.config.messages import add_problems, plain_error
+from engine.config.messages import Spec, add_problems, plain_error
 from engine.config.yaml import Document, Location, Problem, parse_document, shown
 from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code

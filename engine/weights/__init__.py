@@ -5,6 +5,6 @@ downloaded.
 """
 
 from engine.weights.errors import WeightsError
-from engine.weights.manifest import MANIFEST, Manifest, ManifestFile, is_complete, read_manifest
+from engine.weights.manifest import MANIFEST, Manifest, ModelFile, is_complete, read_manifest
 
-__all__ = ["MANIFEST", "Manifest", "ManifestFile", "WeightsError", "is_complete", "read_manifest"]
+__all__ = ["MANIFEST", "Manifest", "ModelFile", "WeightsError", "is_complete", "read_manifest"]

@@ -7,17 +7,16 @@ folder appears by one rename at the end, so what is half there is never loaded.
 
 import fcntl
 import hashlib
-import io
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,16 +25,19 @@ from engine.files import sync_folder, sync_folders, write_atomically
 from engine.weights import selection
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 from engine.weights.manifest import (
-    ListedFile,
+    Digest,
     Listing,
     Manifest,
-    ManifestFile,
+    ModelFile,
+    Report,
     is_complete,
+    problem_of,
     read_manifest,
+    silent,
+    size_problem,
     write_manifest,
 )
-from engine.weights.safety import COMMIT, check_folder_name, check_repository, is_plain, is_there
-from engine.weights.verify import Digest, Report, hash_stream
+from engine.weights.safety import COMMIT, check_file, check_folder_name, check_repository, is_plain, is_there
 
 T = TypeVar("T")
 
@@ -46,36 +48,14 @@ _CHUNK_BYTES = 2**18
 _SLICE_BYTES = 8 * 2**30
 _ANSWER_SECONDS = 30
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-# Where there is no network, this many attempts at the list of files; a download that broke gets more.
-_FIRST_ATTEMPTS = 3
+# So many attempts in a row may bring nothing; each byte that arrives starts the count again.
+_ATTEMPTS = 6
+_FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
+_PAUSE_GROWS_TO = 30  # times the first one
+_LONGEST_ASKED_SECONDS = 300  # a hub that asks for a longer pause is an error
 _FILES_AT_ONCE = 4  # one connection rarely fills a line
 _SPARE_BYTES = 64 * 2**20
 _LARGEST_DESCRIPTION_BYTES = 64 * 2**20  # they are fetched before it is known whether there is room
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """`attempts` in a row may bring nothing; each byte that arrives starts the count again."""
-
-    attempts: int = 6
-    first_pause_seconds: float = 1
-    longest_pause_seconds: float = 30
-    longest_asked_seconds: float = 300
-    """A hub that asks for a longer pause is an error."""
-    stop: Event = field(default_factory=Event)
-
-    def pause(self, failures: int, asked: str = "") -> bool:
-        """Wait before the next attempt, as long as a Retry-After header asked; False if there should be none.
-
-        Raises `StoppedError`.
-        """
-        grown = min(self.first_pause_seconds * 2 ** (failures - 1), self.longest_pause_seconds)
-        seconds = float(asked) if asked.isdecimal() else grown
-        if failures >= self.attempts or seconds > self.longest_asked_seconds:
-            return False
-        if self.stop.wait(seconds):
-            raise StoppedError("Stopped.")
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +69,27 @@ class Wanted:
     again: bool = False
     """Hash what is there and fetch what is damaged, even if the folder looks complete."""
     endpoint: str | None = None
-    patience: Patience = field(default_factory=Patience)
+    first_pause_seconds: float = 1
+    """Before the second attempt; it doubles with each further one."""
 
 
 class Part:
-    """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes on the disk."""
+    """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes so far."""
 
-    def __init__(self, stream: io.FileIO, file: ListedFile, report: Report) -> None:
+    def __init__(self, stream: BinaryIO, file: ModelFile, report: Report) -> None:
         self.file, self.done = file, stream.seek(0, os.SEEK_END)
         self._stream, self._digest, self._report = stream, Digest(file), report
         if self.done > file.size_bytes:
             self.restart()
         stream.seek(0)
-        hash_stream(stream, self._digest)
+        self._digest.read(stream)
         report(file.path, self.done, file.size_bytes)
 
     def write(self, chunk: bytes) -> None:
         if self.done + len(chunk) > self.file.size_bytes:
             raise _wrong_size(self.file, f"more than {self.file.size_bytes}")
         self._digest.update(chunk)
-        view = memoryview(chunk)
-        while view:  # a disk that is nearly full takes less; the next write then says so
-            view = view[self._stream.write(view) or 0 :]
+        self._stream.write(chunk)
         self.done += len(chunk)
         self._report(self.file.path, self.done, self.file.size_bytes)
 
@@ -119,6 +98,7 @@ class Part:
         self._digest, self.done = Digest(self.file), 0
 
     def matches(self) -> bool:
+        self._stream.flush()
         os.fsync(self._stream.fileno())
         return self._digest.matches()
 
@@ -136,6 +116,8 @@ class Partial:
         self.model = self.root / "model"
         self.parts = self.root / "parts"
         self._record = self.root / "listing.json"
+        self.stop = Event()
+        """Set when the work is to end: Ctrl-C, or another file cannot be had."""
 
     def recorded(self) -> Listing | None:
         """Return what an earlier process was fetching."""
@@ -152,7 +134,7 @@ class Partial:
         self.parts.mkdir(exist_ok=True)
         write_atomically(self._record, listing.model_dump_json(), durable=True)
 
-    def keep_only(self, files: Iterable[ListedFile]) -> None:
+    def keep_only(self, files: Iterable[ModelFile]) -> None:
         """Drop every other file."""
         kept = {place / file.path for file in files for place in (self.model, self.parts)}
         for place in (self.model, self.parts):
@@ -160,36 +142,22 @@ class Partial:
                 if (path.is_symlink() or not path.is_dir()) and path not in kept:
                     path.unlink()
 
-    def missing_bytes(self, files: Iterable[ListedFile]) -> int:
-        """Return how much is still to be fetched and written."""
-        return sum(file.size_bytes - self._there(file) for file in files)
-
-    def is_whole(self, file: ListedFile) -> bool:
-        path = self.model / file.path
-        return path.is_file() and path.stat().st_size == file.size_bytes
-
-    def borrow(self, folder: Path, file: ListedFile, report: Report) -> None:
+    def borrow(self, folder: Path, file: ModelFile, report: Report) -> None:
         """Take a file over from an older folder of the model, without a second copy, if it is the same."""
-        path = folder / file.path
-        if self.is_whole(file) or path.is_symlink() or not path.is_file() or path.stat().st_size != file.size_bytes:
-            return
-        digest = Digest(file)
-        with path.open("rb") as stream:
-            hash_stream(stream, digest, lambda done: report(file.path, done, file.size_bytes))
-        if digest.matches():
+        if size_problem(self.model, file) and not problem_of(folder, file, report):
             self._place(file).unlink(missing_ok=True)
-            self._place(file).hardlink_to(path)
+            self._place(file).hardlink_to(folder / file.path)
 
-    def complete(self, file: ListedFile, fetch: Fetch, report: Report) -> None:
+    def complete(self, file: ModelFile, fetch: Fetch, report: Report) -> None:
         """Have the file whole in `model/`, going on with what is there. Raises `WeightsError`."""
-        if self.is_whole(file):
+        if not size_problem(self.model, file):
             report(file.path, file.size_bytes, file.size_bytes)
             return
         path = self.parts / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         # What an earlier process left may be damaged, by a power cut: then the file is fetched once more from zero.
         for _ in range(2):
-            with path.open("ab+", buffering=0) as stream:
+            with path.open("ab+") as stream:
                 part = Part(stream, file, report)
                 fetch(part)
                 right = part.matches()
@@ -202,38 +170,31 @@ class Partial:
             "between here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
         )
 
-    def finish(self, listing: Listing, files: Collection[ListedFile]) -> None:
+    def finish(self, listing: Listing, files: Collection[ModelFile]) -> Manifest:
         """Write the manifest, last, and put the model in its place."""
         self.keep_only(files)
-        found = tuple(
-            ManifestFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256 or self._sha256(file))
-            for file in files
-        )
-        write_manifest(self.model, Manifest(**listing.origin(), files=found))
+        found = tuple(file.model_copy(update={"sha256": self._sha256(file), "git_sha1": None}) for file in files)
+        manifest = Manifest(**listing.origin(), files=found)
+        write_manifest(self.model, manifest)
         sync_folders(self.model)
         old = self.root / "old"
-        if old.exists():
-            shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
         self.target.parent.mkdir(parents=True, exist_ok=True)
         if is_there(self.target):
             self.target.rename(old)
         self.model.rename(self.target)
         sync_folder(self.target.parent)
+        return manifest
 
-    def _there(self, file: ListedFile) -> int:
-        if self.is_whole(file):
-            return file.size_bytes
-        part = self.parts / file.path
-        return min(part.stat().st_size, file.size_bytes) if part.is_file() else 0
-
-    def _place(self, file: ListedFile) -> Path:
+    def _place(self, file: ModelFile) -> Path:
         path = self.model / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _sha256(self, file: ListedFile) -> str:
-        """Of a small file, for which the hub gives Git's hash only."""
-        with (self.model / file.path).open("rb") as stream:
+    def _sha256(self, file: ModelFile) -> str:
+        if file.sha256 is not None:
+            return file.sha256
+        with (self.model / file.path).open("rb") as stream:  # a small one, of which the hub gives Git's hash only
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -262,7 +223,7 @@ def _tidy(partial: Partial) -> None:
     if any(not path.is_dir() for place in (partial.model, partial.parts) for path in place.rglob("*")):
         return
     shutil.rmtree(partial.root, ignore_errors=True)
-    if partial.root.parent.is_dir() and not any(partial.root.parent.iterdir()):
+    with suppress(OSError):  # there are others
         partial.root.parent.rmdir()
 
 
@@ -279,29 +240,28 @@ class Pull:
 
     wanted: Wanted
     listing: Listing
-    files: tuple[ListedFile, ...]
+    files: tuple[ModelFile, ...]
     partial: Partial
     fetch: Fetch
 
     @property
     def missing_bytes(self) -> int:
-        return self.partial.missing_bytes(self.files)
+        """How much is still to be fetched and written."""
+        missing = [file for file in self.files if size_problem(self.partial.model, file)]
+        begun = [self.partial.parts / file.path for file in missing]
+        return sum(file.size_bytes for file in missing) - sum(path.stat().st_size for path in begun if path.is_file())
 
     def run(self, report: Report) -> Manifest:
         """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
         try:
             self._fetch_all(report)
             selection.check_loadable(self.partial.model)
-            self.partial.finish(self.listing, self.files)
+            return self.partial.finish(self.listing, self.files)
         except OSError as error:
             raise disk_error(error, self.partial.target.parent) from error
-        manifest = read_manifest(self.partial.target)
-        if manifest is None:
-            raise WeightsError(f"{self.wanted.folder} vanished while it was put in place. Run the same command again.")
-        return manifest
 
     def _fetch_all(self, report: Report) -> None:
-        stop = self.wanted.patience.stop
+        stop = self.partial.stop
 
         def watched(path: str, done: int, size: int) -> None:
             if stop.is_set():
@@ -323,15 +283,6 @@ class Pull:
             raise error
 
 
-def pull(weights_dir: Path, wanted: Wanted, report: Report = lambda _path, _done, _size: None) -> Manifest:
-    """Have the model complete and verified in its folder. Raises `WeightsError` or `LoadError`."""
-    with prepared(weights_dir, wanted, report) as found:
-        if isinstance(found, Manifest):
-            return found
-        check_room(weights_dir, [found])
-        return found.run(report)
-
-
 @contextmanager
 def prepared(weights_dir: Path, wanted: Wanted, report: Report) -> Iterator[Pull | Manifest]:
     """Find out what is to be fetched; a `Manifest` if nothing is. Raises `WeightsError` or `LoadError`.
@@ -339,15 +290,19 @@ def prepared(weights_dir: Path, wanted: Wanted, report: Report) -> Iterator[Pull
     Configurations are fetched here already, so that a model that brings code is refused before its weights are.
     """
     there = _there(weights_dir, wanted)
-    if there is not None and wanted.revision in {None, there.revision} and _is_fine(weights_dir, wanted):
+    is_fine = there is not None and not wanted.again and is_complete(weights_dir / wanted.folder)
+    if there is not None and is_fine and wanted.revision in {None, there.revision}:
         yield there
         return
     try:
         weights_dir.mkdir(parents=True, exist_ok=True)
         with locked(weights_dir, wanted.folder) as partial:
-            hub = _Hub(wanted)
-            listing = hub.listing(_revision(partial, wanted, there))
-            if there is not None and there.revision == listing.revision and _is_fine(weights_dir, wanted):
+            unfinished = partial.recorded()
+            if unfinished is not None and not unfinished.is_of(wanted.repository, wanted.subfolder):
+                unfinished = None
+            hub = _Hub(wanted, partial.stop)
+            listing = hub.listing(wanted.revision or (there or unfinished or wanted).revision)
+            if there is not None and is_fine and there.revision == listing.revision:
                 yield there
             else:
                 yield _prepare(partial, wanted, listing, lambda part: hub.fetch(listing, part), report)
@@ -377,7 +332,7 @@ def _gib(size_bytes: int) -> str:
 
 def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
     """Return what is in the folder's place, if it may be touched. Raises `WeightsError` if it may not."""
-    folder = weights_dir / wanted.folder
+    folder = weights_dir / check_folder_name(wanted.folder)
     if not is_there(folder):
         return None
     manifest = None if folder.is_symlink() else read_manifest(folder)
@@ -395,41 +350,20 @@ def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
     return manifest
 
 
-def _is_fine(weights_dir: Path, wanted: Wanted) -> bool:
-    return not wanted.again and is_complete(weights_dir / wanted.folder)
-
-
-def _revision(partial: Partial, wanted: Wanted, there: Manifest | None) -> str | None:
-    unfinished = partial.recorded()
-    if unfinished is not None and not unfinished.is_of(wanted.repository, wanted.subfolder):
-        unfinished = None
-    return wanted.revision or (there or unfinished or wanted).revision
-
-
 def _prepare(partial: Partial, wanted: Wanted, listing: Listing, fetch: Fetch, report: Report) -> Pull:
     by_path = {file.path: file for file in listing.files}
-    looked_at = selection.descriptions(by_path)
     partial.begin(listing)
-    for path in looked_at:
+    for path in selection.descriptions(by_path):
         if by_path[path].size_bytes > _LARGEST_DESCRIPTION_BYTES:
             raise WeightsError(f"{wanted.repository} lists {path} with {by_path[path].size_bytes} bytes: that is none.")
-        partial.complete(by_path[path], fetch, lambda _path, _done, _size: None)
-    selection.check_descriptions(partial.model, looked_at)
+        partial.complete(by_path[path], fetch, silent)
+        check_file(partial.model, partial.model / path)
     files = tuple(by_path[path] for path in selection.chosen(by_path, partial.model))
     partial.keep_only(files)
     if is_there(partial.target):
         for file in files:
             partial.borrow(partial.target, file, report)
     return Pull(wanted, listing, files, partial, fetch)
-
-
-class _AnswerError(Exception):
-    """The hub's answer is not what was asked for."""
-
-    def __init__(self, response: Any) -> None:
-        super().__init__(response.status_code)
-        self.status: int = response.status_code
-        self.headers: dict[str, str] = {name.lower(): value for name, value in response.headers.items()}
 
 
 class _Hub:
@@ -440,13 +374,13 @@ class _Hub:
     slices of a file.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, stop: Event) -> None:
         # Read at import: nothing else is sent to the hub than what the fetch needs.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         from huggingface_hub import HfApi
 
         self._repository, self._subfolder = check_repository(wanted.repository), wanted.subfolder
-        self._patience = wanted.patience
+        self._first_pause, self._stop = wanted.first_pause_seconds, stop
         self._api = HfApi(endpoint=wanted.endpoint, library_name="hearth")
         self._endpoint = str(self._api.endpoint)
         self._address = f"{self._endpoint}/{self._repository}"
@@ -454,7 +388,17 @@ class _Hub:
 
     def listing(self, revision: str | None) -> Listing:
         """Return the files of a commit, branch or tag; None is the branch main. Raises `WeightsError`."""
-        info = self._patiently(lambda: self._info(revision))
+        try:
+            info = self._patiently(
+                lambda: self._api.model_info(
+                    self._repository, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS
+                )
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise WeightsError(
+                f"{self._endpoint} does not answer like a model hub. Is HF_ENDPOINT right, and does a proxy answer "
+                "in its place?"
+            ) from error
         commit = str(info.sha)
         if re.fullmatch(COMMIT, commit) is None or (re.fullmatch(COMMIT, revision or "") and commit != revision):
             raise WeightsError(
@@ -480,6 +424,7 @@ class _Hub:
     def _slice(self, url: str, part: Part) -> None:
         from httpx2 import RemoteProtocolError
         from huggingface_hub import constants, get_session
+        from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         size, end = part.file.size_bytes, min(part.file.size_bytes, part.done + _SLICE_BYTES)
@@ -493,7 +438,7 @@ class _Hub:
             if total not in {"*", str(size)}:
                 raise _wrong_size(part.file, total)
             if start not in {0, part.done}:
-                raise _AnswerError(response)
+                raise HfHubHTTPError("another range", response=response)
             if start != part.done:  # it knows nothing of ranges
                 part.restart()
             for chunk in response.iter_bytes(_CHUNK_BYTES):
@@ -501,48 +446,42 @@ class _Hub:
         if part.done < end:
             raise RemoteProtocolError("the answer ended early")
 
-    def _info(self, revision: str | None) -> Any:
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            return self._api.model_info(
-                self._repository, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS
-            )
-        except HfHubHTTPError as error:
-            raise _AnswerError(error.response) from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise WeightsError(
-                f"{self._endpoint} does not answer like a model hub. Is HF_ENDPOINT right, and does a proxy answer "
-                "in its place?"
-            ) from error
-
     def _patiently(self, ask: Callable[[], T], part: Part | None = None) -> T:
         """Ask until there is an answer, or until it is no use any more. Raises `WeightsError`."""
         from httpx2 import TransportError
-        from huggingface_hub.errors import OfflineModeIsEnabled
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-        attempts = self._patience.attempts if part else _FIRST_ATTEMPTS
-        failures = before = 0
+        failures = 0
         while True:
-            if part:
-                before = part.done
+            before = part.done if part else 0
             try:
                 return ask()
-            except (TransportError, _AnswerError, OfflineModeIsEnabled) as error:
+            except OfflineModeIsEnabled as error:
+                raise unreachable(self._endpoint, error) from error
+            except (TransportError, HfHubHTTPError) as error:
                 failures = 1 if part and part.done > before else failures + 1
-                if isinstance(error, _AnswerError):
-                    retry_after = error.headers.get("retry-after", "").strip()
-                    if error.status not in _TRANSIENT or not self._patience.pause(failures, retry_after):
-                        raise refused(self._address, error.status, error.headers) from error
-                elif (
-                    isinstance(error, OfflineModeIsEnabled)
-                    or failures >= attempts
-                    or not self._patience.pause(failures)
-                ):
-                    raise unreachable(self._endpoint, error) from error
+                answer = error.response if isinstance(error, HfHubHTTPError) else None
+                if answer is None:
+                    if failures >= (_ATTEMPTS if part else _FIRST_ATTEMPTS) or not self._pause(failures):
+                        raise unreachable(self._endpoint, error) from error
+                elif answer.status_code not in _TRANSIENT or not self._pause(failures, answer.headers):
+                    raise refused(self._address, answer.status_code, answer.headers) from error
+
+    def _pause(self, failures: int, headers: Mapping[str, str] | None = None) -> bool:
+        """Wait before the next attempt, as long as the hub asked; False if there should be none.
+
+        Raises `StoppedError`.
+        """
+        asked = (headers or {}).get("retry-after", "").strip()
+        seconds = float(asked) if asked.isdecimal() else self._first_pause * min(2 ** (failures - 1), _PAUSE_GROWS_TO)
+        if failures >= _ATTEMPTS or seconds > _LONGEST_ASKED_SECONDS:
+            return False
+        if self._stop.wait(seconds):
+            raise StoppedError("Stopped.")
+        return True
 
 
-def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ListedFile, ...]:
+def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile, ...]:
     """Check every name before anything is fetched: a list with tricks in it is not to be trusted at all."""
     for sibling in siblings:
         if not isinstance(sibling.rfilename, str) or not is_plain(sibling.rfilename):
@@ -561,10 +500,10 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ListedFil
     return files
 
 
-def _file(address: str, sibling: Any, path: str) -> ListedFile:
+def _file(address: str, sibling: Any, path: str) -> ModelFile:
     sha256 = getattr(sibling.lfs, "sha256", None)
     try:
-        return ListedFile(
+        return ModelFile(
             path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=None if sha256 else sibling.blob_id
         )
     except ValueError as error:
@@ -576,17 +515,19 @@ def _file(address: str, sibling: Any, path: str) -> ListedFile:
 
 def _range(response: Any) -> tuple[int, str]:
     """Where in the file an answer begins, and how large the file is there; "*" if it does not say."""
+    from huggingface_hub.errors import HfHubHTTPError
+
     if response.status_code == 206:
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("content-range", ""))
         if found is not None:
             return int(found[1]), found[2]
     if response.status_code != 200:
-        raise _AnswerError(response)
+        raise HfHubHTTPError("another status", response=response)
     encoded = response.headers.get("content-encoding", "identity") != "identity"
     return 0, "*" if encoded else response.headers.get("content-length", "*")
 
 
-def _wrong_size(file: ListedFile, found: str) -> WeightsError:
+def _wrong_size(file: ModelFile, found: str) -> WeightsError:
     return WeightsError(
         f"{file.path} has {found} bytes on the server, but {file.size_bytes} in its list of files. Try again later; if "
         "it stays so, HF_ENDPOINT names a mirror that is broken."

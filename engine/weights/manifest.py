@@ -1,20 +1,33 @@
 """`hearth-manifest.json` in a model's folder: where it came from, and size and SHA-256 of every file. Written last.
 
 Before that there is a `Listing`: the files that a hub or a folder says it has, kept beside an unfinished download.
+Here too is how a folder is compared with its manifest.
 """
 
+import hashlib
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from engine.files import write_atomically
-from engine.weights.errors import WeightsError
+from engine.weights.errors import WeightsError, disk_error
 from engine.weights.safety import COMMIT, REPOSITORY, is_plain
 
 MANIFEST = "hearth-manifest.json"
 _LIMIT_BYTES = 16 * 2**20
+_CHUNK_BYTES = 2**20
+# A stranger's file of such a kind would be loaded, or tried. Notes of the owner, like voices.yaml, are welcome.
+_LOADED = (".safetensors", ".json", ".jinja", ".py", ".onnx", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+Report = Callable[[str, int, int], None]
+"""Told of a file: its path, how many bytes of it are there, and how many there will be."""
+
+
+def silent(_path: str, _done: int, _size: int) -> None:
+    """Report nothing."""
 
 
 def _plain(path: str) -> str:
@@ -48,38 +61,32 @@ class Origin(Record):
         return self.model_dump(include=set(Origin.model_fields))
 
 
-class ManifestFile(Record):
+class ModelFile(Record):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """A hub gives it for what is stored with LFS or Xet: every large file. A manifest has it for all."""
+    git_sha1: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    """Git's own hash of the file, which a hub gives for the small ones."""
 
 
-def _each_once(files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
-    if len({file.path for file in files}) != len(files):
-        raise ValueError("must name each file once")
+class Listing(Origin):
+    files: Annotated[tuple[ModelFile, ...], Field(strict=False)]
+
+
+def _each_once_with_hash(files: tuple[ModelFile, ...]) -> tuple[ModelFile, ...]:
+    if len({file.path for file in files}) != len(files) or not all(file.sha256 for file in files):
+        raise ValueError("must name each file once, with its SHA-256")
     return files
 
 
 class Manifest(Origin):
     format: Literal[1] = 1
-    files: Annotated[tuple[ManifestFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
+    files: Annotated[tuple[ModelFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once_with_hash)]
 
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
-
-
-class ListedFile(Record):
-    path: PlainPath
-    size_bytes: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Given for what is stored with LFS or Xet: every large file."""
-    git_sha1: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    """Git's own hash of the file, given for the small ones."""
-
-
-class Listing(Origin):
-    files: Annotated[tuple[ListedFile, ...], Field(strict=False)]
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -87,18 +94,31 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / MANIFEST
     try:
         found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _LIMIT_BYTES:
-            raise _unreadable(folder)
-        return Manifest.model_validate_json(path.read_bytes())
+        if stat.S_ISREG(found.st_mode) and found.st_size <= _LIMIT_BYTES:
+            return Manifest.model_validate_json(path.read_bytes())
+        cause: Exception | None = None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValidationError) as error:
-        raise _unreadable(folder) from error
+        cause = error
+    raise WeightsError(
+        f"{folder.name}/{MANIFEST} cannot be read, so nobody knows whether the model is whole. Pick one: 1. `hearth "
+        "weights remove` and pull it again; 2. delete that file if the folder is your own."
+    ) from cause
+
+
+def required_manifest(folder: Path) -> Manifest:
+    """Return the manifest. Raises `WeightsError` if there is none."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        there = "has no manifest, so it was not pulled by Hearth" if folder.is_dir() else "is not there"
+        raise WeightsError(f"{folder.name} {there}. `hearth weights list` shows the folders.")
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it at once and for good: either the old one is there or the new one."""
-    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n", durable=True)
+    write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=2, exclude_none=True) + "\n", durable=True)
 
 
 def is_complete(folder: Path) -> bool:
@@ -110,7 +130,7 @@ def is_complete(folder: Path) -> bool:
     return manifest is not None and not any(size_problem(folder, file) for file in manifest.files)
 
 
-def size_problem(folder: Path, file: ManifestFile) -> str | None:
+def size_problem(folder: Path, file: ModelFile) -> str | None:
     """Say what is wrong with a file as far as that can be seen from outside."""
     try:
         found = (folder / file.path).lstat()
@@ -123,8 +143,51 @@ def size_problem(folder: Path, file: ManifestFile) -> str | None:
     return None
 
 
-def _unreadable(folder: Path) -> WeightsError:
-    return WeightsError(
-        f"{folder.name}/{MANIFEST} cannot be read, so nobody knows whether the model is whole. Pick one: 1. `hearth "
-        "weights remove` and pull it again; 2. delete that file if the folder is your own."
-    )
+def problem_of(folder: Path, file: ModelFile, report: Report) -> str | None:
+    """Say what is wrong with a file, whose content is read for that."""
+    problem = size_problem(folder, file)
+    if problem is not None:
+        return problem
+    digest = Digest(file)
+    with (folder / file.path).open("rb") as stream:
+        digest.read(stream, lambda done: report(file.path, done, file.size_bytes))
+    return None if digest.matches() else f"{file.path} is damaged: its content has changed"
+
+
+def verify(folder: Path, report: Report = silent) -> list[str]:
+    """Return what is wrong, a sentence per file; nothing if all is well. Raises `WeightsError` without a manifest."""
+    manifest = required_manifest(folder)
+    known = {file.path for file in manifest.files} | {MANIFEST}
+    try:
+        problems = [problem_of(folder, file, report) for file in manifest.files]
+        there = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+        names = [path.relative_to(folder).as_posix() for path in there]
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    strangers = [name for name in names if name not in known and name.endswith(_LOADED)]
+    return [problem for problem in problems if problem] + [f"{name} does not belong to the model" for name in strangers]
+
+
+class Digest:
+    """The hash of a file while it goes by, and whether it is the one that the file should have."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._expected = file.sha256
+        self._hash = hashlib.sha256()
+        if file.sha256 is None:
+            self._expected = file.git_sha1
+            # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
+            self._hash = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+        self.update = self._hash.update
+
+    def read(self, stream: BinaryIO, report: Callable[[int], None] = lambda _: None) -> None:
+        """Hash the rest of a file. `report` is told how many bytes have been read."""
+        done = 0
+        report(done)
+        while chunk := stream.read(_CHUNK_BYTES):
+            self.update(chunk)
+            done += len(chunk)
+            report(done)
+
+    def matches(self) -> bool:
+        return self._hash.hexdigest() == self._expected

@@ -5,12 +5,13 @@ Nothing is loaded here. `check_folder` is for the folder of one model, `check_pi
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.config.base import Folder
+from engine.config.messages import Folder
 from engine.config.yaml import shown
 from engine.errors import LoadError
 from engine.weights.errors import WeightsError
@@ -73,16 +74,14 @@ def check_repository(name: str) -> str:
 
 def is_there(folder: Path) -> bool:
     """Whether something is in the way of a new folder; an empty one is not."""
-    if folder.is_symlink() or not folder.is_dir():
-        return folder.is_symlink() or folder.exists()
-    return any(folder.iterdir())
+    return folder.is_symlink() or (any(folder.iterdir()) if folder.is_dir() else folder.exists())
 
 
 def check_folder(folder: Path) -> None:
     """Raise `LoadError`, naming the file, unless `folder` holds a model in Hugging Face layout that is safe to load."""
-    for name in ("config.json", "tokenizer_config.json"):
-        if name == "config.json" or (folder / name).exists():
-            check_no_code(folder / name)
+    check_no_code(folder / "config.json")
+    if (folder / "tokenizer_config.json").exists():
+        check_no_code(folder / "tokenizer_config.json")
     if not any(folder.glob("*.safetensors")):
         raise LoadError(
             f"{folder.name} holds no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
@@ -145,9 +144,8 @@ def _mentions(value: Any, key: str) -> bool:
         if isinstance(item, dict):
             if key in item:
                 return True
-            waiting.extend(item.values())
-        elif isinstance(item, list):
-            waiting.extend(item)
+            item = list(item.values())
+        waiting.extend(item if isinstance(item, list) else ())
     return False
 
 
@@ -158,47 +156,53 @@ def check_safetensors(file: Path) -> None:
     """
     if not file.is_file():
         raise LoadError(f"{file.parent.name}/{file.name} is no file. Download it again.")
-    size = file.stat().st_size
+    size, end, cause = file.stat().st_size, -1, None
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= min(size - 8, 100 * 2**20):
-            raise _broken(file)
-        try:
-            header = json.loads(stream.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-            complete = 8 + length + max(ends, default=0) == size
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise _broken(file) from error
-    if not complete:
-        raise _broken(file)
-
-
-def _broken(file: Path) -> LoadError:
-    return LoadError(
-        f"{file.parent.name}/{file.name} is cut off or damaged: its header does not match its size. Download it again."
-    )
+        if 2 <= length <= min(size - 8, 100 * 2**20):
+            try:
+                header = json.loads(stream.read(length))
+                ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+                end = 8 + length + max(ends, default=0)
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+                cause = error
+    if end != size:
+        raise LoadError(
+            f"{file.parent.name}/{file.name} is cut off or damaged: its header does not match its size. Download it "
+            "again."
+        ) from cause
 
 
 def check_pipeline_folder(folder: Path) -> str:
     """Return the pipeline's class. Raises `LoadError`, naming the file, unless the folder is safe and complete."""
     index = _read_index(folder)
     for file in sorted(folder.rglob("*")):
-        _check_file(folder, file)
+        check_file(folder, file)
     for name, origin in index.items():
         if isinstance(origin, list) and name not in LEFT_OUT and origin != [None, None]:
             _check_component(folder, name, origin)
     return str(index["_class_name"])
 
 
+def check_file(folder: Path, file: Path) -> None:
+    """Raise `LoadError`, naming the file, for code, for a configuration that names code, and for what is cut off."""
+    if file.suffix == ".py":
+        raise LoadError(
+            f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file if "
+            "the pipeline works without it, or use another model."
+        )
+    if file.name.endswith(("config.json", "model_index.json")):
+        check_no_code(file)
+    if file.suffix == ".safetensors":
+        check_safetensors(file)
+
+
 def lacking(folder: Path) -> list[str]:
     """Return the components that a checked folder leaves out on purpose, and its pipeline knows to do without."""
     index = _read_index(folder)
-    found: list[str] = []
-    for name in _MAY_LACK.get(index["_class_name"], ()):
-        if index.get(name) not in (None, [None, None]):
-            break
-        found.append(name)
-    return found
+    return list(
+        takewhile(lambda name: index.get(name) in (None, [None, None]), _MAY_LACK.get(index["_class_name"], ()))
+    )
 
 
 def variant(folder: Path) -> str | None:
@@ -221,18 +225,6 @@ def _read_index(folder: Path) -> dict[str, Any]:
             f"supported. Use a model for one of: {', '.join(PIPELINES)}."
         )
     return index
-
-
-def _check_file(folder: Path, file: Path) -> None:
-    if file.suffix == ".py":
-        raise LoadError(
-            f"{file.relative_to(folder)} is code, and code from a model folder is never run here. Remove the file if "
-            "the pipeline works without it, or use another model."
-        )
-    if file.name.endswith(("config.json", "model_index.json")):
-        check_no_code(file)
-    if file.suffix == ".safetensors":
-        check_safetensors(file)
 
 
 def _check_component(folder: Path, name: str, origin: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """Which files of a repository are fetched: one set of safetensors, and the text around it. No pickle, no code."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -9,10 +9,9 @@ from engine.weights.errors import WeightsError
 from engine.weights.safety import (
     LEFT_OUT,
     PIPELINES,
+    check_file,
     check_folder,
-    check_no_code,
     check_pipeline_folder,
-    check_safetensors,
     read_config,
     shards,
 )
@@ -44,13 +43,6 @@ def descriptions(paths: Collection[str]) -> list[str]:
     )
 
 
-def check_descriptions(folder: Path, paths: Iterable[str]) -> None:
-    """Raise `LoadError` for configurations that want to run code."""
-    for path in paths:
-        if path.endswith(("config.json", "model_index.json")):
-            check_no_code(folder / path)
-
-
 def chosen(paths: Collection[str], folder: Path) -> list[str]:
     """Return what is fetched of `paths`; the `descriptions` lie in `folder`. Raises `WeightsError` or `LoadError`."""
     if "model_index.json" in paths:
@@ -76,13 +68,11 @@ def check_loadable(folder: Path) -> None:
     """Raise `LoadError` unless the finished folder is one that the loaders take."""
     if (folder / "model_index.json").exists():
         check_pipeline_folder(folder)
-    elif (folder / "config.json").exists():
+        return
+    if (folder / "config.json").exists():
         check_folder(folder)
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    check_descriptions(folder, files)
-    for path in files:
-        if path.endswith(".safetensors"):
-            check_safetensors(folder / path)
+    for file in folder.rglob("*"):
+        check_file(folder, file)
 
 
 def _of_pipeline(paths: Collection[str], folder: Path) -> list[str]:

@@ -3,23 +3,33 @@
 A folder is copied file by file, hashed on the way, and renamed into its place at the end, as after a download.
 """
 
+import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from engine.weights import selection
-from engine.weights.download import FOLDER, Part, Partial, Patience, Pull, Wanted, check_room, locked
+from engine.weights.download import FOLDER, Part, Partial, Pull, Wanted, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
-from engine.weights.manifest import MANIFEST, ListedFile, Listing, Manifest, is_complete, read_manifest
+from engine.weights.manifest import (
+    MANIFEST,
+    Listing,
+    Manifest,
+    Report,
+    is_complete,
+    read_manifest,
+    required_manifest,
+)
 from engine.weights.safety import check_folder_name, is_there
-from engine.weights.verify import Report, required_manifest
 
 _CHUNK_BYTES = 2**20
 _DEEPEST = 3
 State = Literal["complete", "damaged", "own", "partial"]
+_DESCRIPTIONS = (MANIFEST, "config.json", "model_index.json")
 _MODEL_FILES = (".safetensors", ".onnx")
 
 
@@ -75,38 +85,32 @@ def found_below(folder: Path) -> dict[str, Path]:
     return found
 
 
-def carry(source: Path, root: Path, name: str, report: Report, patience: Patience) -> tuple[Manifest, bool]:
+def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest, bool]:
     """Copy a verified folder to `root`/`name`; False if it was there already. Raises `WeightsError` or `LoadError`."""
-    manifest = _trustworthy(source)
+    manifest = required_manifest(source)
+    # It may have been written by anybody: it can only name what a pull would have fetched.
+    other = next((file.path for file in manifest.files if not selection.may_be_carried(file.path)), None)
+    if other is not None:
+        raise WeightsError(
+            f"{source.name} lists {other}, which is neither weights in safetensors nor text that belongs to a model: "
+            "other kinds of files can run code and are refused."
+        )
     target = root / check_folder_name(name)
     if is_there(target):
         if read_manifest(target) == manifest and is_complete(target):
             return manifest, False
         raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
-    files = tuple(ListedFile(**file.model_dump()) for file in manifest.files)
-    listing = Listing(**manifest.origin(), files=files)
-    wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder, patience=patience)
+    listing = Listing(**manifest.origin(), files=manifest.files)
+    wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, name) as partial:
             partial.begin(listing)
-            work = Pull(wanted, listing, files, partial, lambda part: copy_rest(source, part))
+            work = Pull(wanted, listing, listing.files, partial, lambda part: copy_rest(source, part))
             check_room(root, [work])
             return work.run(report), True
     except OSError as error:
         raise disk_error(error, root) from error
-
-
-def _trustworthy(source: Path) -> Manifest:
-    """A manifest may have been written by anybody: it can only name what a pull would have fetched."""
-    manifest = required_manifest(source)
-    for file in manifest.files:
-        if not selection.may_be_carried(file.path):
-            raise WeightsError(
-                f"{source.name} lists {file.path}, which is neither weights in safetensors nor text that belongs to a "
-                "model: other kinds of files can run code and are refused."
-            )
-    return manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +136,11 @@ def local_folders(weights_dir: Path) -> list[LocalFolder]:
 
 def remove(weights_dir: Path, folder: str) -> int:
     """Remove a folder and what is unfinished of it; returns the bytes freed. Raises `WeightsError`."""
-    target = Partial(weights_dir, folder).target
-    begun = Partial(weights_dir, folder).root
-    if not target.is_symlink() and not target.exists() and not begun.exists():
+    begun = Partial(weights_dir, folder)
+    if not os.path.lexists(begun.target) and not begun.root.exists():
         raise WeightsError(f"There is no folder {folder}. `hearth weights list` shows the folders.")
     try:
-        size = _size(begun) + (0 if target.is_symlink() else _size(target))
+        size = _size(begun.root) + (0 if begun.target.is_symlink() else _size(begun.target))
         with locked(weights_dir, folder) as partial:
             if partial.target.is_symlink():
                 partial.target.unlink()
@@ -153,49 +156,39 @@ def remove(weights_dir: Path, folder: str) -> int:
     return size
 
 
-def _folders(weights_dir: Path) -> list[LocalFolder]:
-    found = []
+def _folders(weights_dir: Path) -> Iterator[LocalFolder]:
     for inside, folders, files in os.walk(weights_dir):
-        place = weights_dir / os.path.relpath(inside, weights_dir)
+        place = Path(inside)
         name = place.relative_to(weights_dir).as_posix()
-        deep = len(place.relative_to(weights_dir).parts) >= _DEEPEST
-        is_model = name != "." and (
-            any(file == MANIFEST or file.endswith(_MODEL_FILES) or file == "config.json" for file in files)
-            or "model_index.json" in files
-        )
-        if is_model:
-            found.append(_one(place, name))
-        else:
+        if name != "." and any(file in _DESCRIPTIONS or file.endswith(_MODEL_FILES) for file in files):
+            yield _one(place, name)
+            folders.clear()
+            continue
+        for one in [one for one in folders if not one.startswith(".") and (place / one).is_symlink()]:
             # Links are the owner's own, and are not walked into: what lies there may be anything.
-            links = [one for one in folders if (place / one).is_symlink() and not one.startswith(".")]
-            found += [LocalFolder((place / one).relative_to(weights_dir).as_posix(), "own", 0) for one in links]
-        folders[:] = [] if is_model or deep else sorted(one for one in folders if not one.startswith("."))
-    return found
+            yield LocalFolder((place / one).relative_to(weights_dir).as_posix(), "own", 0)
+        deep = len(place.relative_to(weights_dir).parts) >= _DEEPEST
+        folders[:] = [] if deep else [one for one in folders if not one.startswith(".")]
 
 
 def _one(place: Path, name: str) -> LocalFolder:
     try:
-        manifest: Manifest | None = read_manifest(place)
+        manifest = read_manifest(place)
     except WeightsError:
         return LocalFolder(name, "damaged", _size(place))
     if manifest is None:
         return LocalFolder(name, "own", _size(place))
     state: State = "complete" if is_complete(place) else "damaged"
-    return LocalFolder(name, state, _size(place), manifest.repository, manifest.revision, manifest.subfolder)
+    return LocalFolder(name, state, _size(place), **manifest.origin())
 
 
-def _unfinished(weights_dir: Path) -> list[LocalFolder]:
+def _unfinished(weights_dir: Path) -> Iterator[LocalFolder]:
     root = weights_dir / FOLDER
-    found = []
-    for place in sorted(root.iterdir()) if root.is_dir() else ():
+    for place in root.iterdir() if root.is_dir() else ():
         name = place.name.replace("%2F", "/").replace("%25", "%")
-        try:
+        with contextlib.suppress(WeightsError):
             listing = Partial(weights_dir, name).recorded()
-        except WeightsError:
-            continue
-        known = (listing.repository, listing.revision, listing.subfolder) if listing else (None, None, "")
-        found.append(LocalFolder(name, "partial", _size(place), *known))
-    return found
+            yield LocalFolder(name, "partial", _size(place), **(listing.origin() if listing else {}))
 
 
 def _size(place: Path) -> int:

@@ -19,7 +19,7 @@ from bench.load import NUMBER, LoadJob, LoadResult
 from bench.servers import HearthServer, Server, Target, Workspace, open_workspace, running, say
 
 from engine import demo
-from engine.config.profiles import SIZES
+from engine.config.models import SIZES
 
 ONE_BY_ONE, REQUESTS, STEPS = "one by one", "requests joined", "steps joined"
 _ENGINE: dict[str, dict[str, Any]] = {

@@ -14,8 +14,7 @@ from rich.text import Text
 from engine.config import Config, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB, Hardware, HardwareError, imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import own_folders, variants_here
+from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
 from engine.placement.report import as_data, gib, headline, use_line, where
 from engine.placement.types import Placed, Plan, Refusal
@@ -58,9 +57,9 @@ def plan(  # noqa: PLR0913 - one argument per option
     found = make_plan(config, hardware, footprints, folders)
     missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
-        print_json(as_data(found) | {"not_here": _missing_rows(missing)})
+        print_json(as_data(found, hardware) | {"not_here": _missing_rows(missing)})
     elif isinstance(found, Refusal):
-        typer.echo(f"{headline(found)}\n\n{found.message}.\nSmallest change: {found.change}.")
+        typer.echo(f"{headline(hardware)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
         _show(found)
         here = variants_here(config, settings.weights_dir)
@@ -89,7 +88,7 @@ def _show(found: Plan) -> None:
     drawn = table(*_COLUMNS)
     for one in found.models:
         drawn.add_row(*(Text(cell) for cell in _row(one)))
-    typer.echo(headline(found))
+    typer.echo(headline(found.hardware))
     if found.hardware.problem:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
     print_rich(drawn)

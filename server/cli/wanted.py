@@ -9,8 +9,7 @@ from engine.config import Config, ModelSpec
 from engine.config.messages import near_miss
 from engine.config.models import VariantSpec
 from engine.placement.hardware import imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import own_folders
+from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Refusal
 from engine.weights.download import Wanted

@@ -16,12 +16,11 @@ import typer
 from rich.text import Text
 
 from engine.errors import EngineError
-from engine.weights.download import Partial, Patience, Pull, Wanted, check_room, prepared
+from engine.weights.download import Partial, Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError
-from engine.weights.manifest import Manifest
+from engine.weights.manifest import Manifest, required_manifest, verify
 from engine.weights.safety import check_folder_name, check_repository
 from engine.weights.transfer import carry, found_below, local_folders, remove
-from engine.weights.verify import required_manifest, verify
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.cli.progress import FileProgress
 from server.cli.wanted import chosen, serving, users
@@ -314,7 +313,7 @@ def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> Non
         manifest = required_manifest(source)
         try:
             with FileProgress(name, manifest.size_bytes, quiet=as_json) as progress:
-                _, copied = carry(source, root, name, progress.report, Patience())
+                _, copied = carry(source, root, name, progress.report)
         except KeyboardInterrupt:
             refuse("Stopped. The same command goes on.", code=130)
         rows.append({"folder": name, "size_bytes": manifest.size_bytes, "copied": copied})

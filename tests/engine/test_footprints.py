@@ -8,7 +8,7 @@ import pytest
 from plan_parts import model, variant
 
 from engine.placement.hardware import GIB
-from engine.placement.measured import FILE_NAME, Footprints
+from engine.placement.needs import FILE_NAME, Footprints
 
 BIG = model("a", variant("big", 14)).variants[0]
 

@@ -14,7 +14,7 @@ from skipping_loop import SkippingLoop
 from test_planned import put
 
 from engine import ModelSpec, load_config
-from engine.media.images import ImageLimits, Pictures
+from engine.media import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
 from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from plan_parts import config_of, model, shipped, variant
 
 from engine.placement.hardware import GIB, Gpu, Hardware, Holder, imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import devices_of, in_steps
+from engine.placement.needs import Footprints, devices_of, in_steps
 from engine.placement.plan import plan
 from engine.placement.report import as_data
 from engine.placement.types import Plan, Refusal
@@ -121,7 +120,7 @@ def test_the_demo_answers_where_nothing_fits_and_says_what_would_change_that():
 
 def test_without_a_demo_it_is_refused_with_the_numbers_and_the_smallest_change():
     found = refused("1x8", model("a", BIG))
-    assert found.lack.needed_bytes == 15 * GIB
+    assert found.needed_bytes == 15 * GIB
     assert "needs 15.0 GiB on one GPU; there are 7.5 GiB of 8.0 GiB" in found.message
     assert found.change == "a GPU of 16 GiB"
 
@@ -198,7 +197,7 @@ def test_where_models_fit_in_turns_without_keep_loaded_that_is_offered_first():
     voices = model("v", variant("voices/x", 0.4, runs_on="cpu"), task="speech")
     kept = [model(name, BIG | {"folder": name * 2}, keep_loaded=True) for name in "abc"]
     found = refused("1x16", *kept, voices)
-    assert found.lack.models == ("a", "b", "c")
+    assert found.models == ("a", "b", "c")
     assert "do not fit while a, b, c stay loaded (`keep_loaded`)" in found.message
     assert found.change == (
         "take the lines `keep_loaded: true` of a, b, c out of models.yaml, so that models take turns"
@@ -278,7 +277,7 @@ _machines = st.tuples(
 def test_no_device_is_ever_exceeded_and_no_model_dropped(models, machine):
     found = plan(config_of(*models), machine)
     if isinstance(found, Refusal):
-        assert found.lack.models
+        assert found.models
         assert found.message
         assert found.change
         return
@@ -316,7 +315,7 @@ def test_the_order_of_models_and_gpus_changes_nothing(models, machine, chance: r
 
 def _essence(found: Plan | Refusal) -> object:
     if isinstance(found, Refusal):
-        return sorted(found.lack.models), found.lack.needed_bytes
+        return sorted(found.models), found.needed_bytes
     sizes = {use.device.index: use.device.total_bytes for use in found.devices}
     return sorted(
         (
@@ -335,4 +334,4 @@ def test_the_shipped_models_fit_every_shape_with_no_model_left_out():
         found = plan(shipped(), imagined(shape))
         assert isinstance(found, Plan)
         assert {one.state for one in found.models} <= {"resident", "swapped"}
-        assert as_data(found)["fits"]
+        assert as_data(found, found.hardware)["fits"]

@@ -16,10 +16,9 @@ from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
 from engine.placement.hardware import GIB, imagined
-from engine.placement.measured import Footprints
-from engine.placement.needs import own_folders
+from engine.placement.needs import Footprints, own_folders
 from engine.pool.loader import Planned
-from engine.weights.manifest import Manifest, ManifestFile, write_manifest
+from engine.weights.manifest import Manifest, ModelFile, write_manifest
 
 CHATTY = variant("chatty", 4, kv_kib_per_token=128, context_length=4096, tensor_parallel_sizes=[1, 2], dtype="bfloat16")
 
@@ -33,7 +32,7 @@ def put(folder: Path) -> Path:
     shutil.copytree(demo.weights_dir("chat"), folder)
     contents = {file.name: file.read_bytes() for file in folder.iterdir()}
     files = tuple(
-        ManifestFile(path=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        ModelFile(path=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
         for name, content in contents.items()
     )
     write_manifest(folder, Manifest(repository="a/b", revision="0" * 40, files=files))

@@ -11,7 +11,7 @@ import torch
 from engine.backends.diffusers.adapters import Adapter, Denoising, seeded
 from engine.backends.diffusers.families import BLANK
 from engine.backends.diffusers.jobs import OUT_OF_MEMORY, ImageService, Running
-from engine.config.profiles import ImageProfile
+from engine.config.models import ImageProfile
 from engine.process.service import Outlet
 
 

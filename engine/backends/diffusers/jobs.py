@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 from engine.backends.diffusers.adapters import Denoising
 from engine.backends.diffusers.families import FAMILIES
 from engine.backends.diffusers.protocol import ImageJob
-from engine.config.profiles import SIZES, ImageProfile
+from engine.config.models import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.service import Outlet
 from engine.types import FinishedImage, ImageProgress, PartialImage

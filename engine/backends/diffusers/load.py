@@ -9,7 +9,7 @@ import diffusers
 import torch
 
 from engine.backends.diffusers.families import FAMILIES
-from engine.config.profiles import ImageProfile
+from engine.config.models import ImageProfile
 from engine.errors import LoadError
 from engine.weights.safety import check_pipeline_folder, lacking, variant
 

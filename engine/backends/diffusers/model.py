@@ -16,7 +16,7 @@ import msgspec
 from engine.admission import Room
 from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.config import ImageModelSpec
-from engine.config.profiles import SIZES, ImageProfile
+from engine.config.models import SIZES, ImageProfile
 from engine.process.backend import WorkerBackend, start_worker
 from engine.process.parent import WorkerProcess
 from engine.stream import ImageStream, Stream

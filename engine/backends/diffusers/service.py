@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from engine.backends.diffusers.protocol import ImageOptions
-from engine.config.profiles import ImageProfile
+from engine.config.models import ImageProfile
 from engine.process.service import Outlet, Service
 
 _ENVIRONMENT = {

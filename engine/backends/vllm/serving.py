@@ -39,7 +39,7 @@ from engine.backends.vllm.request import (
 from engine.backends.vllm.start import Launch
 from engine.backends.vllm.tool_calls import CallStream, mend, parsers_for
 from engine.errors import LoadError
-from engine.media.images import image_places
+from engine.media import image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
 

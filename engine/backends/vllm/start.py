@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.backends.vllm import compat, processes
 from engine.config import ChatModelSpec
-from engine.media.images import Pictures
+from engine.media import Pictures
 from engine.placement.hardware import read_hardware
 
 _log = logging.getLogger("hearth.sleep")

@@ -35,8 +35,8 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
     applied = await take_over(request.app, by)
     renewal = renew_certificate(request.app)
     return Reloaded(
-        models=list(applied.config.models),
-        tiers=list(applied.config.tiers),
+        models=list(request.app.state.config.models),
+        tiers=list(request.app.state.config.tiers),
         added=list(applied.models.added),
         changed=list(applied.models.changed),
         removed=list(applied.models.removed),

@@ -18,8 +18,7 @@ from engine import Config
 from engine.config import load_config
 from engine.errors import EngineError
 from engine.placement.hardware import read_cuda, read_hardware, with_ram
-from engine.placement.measured import Footprints
-from engine.placement.needs import own_folders
+from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from server.cli.doctor.files import database, rights, settings
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped

@@ -10,9 +10,9 @@ from engine.errors import EngineError
 from engine.placement.types import Plan
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete, read_manifest
+from engine.weights.manifest import verify
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
-from engine.weights.verify import verify
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.terminal import HEARTH, size_text

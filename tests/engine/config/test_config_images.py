@@ -8,7 +8,7 @@ import pytest
 
 from engine import ConfigError, load_config
 from engine.config import ImageModelSpec
-from engine.config.profiles import SIZES, profile_named, shipped
+from engine.config.models import SIZES, profile_named, shipped
 
 ENTRY = """
 models:
@@ -34,10 +34,8 @@ def load(tmp_path: Path, engine: str = "", profile: str = "sdxl") -> ImageModelS
 
 
 @pytest.mark.parametrize("name", list(shipped()))
-def test_every_shipped_profile_says_what_an_operator_asks(name: str):
+def test_every_shipped_profile_has_values_for_all_sizes_and_qualities(name: str):
     profile = profile_named(name)
-    assert profile.licence
-    assert name == "demo" or (profile.repository and profile.memory_gib)
     assert profile.steps.hd > profile.steps.standard
     assert all(profile.batch(size) >= 1 and profile.render_edge(size) >= 256 for size in SIZES)
 

@@ -124,6 +124,13 @@ def test_a_tier_that_no_key_may_use_is_refused(tmp_path):
     assert "no tier lists `high` under its `models`" in problem.message
 
 
+def test_wrong_names_of_voices_are_named(tmp_path):
+    text = GOOD.replace("task: chat", "task: speech\n    aliases: {nova: '', alloy: 7}").replace("[chat]", "[speech]")
+    found = problems(tmp_path, text.replace("engine:\n      dtype: auto", "engine: {}"))
+    assert [problem.key for problem in found] == ["models.a.aliases.nova", "models.a.aliases.alloy"]
+    assert all("must be text of 1 to 64 characters" in problem.message for problem in found)
+
+
 def test_every_problem_is_listed_in_one_message(tmp_path):
     text = textwrap.dedent("""\
         models:

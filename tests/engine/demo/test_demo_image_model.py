@@ -17,7 +17,7 @@ from demo_models.vision import pictures as shown
 from PIL import Image, ImageDraw, ImageFilter
 from shape_judge import UNCLEAR, background, judge
 
-from engine.config.profiles import profile_named
+from engine.config.models import profile_named
 from engine.demo import weights_dir
 
 FILES = {".json", ".jinja", ".safetensors"}

@@ -11,11 +11,9 @@ import pytest
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, model_files
 
 from engine.errors import EngineError, LoadError
-from engine.weights import MANIFEST, Manifest, ManifestFile, WeightsError, is_complete, read_manifest
-from engine.weights.download import Patience
-from engine.weights.manifest import write_manifest
+from engine.weights import MANIFEST, Manifest, ModelFile, WeightsError, is_complete, read_manifest
+from engine.weights.manifest import verify, write_manifest
 from engine.weights.transfer import carry, found_below, local_folders, remove
-from engine.weights.verify import verify
 
 
 def fetched(folder: Path, files: dict[str, bytes] | None = None) -> Path:
@@ -26,13 +24,13 @@ def fetched(folder: Path, files: dict[str, bytes] | None = None) -> Path:
     for name, content in (files or model_files()).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-        listed.append(ManifestFile(path=name, size_bytes=len(content), sha256=sha256(content).hexdigest()))
+        listed.append(ModelFile(path=name, size_bytes=len(content), sha256=sha256(content).hexdigest()))
     write_manifest(folder, Manifest(repository=REPOSITORY, revision="c" * 40, files=tuple(listed)))
     return folder
 
 
 def copy(source: Path, root: Path, name: str = NAME) -> tuple[Manifest, bool]:
-    return carry(source, root, name, lambda *_: None, Patience())
+    return carry(source, root, name, lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +109,10 @@ def test_an_interrupted_copy_goes_on_where_it_was(tmp_path: Path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry(source, tmp_path / "there", NAME, until_half, Patience())
+        carry(source, tmp_path / "there", NAME, until_half)
     assert not (tmp_path / "there" / NAME).exists()
     assert [one.state for one in local_folders(tmp_path / "there")] == ["partial"]
-    carry(source, tmp_path / "there", NAME, lambda path, done, _: seen.setdefault(path, done), Patience())
+    carry(source, tmp_path / "there", NAME, lambda path, done, _: seen.setdefault(path, done))
     assert seen[SHARD] >= 2**20
     assert verify(tmp_path / "there" / NAME) == []
 

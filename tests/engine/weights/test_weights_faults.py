@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from hub_server import Fault, HubServer
-from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, quick, refusal, wanted
+from weight_parts import FILES, NAME, PAUSE, REPOSITORY, SHARD, hub_here, pull, refusal, wanted
 
 from engine.errors import EngineError
 from engine.weights import is_complete
-from engine.weights.download import Wanted, pull
-from engine.weights.verify import verify
+from engine.weights.download import Wanted
+from engine.weights.manifest import verify
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_what_an_earlier_pull_left_damaged_is_noticed_and_fetched_anew(hub: HubS
 def test_a_hub_that_nobody_reaches_is_explained(tmp_path: Path):
     with HubServer() as gone:
         endpoint = gone.endpoint
-    message = refusal(tmp_path, Wanted(REPOSITORY, NAME, endpoint=endpoint, patience=quick()))
+    message = refusal(tmp_path, Wanted(REPOSITORY, NAME, endpoint=endpoint, first_pause_seconds=PAUSE))
     assert "HTTPS_PROXY" in message
     assert "HF_ENDPOINT" in message
 
@@ -138,7 +138,7 @@ def test_any_order_of_faults_ends_in_a_whole_folder_or_an_error(hub: HubServer, 
     ]
     whole = 0
     for turn in range(12):
-        asked = Wanted(REPOSITORY, f"{NAME}-{turn}", endpoint=hub.endpoint, patience=quick())
+        asked = Wanted(REPOSITORY, f"{NAME}-{turn}", endpoint=hub.endpoint, first_pause_seconds=PAUSE)
         for path in FILES:
             hub.faults[path] = dice.choices(choices, k=dice.randrange(5))
         try:

@@ -9,11 +9,23 @@ from pathlib import Path
 
 import pytest
 from hub_server import COMMIT, OLDER, Fault, HubServer
-from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, model_files, quick, refusal, safetensors, wanted
+from weight_parts import (
+    FILES,
+    NAME,
+    PAUSE,
+    REPOSITORY,
+    SHARD,
+    hub_here,
+    model_files,
+    pull,
+    refusal,
+    safetensors,
+    wanted,
+)
 
 from engine.weights import WeightsError, is_complete, read_manifest
-from engine.weights.download import Pull, Wanted, prepared, pull
-from engine.weights.verify import verify
+from engine.weights.download import Pull, Wanted, prepared
+from engine.weights.manifest import verify
 
 
 @pytest.fixture
@@ -46,14 +58,14 @@ def test_the_token_is_for_the_hub_and_not_for_its_store(
     assert not any("authorization" in headers for headers in hub.store_headers)
     assert not any("hf_ours" in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
     hub.token = "hf_other"
-    asked = Wanted(REPOSITORY, "another", endpoint=hub.endpoint, patience=quick())
+    asked = Wanted(REPOSITORY, "another", endpoint=hub.endpoint, first_pause_seconds=PAUSE)
     assert "does not know the token" in refusal(tmp_path, asked)
 
 
 def test_what_is_not_there_is_named(hub: HubServer, tmp_path: Path):
-    nobody = Wanted("owner/nothing", NAME, endpoint=hub.endpoint, patience=quick())
+    nobody = Wanted("owner/nothing", NAME, endpoint=hub.endpoint, first_pause_seconds=PAUSE)
     assert "There is no" in refusal(tmp_path, nobody)
-    asked = Wanted(REPOSITORY, NAME, "v9", endpoint=hub.endpoint, patience=quick())
+    asked = Wanted(REPOSITORY, NAME, "v9", endpoint=hub.endpoint, first_pause_seconds=PAUSE)
     assert "has no such revision" in refusal(tmp_path, asked)
     for name in ("../x", "a/b/c", "owner/..", "-x/y", "owner/na me"):
         with pytest.raises(WeightsError, match="is no repository"):

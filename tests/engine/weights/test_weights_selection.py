@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from hub_server import HubServer
-from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, refusal, safetensors, wanted
+from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, pull, refusal, safetensors, wanted
 
 from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.weights import MANIFEST, is_complete
-from engine.weights.download import Wanted, pull
+from engine.weights.download import Wanted
 from engine.weights.selection import check_loadable
 
 

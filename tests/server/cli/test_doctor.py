@@ -15,7 +15,7 @@ from weight_parts import NAME, REPOSITORY, model_files
 
 from engine.config import load_config
 from engine.placement.hardware import Cuda, Gpu, Holder, imagined, read_cuda
-from engine.weights.manifest import Manifest, ManifestFile, write_manifest
+from engine.weights.manifest import Manifest, ModelFile, write_manifest
 from server.cli import app
 from server.cli.doctor import files as of_files
 from server.cli.doctor import machine as of_machine
@@ -199,7 +199,7 @@ def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Cas
     for name, content in model_files().items():
         (folder / name).write_bytes(content)
     files = tuple(
-        ManifestFile(path=name, size_bytes=len(content), sha256="0" * 64) for name, content in model_files().items()
+        ModelFile(path=name, size_bytes=len(content), sha256="0" * 64) for name, content in model_files().items()
     )
     write_manifest(folder, Manifest(repository=REPOSITORY, revision="a" * 40, files=files))
     assert [one.message for one in weights(case)] == ["service-plus: tiny-chat is complete"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.weights.manifest import Manifest, ManifestFile, write_manifest
+from engine.weights.manifest import Manifest, ModelFile, write_manifest
 from server.cli import app
 from server.instance import only_one
 from server.terminal import HEARTH
@@ -116,7 +116,7 @@ def test_until_the_best_is_fetched_it_is_said_what_answers(run, tmp_path: Path):
 def put(folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_bytes(b"{}")
-    file = ManifestFile(path="config.json", size_bytes=2, sha256=hashlib.sha256(b"{}").hexdigest())
+    file = ModelFile(path="config.json", size_bytes=2, sha256=hashlib.sha256(b"{}").hexdigest())
     write_manifest(folder, Manifest(repository="a/b", revision="0" * 40, files=(file,)))
 
 

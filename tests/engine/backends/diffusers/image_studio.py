@@ -13,7 +13,7 @@ from recorder import Recorder
 
 from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.backends.diffusers.service import open_service
-from engine.config.profiles import profile_named
+from engine.config.models import profile_named
 from engine.types import FinishedImage, ImageEvent, ImageProgress
 
 SMALL = {

@@ -12,7 +12,7 @@ from tiny_pipelines import save
 
 from engine import LoadError
 from engine.backends.diffusers.load import load
-from engine.config.profiles import profile_named
+from engine.config.models import profile_named
 from engine.weights.safety import check_pipeline_folder, lacking, variant
 
 DEMO = profile_named("demo")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from engine.errors import RequestError
-from engine.media.images import ImageLimits, Pictures, decode_image
+from engine.media import ImageLimits, Pictures, decode_image
 from engine.types import ChatRequest
 
 LIMITS = ImageLimits()

@@ -116,8 +116,8 @@ class Pictures:
         time an answer takes does not show which pictures others have sent.
         """
         with _naming(path):
-            work = asyncio.get_running_loop().run_in_executor(self._threads, self._read, url, data, salt)
-            image, name = await work
+            loop = asyncio.get_running_loop()
+            image, name = await loop.run_in_executor(self._threads, self._read, url, data, salt)
         return {"type": "image_pil", "image_pil": image, "uuid": name}
 
     def _read(self, url: str, data: bytes | None, salt: str) -> tuple[Image.Image, str]:
@@ -202,10 +202,11 @@ def _from_data_uri(uri: str, max_bytes: int) -> bytes:
 
 def _check_structure(data: bytes) -> None:
     """Refuse small files that take minutes to decode: scans of a JPEG, and chunks of a PNG, cost time without size."""
-    jpeg = data.startswith(b"\xff\xd8")
-    # Within the data of a scan 0xFF is followed by zero or a restart mark, so that these are marks, or as good as.
-    slow = data.count(b"\xff\xda") > _MOST_SCANS or sum(map(data.count, _JPEG_MARKS)) > _MOST_MARKS if jpeg else False
-    if data.startswith(b"\x89PNG"):
+    slow = False
+    if data.startswith(b"\xff\xd8"):
+        # Within the data of a scan 0xFF is followed by zero or a restart mark, so that these are marks, or as good as.
+        slow = data.count(b"\xff\xda") > _MOST_SCANS or sum(map(data.count, _JPEG_MARKS)) > _MOST_MARKS
+    elif data.startswith(b"\x89PNG"):
         slow = _png_chunks(data) > _MOST_MARKS or data.count(b"iCCP") > 1
     if slow:
         raise RequestError("This picture's file has far too many parts. Save it again, as a plain PNG or JPEG.")
