@@ -27,7 +27,7 @@ from server.cli.doctor.machine import clock, cuda, disks, gpus, memory, port
 from server.cli.doctor.selftest import selftest
 from server.cli.doctor.tls import tls
 from server.cli.doctor.weights import voices, weights
-from server.cli.options import AsJson, DataDir, Models, WeightsDir, print_json
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, tell
 from server.cli.status import standing
 from server.observability.status import Status
 from server.observability.status_socket import StatusError, ask
@@ -75,7 +75,7 @@ def doctor(  # noqa: PLR0913 - one argument per option
         if not as_json:
             _show(area, finding)
     if as_json:
-        print_json({"well": not count["problem"], **count, "findings": rows})
+        tell({"well": not count["problem"], **count, "findings": rows}, as_json=True)
     else:
         typer.echo(f"\n{_counted(count)}.")
     if count["problem"]:
