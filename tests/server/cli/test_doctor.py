@@ -19,10 +19,8 @@ from engine.weights.manifest import Manifest, ManifestFile, write_manifest
 from server.cli import app
 from server.cli.doctor import files as of_files
 from server.cli.doctor import machine as of_machine
-from server.cli.doctor import tls as of_tls
-from server.cli.doctor.command import case_of
-from server.cli.doctor.findings import Case, Finding
-from server.cli.doctor.weights import weights
+from server.cli.doctor.files import weights
+from server.cli.doctor.findings import Case, Finding, case_of
 from server.settings import load_settings
 from server.terminal import HEARTH
 
@@ -180,15 +178,15 @@ def test_a_damaged_database_is_a_problem_and_stays_as_it_is(case: Case):
 def test_the_end_of_a_certificate_is_read_and_told_in_time(tmp_path: Path):
     pair = make_pair(tmp_path)  # for a day
     given = load_settings(tls_cert=pair.cert, tls_key=pair.key)
-    (soon,) = of_tls.certificate(given, time.time())
+    (soon,) = of_files.certificate(given, time.time())
     assert soon.verdict == "warning"
     assert time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86400)) in soon.message
-    (fine,) = of_tls.certificate(given, time.time() - 60 * 86400)
+    (fine,) = of_files.certificate(given, time.time() - 60 * 86400)
     assert fine.verdict == "ok"
     pair.cert.write_text("")
-    (broken,) = of_tls.certificate(given, time.time())
+    (broken,) = of_files.certificate(given, time.time())
     assert broken.verdict == "problem"
-    assert list(of_tls.certificate(load_settings(), time.time())) == []
+    assert list(of_files.certificate(load_settings(), time.time())) == []
 
 
 def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Case):
