@@ -198,8 +198,7 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
             code=1,
         )
     well = _show_outcome(outcome)
-    changed = {*outcome.models.added, *outcome.models.changed} if outcome.refused is None else set()
-    if not _settled(settings.data_dir, changed) or not well:
+    if not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}) or not well:
         raise typer.Exit(1)
 
 
@@ -224,26 +223,19 @@ def _show_outcome(outcome: Outcome) -> bool:
 
 
 def _settled(data_dir: Path, changed: set[str]) -> bool:
-    """Say how the changed models fare; False if one has failed already."""
-    states = _states(data_dir, changed)
+    """Say how the changed models fare, if the server does; False if one has failed already."""
+    states: list[ModelState] = []
     deadline = time.monotonic() + _AT_ONCE_SECONDS
-    while any(state.status == "loading" for state in states) and time.monotonic() < deadline:
+    while changed:
+        with contextlib.suppress(StatusError):
+            found = ask(data_dir, _ANSWER_SECONDS)
+            states = [state for state in found.models if state.id in changed] if found is not None else []
+        if all(state.status != "loading" for state in states) or time.monotonic() > deadline:
+            break
         time.sleep(_POLL_SECONDS)
-        states = _states(data_dir, changed)
     for state in states:
         if state.status == "failed":
             typer.echo(f"{state.id} cannot be served: {state.reason}", err=True)
         elif state.status == "loading":
             typer.echo(f"  {state.id} is being loaded ({state.phase}): `{HEARTH} status` tells what comes of it")
     return all(state.status != "failed" for state in states)
-
-
-def _states(data_dir: Path, names: set[str]) -> list[ModelState]:
-    """Return how these models stand; nothing where the server does not say, since it has answered already."""
-    if not names:
-        return []
-    try:
-        found = ask(data_dir, _ANSWER_SECONDS)
-    except StatusError:
-        return []
-    return [state for state in found.models if state.id in names] if found is not None else []

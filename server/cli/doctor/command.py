@@ -6,7 +6,7 @@ It leaves nothing changed: a key that it makes is deleted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +16,8 @@ import typer
 from engine.config import load_config
 from engine.errors import EngineError
 from server.cli.doctor.files import database, rights, settings, tls, voices, weights
-from server.cli.doctor.findings import Case, Finding, case_of, ok, problem, skipped
-from server.cli.doctor.machine import clock, cuda, disks, gpus, memory, port
+from server.cli.doctor.findings import Finding, case_of, ok, problem, skipped
+from server.cli.doctor.machine import clock, cuda, disk, gpu, memory, port
 from server.cli.doctor.selftest import selftest
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, tell
 from server.cli.status import standing
@@ -28,23 +28,8 @@ from server.terminal import HEARTH
 
 _ANSWER_SECONDS = 10.0
 _COLORS = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "bright_black"}
-_SELF_TEST = "self-test"
-# In this order. The name is the area under which findings are shown.
-_CHECKS: dict[str, Callable[[Case], Iterable[Finding]]] = {
-    "settings": settings,
-    "rights": rights,
-    "database": database,
-    "tls": tls,
-    "gpu": gpus,
-    "cuda": cuda,
-    "memory": memory,
-    "disk": disks,
-    "port": port,
-    "clock": clock,
-    "weights": weights,
-    "voices": voices,
-    _SELF_TEST: selftest,
-}
+# In this order; shown under their names
+_CHECKS = (settings, rights, database, tls, gpu, cuda, memory, disk, port, clock, weights, voices)
 
 
 def doctor(  # noqa: PLR0913 - one argument per option
@@ -58,11 +43,10 @@ def doctor(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Look whether everything is well, and say what to do where it is not. Exit code 1: there is a problem."""
-    checks = {area: check for area, check in _CHECKS.items() if self_test or area != _SELF_TEST}
     folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}
     rows = []
     count = Counter(dict.fromkeys(_COLORS, 0))
-    for area, finding in _findings(folders, checks, full=full, unloaded=unloaded):
+    for area, finding in _findings(folders, self_test=self_test, full=full, unloaded=unloaded):
         count[finding.verdict] += 1
         rows.append({"area": area, **asdict(finding)})
         if not as_json:
@@ -81,19 +65,13 @@ def _show(area: str, finding: Finding) -> None:
 
 
 def _counted(count: Counter[str]) -> str:
-    problems, warnings = (
-        f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")
-    )
-    well = "1 line is well" if count["ok"] == 1 else f"{count['ok']} lines are well"
-    return ", ".join([problems, warnings, well, *([f"{count['skipped']} skipped"] if count["skipped"] else [])])
+    words = [f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")]
+    words.append("1 line is well" if count["ok"] == 1 else f"{count['ok']} lines are well")
+    return ", ".join([*words, *([f"{count['skipped']} skipped"] if count["skipped"] else [])])
 
 
 def _findings(
-    folders: Mapping[str, Path | None],
-    checks: Mapping[str, Callable[[Case], Iterable[Finding]]],
-    *,
-    full: bool,
-    unloaded: bool,
+    folders: Mapping[str, Path | None], *, self_test: bool, full: bool, unloaded: bool
 ) -> Iterator[tuple[str, Finding]]:
     try:
         given = load_settings(**folders)
@@ -113,8 +91,10 @@ def _findings(
     except StatusError as error:
         yield "server", problem(str(error))
     case = replace(case_of(given, config, running), full=full, unloaded=unloaded)
-    for area, check in checks.items():
-        yield from ((area, finding) for finding in check(case))
+    for check in _CHECKS:
+        yield from ((check.__name__, finding) for finding in check(case))
+    if self_test:
+        yield from (("self-test", finding) for finding in selftest(case))
 
 
 def _server(running: Status | None) -> Finding:
