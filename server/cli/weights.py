@@ -31,7 +31,7 @@ from engine.placement.plan import plan
 from engine.placement.types import Refusal
 from engine.weights.download import Partial, Patience, Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError, WeightsError
-from engine.weights.manifest import Manifest, read_manifest
+from engine.weights.manifest import Manifest
 from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
 from engine.weights.verify import Report, required_manifest, verify
@@ -128,15 +128,15 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
     """Show the folders of the weights directory: what they are, whether they are complete, and who uses them."""
     settings = load_settings(models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
-    found = local_folders(settings.weights_dir)
-    root, rows = settings.weights_dir, []
-    for one in found:
+    root, rows, listed = settings.weights_dir, [], []
+    for one in local_folders(root):
+        used_by = users(config, one.folder)
         repository = "/".join(part for part in (one.repository, one.subfolder) if part)
         cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes), _MEANINGS[one.state])
-        rows.append((*cells, ", ".join(users(config, one.folder))))
+        rows.append((*cells, ", ".join(used_by)))
+        listed.append(asdict(one) | {"used_by": used_by})
     nothing = f"No models are in {root}. `{HEARTH} weights pull` fetches what the plan wants."
-    listed = [asdict(one) | {"used_by": users(config, one.folder)} for one in found]
-    shown = table(_COLUMNS, rows) if found else nothing
+    shown = table(_COLUMNS, rows) if rows else nothing
     tell({"weights_dir": str(root), "weights": listed}, shown, as_json=as_json)
 
 
@@ -223,8 +223,7 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
         return wanted
     for one in local_folders(settings.weights_dir):
         if one.folder == name and one.repository is not None:
-            manifest = read_manifest(settings.weights_dir / name) if one.state != "partial" else None
-            return Wanted(one.repository, name, manifest.revision if manifest else one.revision, one.subfolder)
+            return Wanted(one.repository, name, one.revision, one.subfolder)
     near = near_miss(name, [*config.models, *variants])
     hint = f"did you mean {near}?" if near else f"there are {', '.join([*config.models, *variants])}."
     raise WeightsError(
@@ -296,35 +295,32 @@ def _overlap(folder: str, other: str) -> bool:
 
 def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> dict[str, Any]:
     """Fetch what can be fetched; what cannot is reported at the end and delays nothing else."""
-    outcome: dict[str, Any] = {"weights": [], "errors": []}
+    rows: list[dict[str, Any]] = []
+    errors: list[dict[str, str]] = []
+    pulls: list[Pull] = []
     with contextlib.ExitStack() as open_pulls:
-        pulls: list[Pull] = []
         # Two models may share a variant, and a name may be given twice
-        for wanted in {wanted.folder: wanted for wanted in all_wanted}.values():
+        for folder, wanted in {wanted.folder: wanted for wanted in all_wanted}.items():
             try:
                 found = open_pulls.enter_context(prepared(weights_dir, wanted, _unseen))
             except EngineError as error:
-                outcome["errors"].append({"folder": wanted.folder, "message": error.message})
+                errors.append({"folder": folder, "message": error.message})
                 if isinstance(error, UnreachableError):
                     break
                 continue
             if isinstance(found, Manifest):
-                outcome["weights"].append(_row(wanted.folder, found, 0))
+                rows.append(_row(folder, found, 0))
             else:
                 pulls.append(found)
         check_room(weights_dir, pulls)
         for pull in pulls:
+            folder, missing, total = pull.wanted.folder, pull.missing_bytes, sum(file.size_bytes for file in pull.files)
             try:
-                outcome["weights"].append(_run(pull, quiet=quiet))
+                with _progress(folder, total, total - missing, quiet=quiet) as report:
+                    rows.append(_row(folder, pull.run(report), missing))
             except EngineError as error:
-                outcome["errors"].append({"folder": pull.wanted.folder, "message": error.message})
-    return outcome
-
-
-def _run(pull: Pull, *, quiet: bool) -> dict[str, Any]:
-    missing, total = pull.missing_bytes, sum(file.size_bytes for file in pull.files)
-    with _progress(pull.wanted.folder, total, total - missing, quiet=quiet) as report:
-        return _row(pull.wanted.folder, pull.run(report), missing)
+                errors.append({"folder": folder, "message": error.message})
+    return {"weights": rows, "errors": errors}
 
 
 def _row(folder: str, manifest: Manifest, fetched_bytes: int) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +17,9 @@ import httpx2
 from engine import AWAITS_TURN, Config
 from server.cli.doctor.files import trusting
 from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
+from server.cli.options import in_store
 from server.observability.status import Status
-from server.settings import Settings, database_url
+from server.settings import Settings
 from server.store import ApiKey, Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now
 from server.store.sqlite import FILE_NAME
@@ -139,19 +139,14 @@ def _key(settings: Settings, config: Config) -> Iterator[str]:
 
     expires_at, scopes = utc_now() + _KEY_LIVES, (*DEFAULT_SCOPES, "metrics")
 
-    async def make() -> tuple[str, ApiKey]:
-        async with await Database.open(database_url(settings)) as database:
-            return await KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS)
+    def make(database: Database) -> Awaitable[tuple[str, ApiKey]]:
+        return KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS)
 
-    async def delete(public_id: str) -> None:
-        async with await Database.open(database_url(settings)) as database:
-            await KeyStore(database).delete(public_id)
-
-    text, made = asyncio.run(make())
+    text, key = in_store(settings, make)
     try:
         yield text
     finally:
-        asyncio.run(delete(made.public_id))
+        in_store(settings, lambda database: KeyStore(database).delete(key.public_id))
 
 
 def _client(running: Status, key: str) -> httpx2.Client:
