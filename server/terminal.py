@@ -41,7 +41,7 @@ def keys_command(settings: Settings, rest: str) -> str:
     return f"{HEARTH} keys{where} {rest}"
 
 
-def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]] = ()) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]]) -> Table:
     """Draw rows. Text is no markup: a name like [red] is a name. The first column is to be copied: wrapped last."""
     left = 0 if sys.stdout.isatty() else 1  # terminals are narrow
     made = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, left))

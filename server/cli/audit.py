@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.options import AsJson, DataDir, in_store, read_time, refuse, tell
-from server.instance import only_one, running_pid
+from server.cli.options import AsJson, DataDir, in_store, read_time, tell
+from server.instance import InstanceError, only_one, running_pid
 from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
-from server.store import AuditEntry, AuditLog
+from server.store import AuditEntry, AuditLog, StoreError
 from server.store.api_key import utc_now
 from server.store.backup import restore as put_back
 from server.store.database import parse_url
@@ -68,23 +68,20 @@ def restore(
     settings = load_settings(data_dir=data_dir)
     folder, url = settings.data_dir, parse_url(database_url(settings))
     if url.drivername != SQLITE:
-        refuse(
+        raise StoreError(
             "The keys are in PostgreSQL (HEARTH_DATABASE_URL), whose tools restore them: stop the server, then "
-            "pg_restore --clean --if-exists --dbname=DATABASE FILE, with what pg_dump --format=custom wrote.",
-            code=1,
+            "pg_restore --clean --if-exists --dbname=DATABASE FILE, with what pg_dump --format=custom wrote."
         )
     if folder.is_dir() and folder.stat().st_uid != os.geteuid():
-        refuse(
+        raise InstanceError(
             f"The data directory {folder} is not yours, and the server could not read what you put there. Run this "
-            f"as its user: sudo -u {folder.owner()} {HEARTH} restore ...",
-            code=1,
+            f"as its user: sudo -u {folder.owner()} {HEARTH} restore ..."
         )
     running = running_pid(folder)
     if running is not None:
-        refuse(
+        raise InstanceError(
             f"A server (process {running}) runs on {folder}: stop it first (systemctl stop hearth, or Ctrl-C where "
-            "it was started). Nothing was changed.",
-            code=1,
+            "it was started). Nothing was changed."
         )
     with only_one(folder):  # so that none starts meanwhile
         done = put_back(file, Path(url.database or ""), utc_now())

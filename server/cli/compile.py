@@ -70,10 +70,9 @@ def _check_tools() -> None:
         lacking.append("Python's headers (`Python.h`)")
     if lacking:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        refuse(
+        raise LoadError(
             f"To compile, {' and '.join(lacking)} would be needed here. Pick one: 1. install it (Debian, Ubuntu: "
-            f"sudo apt-get install g++ python{version}-dev) and say this again; 2. leave it: models run uncompiled.",
-            code=1,
+            f"sudo apt-get install g++ python{version}-dev) and say this again; 2. leave it: models run uncompiled."
         )
 
 

@@ -76,11 +76,10 @@ def hardware_for(settings: Settings) -> Hardware:
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:
     """Run `work` on the opened database. Only with `make_store` is one made where there is none."""
     if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
-        refuse(
+        raise StoreError(
             f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: "
             f"{keys_command(settings, 'create')}; 2. name the server's data directory with --data-dir (of keys: "
-            f"{HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR.",
-            code=1,
+            f"{HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR."
         )
 
     async def opened() -> T:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from engine.config import load_config
 from server.cli.options import AsJson, DataDir, Models, refuse
-from server.instance import Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
+from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status
 from server.observability.status_socket import StatusError, ask
 from server.settings import SettingsError, load_settings
@@ -192,10 +192,9 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     pid = ask_to_reload(settings.data_dir)
     outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
     if outcome is None:
-        refuse(
+        raise InstanceError(
             f"The server (process {pid}) was asked, but does not say what came of it: it has ended, is still starting, "
-            "or is very busy. Its log tells when it reads models.yaml; then ask again.",
-            code=1,
+            "or is very busy. Its log tells when it reads models.yaml; then ask again."
         )
     well = _show_outcome(outcome)
     if not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}) or not well:

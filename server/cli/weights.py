@@ -157,10 +157,9 @@ def remove_command(
     for folder in folders:
         used = serving(config, settings, folder) if running is not None else []
         if used:
-            refuse(
+            raise WeightsError(
                 f"The server (process {running}) uses {folder} for {', '.join(used)}. Pick one: 1. stop the "
-                f"server; 2. give the model another folder in models.yaml and run `{HEARTH} reload`.",
-                code=1,
+                f"server; 2. give the model another folder in models.yaml and run `{HEARTH} reload`."
             )
         if not yes:
             typer.confirm(f"Remove {settings.weights_dir / folder}?", abort=True)
@@ -363,15 +362,12 @@ def _all_complete(root: Path) -> list[str]:
             typer.echo(f"{one.folder} is left out: {_MEANINGS[one.state]}.", err=True)
     names = [one.folder for one in found if one.state == "complete"]
     if not names:
-        refuse(f"Nothing in {root} was fetched whole. `{HEARTH} weights pull` fetches what the plan wants.", code=1)
+        raise WeightsError(f"Nothing in {root} was fetched whole. `{HEARTH} weights pull` fetches what the plan wants.")
     return names
 
 
 def _check_there(root: Path, folders: Sequence[str]) -> None:
-    """Refuse before anything is done or asked, where no such folder is there or was ever begun.
-
-    Raises `WeightsError` for a name that leads elsewhere.
-    """
+    """Raise `WeightsError` before anything is done or asked, where no such folder is there or was ever begun."""
     absent = [
         folder
         for folder in dict.fromkeys(map(check_folder_name, folders))
@@ -380,7 +376,7 @@ def _check_there(root: Path, folders: Sequence[str]) -> None:
     if absent:
         here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root)))
         known = f"These are there: {here}." if here else "It is empty."
-        refuse(f"There is no {' and no '.join(absent)} in {root}. {known}", code=1)
+        raise WeightsError(f"There is no {' and no '.join(absent)} in {root}. {known}")
 
 
 def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> None:
