@@ -36,13 +36,12 @@ def audit(
     start = None if since is None else read_time("--since", since, past, utc_now())
     entries = in_store(load_settings(data_dir=data_dir), lambda database: AuditLog(database).read(limit, start))
     nothing = "Nothing was changed since then." if since else "Nothing was changed yet."
-    shown = table(_COLUMNS, map(_row, entries)) if entries else nothing
+    rows = [
+        (f"{one.at:%Y-%m-%d %H:%M:%S}", one.actor, one.origin, one.action, one.object, _detail_text(one))
+        for one in entries
+    ]
+    shown = table(_COLUMNS, rows) if rows else nothing
     tell({"entries": [asdict(entry) | {"at": iso(entry.at)} for entry in entries]}, shown, as_json=as_json)
-
-
-def _row(entry: AuditEntry) -> tuple[str, ...]:
-    at, detail = f"{entry.at:%Y-%m-%d %H:%M:%S}", _detail_text(entry.detail, changed=entry.action in _CHANGES)
-    return (at, entry.actor, entry.origin, entry.action, entry.object, detail)
 
 
 def backup(
@@ -91,11 +90,11 @@ def restore(
     typer.echo("Keys that were revoked since that backup work again: revoke them anew. Then start the server.")
 
 
-def _detail_text(detail: dict[str, Any], *, changed: bool) -> str:
+def _detail_text(entry: AuditEntry) -> str:
     """Write what an entry holds; in a change, two values are the one before and the one after."""
     parts = []
-    for name, value in detail.items():
-        if changed and isinstance(value, list) and len(value) == 2:
+    for name, value in entry.detail.items():
+        if entry.action in _CHANGES and isinstance(value, list) and len(value) == 2:
             parts.append(f"{name} {_value(value[0])} -> {_value(value[1])}")
         elif value is not None:
             parts.append(f"{name} {_value(value)}")

@@ -81,7 +81,6 @@ def _chosen(config: Config, names: list[str]) -> list[ChatModelSpec]:
     for name in names:
         if name not in chats:
             refuse(f"{name!r} is no chat model of models.yaml. There are: {', '.join(chats) or 'none'}.")
-    for name in names:
         if chats[name].engine.enforce_eager:
             refuse(
                 f"models.yaml says `enforce_eager: true` of {name}, so it is never run compiled. Take that out first."

@@ -123,7 +123,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 
 def _row(key: ApiKey, tiers: Tiers | None) -> tuple[str, ...]:
-    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(_scopes(key))
+    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(Key.of(key).scopes)
     models = "all" if key.models is None else ", ".join(key.models)
     state, used = _state(key), _day(key.last_used_at)
     return (key.public_id, key.name, key.tier, scopes, models, _short(key, tiers), state, used)
@@ -140,7 +140,7 @@ def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> N
         "name": key.name,
         "state": _state(key) + (f", replaced by {key.replaced_by}" if key.replaced_by else ""),
         "tier": key.tier,
-        "scopes": ", ".join(_scopes(key)),
+        "scopes": ", ".join(Key.of(key).scopes),
         "models": "all of its tier" if key.models is None else ", ".join(key.models),
         "created": _minute(key.created_at),
         "last used": _minute(key.last_used_at),
@@ -324,11 +324,6 @@ def _state(key: ApiKey) -> str:
     if key.expires_at is None:
         return "active"
     return f"{'until' if key.usable_at(utc_now()) else 'expired'} {_day(key.expires_at)}"
-
-
-def _scopes(key: ApiKey) -> list[str]:
-    """Return its scopes in their usual order."""
-    return [scope for scope in SCOPES if scope in key.scopes]
 
 
 def _day(at: datetime | None) -> str:

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.bar import Bar
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from server.api.admin.usage import UsageSum, groups
@@ -64,11 +63,13 @@ def usage(  # noqa: PLR0913 - one argument per option
         writer.writerows(data)
         return
     nothing = f"Nothing was used since {start:%Y-%m-%d %H:%M} UTC. Look further back with --since 30d."
-    shown = [_table(rows, group_by, names), *_charts(rows, group_by, (start, end))] if rows else [nothing]
+    shown = _drawn(rows, group_by, names, (start, end)) if rows else [nothing]
     tell({"data": data}, *shown, as_json=as_json)
 
 
-def _table(rows: Sequence[UsageRow], group_by: Sequence[GroupBy], names: dict[str, str]) -> Table:
+def _drawn(
+    rows: Sequence[UsageRow], group_by: Sequence[GroupBy], names: dict[str, str], span: tuple[datetime, datetime]
+) -> list[RenderableType]:
     counted = [name for name in FIELDS if name == "requests" or any(getattr(row.usage, name) for row in rows)]
     places = [f"{group} (UTC)" if group in {"hour", "day"} else group for group in group_by]
     most = max(_tokens(row) for row in rows)
@@ -81,15 +82,11 @@ def _table(rows: Sequence[UsageRow], group_by: Sequence[GroupBy], names: dict[st
     for column in drawn.columns[len(places) : -1]:
         column.justify = "right"
     drawn.columns[-1].min_width, drawn.columns[-1].max_width = 12, 40
-    return drawn
-
-
-def _charts(rows: Sequence[UsageRow], group_by: Sequence[GroupBy], span: tuple[datetime, datetime]) -> list[Text]:
     if not {"hour", "day"} & set(group_by):
-        return []
+        return [drawn]
     step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
     counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
-    return charts(counts, span, step, width=chart_width())
+    return [drawn, *charts(counts, span, step, width=chart_width())]
 
 
 def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:

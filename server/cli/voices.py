@@ -26,6 +26,7 @@ from server.terminal import HEARTH, table
 
 _COLUMNS = ("id", "name", "gender", "language", "type", "model", "licence", "demo", "available")
 _FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+_WORDS = {None: "", True: "yes", False: "no"}
 _SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
 app = typer.Typer(invoke_without_command=True)
@@ -51,9 +52,10 @@ def voices(  # noqa: PLR0913 - one argument per option
     entries = [spec.id for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
     found = [(entry, voice) for entry in entries for voice in offered.of(entry)]
     try:
-        listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found)).voices
+        listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found))
     except ApiError as wrong:
         refuse(wrong.message)
+    data = [voice.model_dump() for voice in listed.voices]
     remarks = [
         {"served_by": entry, "model": one.model, "voice": one.voice, "message": one.message}
         for entry in entries
@@ -64,20 +66,14 @@ def voices(  # noqa: PLR0913 - one argument per option
     shown: Table | str = f"There is no such voice. `{HEARTH} voices` without options shows all of them."
     if not entries:
         shown = "No model of models.yaml speaks. docs/voices.md shows an entry that does."
-    elif listed:
-        rows = [[_cell(getattr(voice, column)) for column in _COLUMNS] for voice in listed]
+    elif data:
+        rows = [[_WORDS.get(one[column], one[column]) for column in _COLUMNS] for one in data]
         shown = table([_SHORT.get(column, column) for column in _COLUMNS], rows)
-    tell({"voices": [voice.model_dump() for voice in listed], "warnings": remarks}, shown, as_json=as_json)
+    tell({"voices": data, "warnings": remarks}, shown, as_json=as_json)
     for one in remarks if not as_json else ():
         typer.echo(f"{one['served_by']}: {one['message']}", err=True)
     if broken:
         raise typer.Exit(1)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
 
 
 @app.command()

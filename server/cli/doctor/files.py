@@ -271,7 +271,11 @@ def voices(case: Case) -> Iterator[Finding]:
 def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     own = case.settings.weights_dir / spec.weights
     if own.is_dir():
-        return _own(spec, own)
+        try:
+            (check_pipeline_folder if isinstance(spec, ImageModelSpec) else check_folder)(own)
+        except EngineError as error:
+            return problem(f"{spec.id}: {error.message}")
+        return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
     placed = case.plan.of(spec.id) if isinstance(case.plan, Plan) else None
     variant = None if placed is None else placed.variant
     if variant is not None and is_complete(case.settings.weights_dir / variant.id):
@@ -285,14 +289,6 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     if variant is None or variant.repository is None:
         return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
     return warning(f"{spec.id}: the demo answers, since {variant.id} is not here", f"{HEARTH} weights pull {spec.id}")
-
-
-def _own(spec: ChatModelSpec | ImageModelSpec, folder: Path) -> Finding:
-    try:
-        (check_pipeline_folder if isinstance(spec, ImageModelSpec) else check_folder)(folder)
-    except EngineError as error:
-        return problem(f"{spec.id}: {error.message}")
-    return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
 
 
 def _voices(offered: Voices, model: str) -> Iterator[Finding]:

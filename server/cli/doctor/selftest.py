@@ -136,7 +136,6 @@ def _certificate_refused(error: BaseException | None) -> bool:
 def _key(settings: Settings, config: Config) -> Iterator[str]:
     """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
     tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
-
     expires_at, scopes = utc_now() + _KEY_LIVES, (*DEFAULT_SCOPES, "metrics")
 
     def make(database: Database) -> Awaitable[tuple[str, ApiKey]]:
