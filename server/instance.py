@@ -66,7 +66,12 @@ def ask_to_reload(data_dir: Path) -> int:
         with suppress(OSError):
             os.kill(pid, signal.SIGHUP)
             return pid
-    raise InstanceError(
+    raise no_server(data_dir)
+
+
+def no_server(data_dir: Path) -> InstanceError:
+    """Return the error that says so, with what to do."""
+    return InstanceError(
         f"No Hearth runs on the data directory {data_dir}. Start one with scripts/serve, or name the directory of the "
         "one that runs with --data-dir."
     )

@@ -7,13 +7,15 @@ import math
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from server.settings import Settings  # a plain import does no harm here
+from server.settings import Settings
 
 _CHART_WIDTH = 160
 _PIPE_WIDTH = 10_000
@@ -39,14 +41,15 @@ def keys_command(settings: Settings, rest: str) -> str:
     return f"{HEARTH} keys{where} {rest}"
 
 
-def table(*columns: str) -> Table:
-    """Return an empty table. The first column has names to be copied, so it is wrapped last."""
+def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]]) -> Table:
+    """Draw rows. Text is no markup: a name like [red] is a name. The first column is to be copied: wrapped last."""
     left = 0 if sys.stdout.isatty() else 1  # terminals are narrow
     made = Table(*columns, box=box.SIMPLE, padding=(0, 1, 0, left))
     for column in made.columns:
         column.overflow = "fold"
-    if made.columns:
-        made.columns[0].no_wrap = True
+    made.columns[0].no_wrap = True
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 

@@ -16,21 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import SETTLED, Config, Engine, EngineError, LoadError
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.config import ChatModelSpec
+from engine.config import ChatModelSpec, load_config
 from engine.pool.compiled import compiler
 from engine.pool.loader import Planned
-from server.cli.options import (
-    AsJson,
-    DataDir,
-    Models,
-    WeightsDir,
-    config_for,
-    hardware_for,
-    print_json,
-    refuse,
-    settings_for,
-)
-from server.settings import Settings
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
+from server.settings import Settings, load_settings
 from server.terminal import set_up_log
 
 
@@ -43,16 +33,15 @@ def compile_models(
     as_json: AsJson = False,
 ) -> None:
     """Compile chat models, so that they answer faster on a CPU. Once for each; takes a minute or two."""
-    settings = settings_for(data_dir, models, weights_dir=weights_dir)
-    config = config_for(settings)
-    chosen = _chosen(config, names)
+    settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
+    config = load_config(settings.models)
+    chosen = _chosen(config, names or [])
     if not runs_on_cpu():
         typer.echo(
             "On a GPU there is nothing to do: a model is compiled at its first start, and vLLM keeps the code.",
             err=True,
         )
-        if as_json:
-            print_json({"compiled": [], "failed": []})
+        tell({"compiled": [], "failed": []}, as_json=as_json)
         return
     _check_tools()
     try:
@@ -67,43 +56,36 @@ def compile_models(
         except EngineError as error:
             failed.append(spec.id)
             typer.echo(f"{spec.id} cannot be compiled, and goes on running uncompiled: {error.message}", err=True)
-    if as_json:
-        print_json({"compiled": done, "failed": failed})
-    for one in [] if as_json else done:
-        typer.echo(f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s.")
-    if done and not as_json:
-        typer.echo("Start the server anew to use it; a reload leaves models alone that have not changed.")
+    lines = [f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s." for one in done]
+    if done:
+        lines.append("Start the server anew to use it; a reload leaves models alone that have not changed.")
+    tell({"compiled": done, "failed": failed}, *lines, as_json=as_json)
     if failed:
         raise typer.Exit(1)
 
 
 def _check_tools() -> None:
-    lacking = []
-    if compiler() is None:
-        lacking.append("a C++ compiler (`g++`, or what CXX names)")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    lacking = ["a C++ compiler (`g++`, or what CXX names)"] if compiler() is None else []
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         lacking.append("Python's headers (`Python.h`)")
     if lacking:
-        refuse(
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise LoadError(
             f"To compile, {' and '.join(lacking)} would be needed here. Pick one: 1. install it (Debian, Ubuntu: "
-            f"sudo apt-get install g++ python{version}-dev) and say this again; 2. leave it: models run uncompiled.",
-            code=1,
+            f"sudo apt-get install g++ python{version}-dev) and say this again; 2. leave it: models run uncompiled."
         )
 
 
-def _chosen(config: Config, names: list[str] | None) -> list[ChatModelSpec]:
+def _chosen(config: Config, names: list[str]) -> list[ChatModelSpec]:
     chats = {spec.id: spec for spec in config.models.values() if isinstance(spec, ChatModelSpec)}
-    for name in names or ():
+    for name in names:
         if name not in chats:
             refuse(f"{name!r} is no chat model of models.yaml. There are: {', '.join(chats) or 'none'}.")
-    eager = [name for name, spec in chats.items() if spec.engine.enforce_eager]
-    for name in names or ():
-        if name in eager:
+        if chats[name].engine.enforce_eager:
             refuse(
                 f"models.yaml says `enforce_eager: true` of {name}, so it is never run compiled. Take that out first."
             )
-    found = [chats[name] for name in dict.fromkeys(names or chats) if name not in eager]
+    found = [chats[name] for name in dict.fromkeys(names or chats) if not chats[name].engine.enforce_eager]
     if not found:
         refuse("models.yaml has no chat model that may be compiled.", code=1)
     return found
@@ -115,8 +97,8 @@ async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, 
     planned = Planned(config, settings.weights_dir, settings.data_dir, replace(machine, gpus=()))
     folder, is_demo = planned.folder(spec)
     engine_spec = planned.chat_spec(spec, is_demo=is_demo).engine.model_copy(update={"enforce_eager": False})
-    insisting = {"engine": engine_spec, "variants": ()}
-    alone = spec.model_copy(update=insisting if is_demo else insisting | {"weights": str(folder.resolve())})
+    weights = spec.weights if is_demo else str(folder.resolve())
+    alone = spec.model_copy(update={"engine": engine_spec, "variants": (), "weights": weights})
     engine = Engine(
         replace(config, models={spec.id: alone}),
         weights_dir=settings.weights_dir,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
+from rich.console import RenderableType
 
 from engine import TierSpec
 from engine.config import load_config
@@ -15,28 +16,15 @@ from engine.errors import EngineError
 from server.api.admin.schema import Key
 from server.auth.access import check_rights, check_scopes
 from server.auth.limits import limits_of
-from server.cli.options import (
-    AsJson,
-    DataDir,
-    Models,
-    config_for,
-    in_store,
-    key_named,
-    print_json,
-    read_time,
-    refuse,
-    settings_for,
-)
+from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import MomentError, future, span
-from server.settings import Settings
-from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyFieldError, KeyLimits, KeyStore
+from server.settings import Settings, load_settings
+from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
 from server.store.api_key import LIMITS, utc_now
-from server.terminal import HEARTH, print_rich, table
+from server.terminal import HEARTH, table
 
-_CREATED = (
-    *("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits"),
-    "effective_limits",
-)
+_CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
+_ONCE = "\nShown once: copy it now. Only a hash of it is kept."
 _SOON = "A running server goes by that within 10 seconds."
 _LIMIT_WORDS = dict(zip(LIMITS, ("requests/min", "tokens/min", "parallel", "batch items", "images/day"), strict=True))
 _OWN = "*"
@@ -48,7 +36,7 @@ def _limit(what: str) -> Any:
     return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none` restores it.")
 
 
-Id = Annotated[str, typer.Argument(help="The id of the key, as `hearth keys list` shows it.")]
+Id = Annotated[str, typer.Argument(callback=key_named, help="The id of the key, as `hearth keys list` shows it.")]
 RequestsPerMinute = Annotated[str | None, _limit("Requests per minute")]
 TokensPerMinute = Annotated[str | None, _limit("Tokens of prompts and answers per minute")]
 ParallelRequests = Annotated[str | None, _limit("Requests in parallel")]
@@ -57,6 +45,7 @@ ImagesPerDay = Annotated[str | None, _limit("Images per day (UTC)")]
 
 # Locals in a traceback would show a key
 app = typer.Typer(
+    cls=Commands,
     help="Make, show, change and end API keys.\n\n"
     "A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list",
     no_args_is_help=True,
@@ -92,13 +81,10 @@ def create(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Create a key. It is shown once."""
-    settings = settings_for(**context.obj)
-    config = config_for(settings)
-    try:
-        check_scopes(scope or ())
-        check_rights(config, tier, model or ())
-    except KeyFieldError as error:
-        refuse(error.message)
+    settings = load_settings(**context.obj)
+    config = load_config(settings.models)
+    check_scopes(scope or ())
+    check_rights(config, tier, model or ())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
     own = _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
 
@@ -109,66 +95,61 @@ def create(  # noqa: PLR0913 - one argument per option
         )
 
     text, key = in_store(settings, make, make_store=True)
-    if as_json:
-        all_of_it = _with_limits(key, config.tiers)
-        print_json({"key": text, **{field: all_of_it[field] for field in _CREATED}})
-        return
+    data = _data(key, config.tiers)
     until = f"until {_minute(key.expires_at)}" if key.expires_at else "without an end date"
-    typer.echo(f"Key {key.public_id} for {key.name}: tier {key.tier}, {', '.join(_scopes(key))}, {until}.")
-    typer.echo(f"{_sentence(key, config.tiers)}\n")
-    _show_text(text)
+    tell(
+        {"key": text, **{field: data[field] for field in (*_CREATED, "effective_limits")}},
+        f"Key {key.public_id} for {key.name}: tier {key.tier}, {', '.join(data['scopes'])}, {until}.",
+        f"{_sentence(key, config.tiers)}\n",
+        text,
+        _ONCE,
+        as_json=as_json,
+    )
 
 
 @app.command("list")
 def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     """List all keys, by their public ids, with the limits that hold for them."""
-    settings = settings_for(**context.obj)
+    settings = load_settings(**context.obj)
     keys = in_store(settings, lambda database: KeyStore(database).list())
     tiers = _tiers(settings)
-    if as_json:
-        print_json({"keys": [_with_limits(key, tiers) for key in keys]})
-        return
-    if not keys:
-        typer.echo(f"No keys yet. Create one: {HEARTH} keys create --name NAME --tier TIER")
-        return
-    listed = table("id", "name", "tier", "scopes", "models", "limits", "state", "last used")
-    for key in keys:
-        scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(_scopes(key))
-        models = "all" if key.models is None else ", ".join(key.models)
-        cells = (key.public_id, key.name, key.tier, scopes, models, _short(key, tiers), _state(key))
-        # Text, because a name like [red] is a name and no markup
-        listed.add_row(*map(Text, (*cells, _day(key.last_used_at))))
-    print_rich(listed)
+    rows = [_row(key, tiers) for key in keys]
+    lines: list[RenderableType] = [f"No keys yet. Create one: {HEARTH} keys create --name NAME --tier TIER"]
+    if keys:
+        lines = [table(("id", "name", "tier", "scopes", "models", "limits", "state", "last used"), rows)]
     if any(_OWN in _short(key, tiers) for key in keys):
-        typer.echo(f"  {_OWN} the key's own limit; the others are its tier's")
+        lines.append(f"  {_OWN} the key's own limit; the others are its tier's")
+    tell({"keys": [_data(key, tiers) for key in keys]}, *lines, as_json=as_json)
+
+
+def _row(key: ApiKey, tiers: Tiers | None) -> tuple[str, ...]:
+    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(Key.of(key).scopes)
+    models = "all" if key.models is None else ", ".join(key.models)
+    state, used = _state(key), _day(key.last_used_at)
+    return (key.public_id, key.name, key.tier, scopes, models, _short(key, tiers), state, used)
 
 
 @app.command()
 def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
     """Show everything about one key, with the limits that hold for it. Its text is kept nowhere."""
-    settings, named = settings_for(**context.obj), key_named(public_id)
-    key = in_store(settings, lambda database: KeyStore(database).find(named))
+    settings = load_settings(**context.obj)
+    key = in_store(settings, lambda database: KeyStore(database).find(public_id))
     tiers = _tiers(settings)
-    if as_json:
-        print_json(_with_limits(key, tiers))
-        return
     rows = {
         "id": key.public_id,
         "name": key.name,
         "state": _state(key) + (f", replaced by {key.replaced_by}" if key.replaced_by else ""),
         "tier": key.tier,
-        "scopes": ", ".join(_scopes(key)),
+        "scopes": ", ".join(Key.of(key).scopes),
         "models": "all of its tier" if key.models is None else ", ".join(key.models),
         "created": _minute(key.created_at),
         "last used": _minute(key.last_used_at),
         "ends": _minute(key.expires_at),
         "notes": key.notes or "none",
     }
-    shown = table("", "")
+    shown = table(("", ""), (rows | _limit_rows(key, tiers)).items())
     shown.show_header = False
-    for name, value in (rows | _limit_rows(key, tiers)).items():
-        shown.add_row(Text(name), Text(value))
-    print_rich(shown)
+    tell(_data(key, tiers), shown, as_json=as_json)
 
 
 @app.command()
@@ -198,23 +179,21 @@ def update(  # noqa: PLR0913 - one argument per option
     changes |= _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
     if not changes:
         refuse(f"Nothing to change. Name what is to be different; see {HEARTH} keys update --help.")
-    settings, named = settings_for(**context.obj), key_named(public_id)
+    settings = load_settings(**context.obj)
 
     async def change(database: Database) -> ApiKey:
         store = KeyStore(database)
-        old = await store.find(named)
+        old = await store.find(public_id)
         check_scopes(changes.get("scopes", ()))
         if changes.keys() & {"tier", "models"}:
-            check_rights(config_for(settings), changes.get("tier", old.tier), changes.get("models", old.models) or ())
-        return await store.update(named, **changes)
+            config, models = load_config(settings.models), changes.get("models", old.models)
+            check_rights(config, changes.get("tier", old.tier), models or ())
+        return await store.update(public_id, **changes)
 
     key = in_store(settings, change)
     tiers = _tiers(settings)
-    if as_json:
-        print_json(_with_limits(key, tiers))
-        return
-    typer.echo(f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}.")
-    typer.echo(f"{_sentence(key, tiers)}\n{_SOON}")
+    changed = f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}."
+    tell(_data(key, tiers), changed, _sentence(key, tiers), _SOON, as_json=as_json)
 
 
 @app.command()
@@ -234,20 +213,20 @@ def rotate(
     except MomentError as error:
         refuse(f"--overlap {overlap!r} {error}.")
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
-    named = key_named(public_id)
 
     async def work(database: Database) -> tuple[str, ApiKey, ApiKey]:
         store = KeyStore(database)
-        text, new = await store.rotate(named, overlap_span, expires_at=expires_at)
-        return text, new, await store.find(named)
+        text, new = await store.rotate(public_id, overlap_span, expires_at=expires_at)
+        return text, new, await store.find(public_id)
 
-    text, new, old = in_store(settings_for(**context.obj), work)
-    if as_json:
-        print_json({"key": text, **_as_data(new), "replaces": named})
-        return
-    end = _minute(old.expires_at)
-    typer.echo(f"Key {new.public_id} replaces {old.public_id} ({old.name}), which works until {end}.\n")
-    _show_text(text)
+    text, new, old = in_store(load_settings(**context.obj), work)
+    tell(
+        {"key": text, **Key.of(new).model_dump(), "replaces": public_id},
+        f"Key {new.public_id} replaces {public_id} ({old.name}), which works until {_minute(old.expires_at)}.\n",
+        text,
+        _ONCE,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -263,40 +242,28 @@ def expire(  # noqa: PLR0913 - one argument per option
     """Set when a key ends, or that it does not. A key that has expired works again with a later end."""
     if sum((at is not None, in_ is not None, never)) != 1:
         refuse(f"Say when it ends: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
-    given = at if at is not None else in_
-    option = "--at" if at is not None else "--in"
+    option, given = ("--in", in_) if at is None else ("--at", at)
     end = None if given is None else read_time(option, given, future, utc_now())
-    named = key_named(public_id)
-    key = in_store(settings_for(**context.obj), lambda database: KeyStore(database).expire(named, end))
-    if as_json:
-        print_json(_as_data(key))
-        return
+    key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).expire(public_id, end))
     ends = f"works until {_minute(end)}" if end else "has no end"
-    typer.echo(f"Key {key.public_id} ({key.name}) {ends}.\n{_SOON}")
+    tell(Key.of(key).model_dump(), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
 
 
 @app.command()
 def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
     """End a key for good. It stops working within 10 seconds."""
-    named = key_named(public_id)
-    key = in_store(settings_for(**context.obj), lambda database: KeyStore(database).revoke(named))
-    if as_json:
-        print_json(_as_data(key))
-        return
-    typer.echo(f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}.")
-    typer.echo("A running server refuses it within 10 seconds.")
+    key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).revoke(public_id))
+    revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
+    tell(Key.of(key).model_dump(), revoked, "A running server refuses it within 10 seconds.", as_json=as_json)
 
 
 def _limits_given(*options: str | None) -> dict[str, int | None]:
     """Return the limits that were named, by field, from options in the order of `LIMITS`; None is the tier's."""
-    limits: dict[str, int | None] = {}
-    for name, text in zip(LIMITS, options, strict=True):
-        if text is None:
-            continue
+    given = {name: text for name, text in zip(LIMITS, options, strict=True) if text is not None}
+    for name, text in given.items():
         if text != "none" and not (text.isascii() and text.isdigit() and len(text) <= 10):
             refuse(f"--{name.replace('_', '-')} {text!r} is neither a whole number nor none (its tier's limit).")
-        limits[name] = None if text == "none" else int(text)
-    return limits
+    return {name: None if text == "none" else int(text) for name, text in given.items()}
 
 
 def _tiers(settings: Settings) -> Tiers | None:
@@ -316,34 +283,27 @@ def _effective(key: ApiKey, tiers: Tiers | None) -> dict[str, int | None] | None
     return {name: getattr(limits, name) for name in LIMITS}
 
 
-def _as_data(key: ApiKey) -> dict[str, Any]:
-    """Return the key for JSON, with the same names as over HTTP."""
-    return Key.of(key).model_dump()
-
-
-def _with_limits(key: ApiKey, tiers: Tiers | None) -> dict[str, Any]:
-    """Return the key for JSON: `limits` are its own, `effective_limits` the ones that hold."""
-    return _as_data(key) | {"effective_limits": _effective(key, tiers)}
+def _data(key: ApiKey, tiers: Tiers | None) -> dict[str, Any]:
+    """Return the key as over HTTP; `limits` are its own, `effective_limits` the ones that hold."""
+    return Key.of(key).model_dump() | {"effective_limits": _effective(key, tiers)}
 
 
 def _limit_rows(key: ApiKey, tiers: Tiers | None) -> dict[str, str]:
     """Return every limit and whose it is."""
     limits, shown = _effective(key, tiers), {}
-    for name in LIMITS:
-        own = getattr(key.limits, name)
+    for name, own in asdict(key.limits).items():
         limit = own if limits is None else limits[name]
-        unknown = limits is None and own is None
-        whose = "its tier's" if own is None else "its own"
-        number = "unknown" if unknown else "no limit" if limit is None else str(limit)
-        shown[name.replace("_", " ")] = f"{number} ({whose})"
+        number = str(limit) if limit is not None else "unknown" if limits is None else "no limit"
+        shown[name.replace("_", " ")] = number + (" (its own)" if own is not None else " (its tier's)")
     return shown
 
 
 def _short(key: ApiKey, tiers: Tiers | None) -> str:
     """Return the limits in a few words, like `30 requests/min*, 5 parallel`; the key's own have a star."""
-    limits = _effective(key, tiers) or {name: getattr(key.limits, name) for name in LIMITS}
+    own = asdict(key.limits)
+    limits = _effective(key, tiers) or own
     parts = [
-        f"{limits[name]} {words}{'' if getattr(key.limits, name) is None else _OWN}"
+        f"{limits[name]} {words}{'' if own[name] is None else _OWN}"
         for name, words in _LIMIT_WORDS.items()
         if limits[name] is not None
     ]
@@ -366,20 +326,9 @@ def _state(key: ApiKey) -> str:
     return f"{'until' if key.usable_at(utc_now()) else 'expired'} {_day(key.expires_at)}"
 
 
-def _scopes(key: ApiKey) -> list[str]:
-    """Return its scopes in their usual order."""
-    return [scope for scope in SCOPES if scope in key.scopes]
-
-
 def _day(at: datetime | None) -> str:
     return "never" if at is None else f"{at:%Y-%m-%d}"
 
 
 def _minute(at: datetime | None) -> str:
     return "never" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
-
-
-def _show_text(text: str) -> None:
-    """Show a new key plain and alone, so that a double click, a pipe or a narrow terminal gives the whole of it."""
-    typer.echo(text)
-    typer.echo("\nShown once: copy it now. Only a hash of it is kept.")

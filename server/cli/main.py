@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import sys
 from pathlib import Path  # typer reads the annotations
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from engine.errors import EngineError
 from server.cli import audit, keys, plan, status, usage, voices, weights
 from server.cli.compile import compile_models
 from server.cli.doctor.command import doctor
+from server.cli.options import Commands, refuse
 from server.http.tls import TlsError
 from server.instance import InstanceError
 from server.settings import SettingsError, load_settings, removed_names
@@ -24,6 +24,7 @@ from server.terminal import set_up_log
 _log = logging.getLogger("hearth.serve")
 
 app = typer.Typer(
+    cls=Commands,
     help="Hearth: chat, images and speech on your own machine.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
@@ -31,21 +32,12 @@ app = typer.Typer(
 app.add_typer(keys.app, name="keys")
 app.add_typer(voices.app, name="voices")
 app.add_typer(weights.app, name="weights")
-for command in (
-    status.status,
-    doctor,
-    plan.plan,
-    status.reload,
-    usage.usage,
-    audit.audit,
-    audit.backup,
-    audit.restore,
-):
+for command in (status.status, doctor, plan.plan, status.reload, usage.usage, audit.audit, audit.backup, audit.restore):
     app.command()(command)
 app.command("compile")(compile_models)
 
 
-def _version(*, asked: bool) -> None:
+def _version(asked: bool) -> None:  # noqa: FBT001  # typer calls it
     if asked:
         typer.echo(f"hearth {importlib.metadata.version('hearth-inference')}")
         raise typer.Exit
@@ -54,11 +46,8 @@ def _version(*, asked: bool) -> None:
 @app.callback()
 def flags(
     *,
-    version: Annotated[  # its callback has answered it
-        bool,
-        typer.Option(
-            "--version", callback=lambda asked: _version(asked=asked), is_eager=True, help="Print the version."
-        ),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Hearth: chat, images and speech on your own machine."""
@@ -79,22 +68,14 @@ def serve(  # noqa: PLR0913  # one argument per flag
     from server.serve import StartError, run
 
     try:
-        settings = load_settings(
-            host=host,
-            port=port,
-            data_dir=data_dir,
-            weights_dir=weights_dir,
-            models=models,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-        )
+        folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}
+        settings = load_settings(host=host, port=port, **folders, tls_cert=tls_cert, tls_key=tls_key)
         set_up_log(settings.log_level)
         for name in removed_names():
             _log.warning("%s has no effect any more: it was removed (CHANGELOG.md). Take it out of the settings.", name)
         run(settings, load_config(settings.models))
     except (SettingsError, StartError, TlsError, InstanceError, EngineError, StoreError) as error:
-        sys.stderr.write(f"{error}\n")
-        raise typer.Exit(1) from None
+        refuse(str(error), code=1)
 
 
 def main() -> None:

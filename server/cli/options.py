@@ -1,6 +1,6 @@
-"""The options that commands share, and what they stand for: settings, models.yaml, the database; and how to refuse.
+"""What commands share: options, the opened database, one way to print for people or as JSON, and one to refuse.
 
-Exit codes: 1, the database or models.yaml cannot be used; 2, a wrong argument.
+Exit codes: 1, the database, models.yaml or weights cannot be used; 2, a wrong argument.
 """
 
 from __future__ import annotations
@@ -8,24 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
+from rich.console import RenderableType
+from typer.core import TyperGroup
 
-from engine import Config
-from engine.config import load_config
 from engine.errors import EngineError
 from engine.placement.hardware import Hardware, read_hardware, with_ram
-from server.instance import running_pid
+from server.instance import InstanceError, running_pid
 from server.observability.moments import MomentError
-from server.settings import Settings, SettingsError, database_url, load_settings
+from server.observability.status_socket import StatusError
+from server.settings import Settings, SettingsError, database_url
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
 from server.store.api_key import public_id_in
 from server.store.sqlite import FILE_NAME
-from server.terminal import HEARTH, keys_command
+from server.terminal import HEARTH, keys_command, print_rich
 
 T = TypeVar("T")
 
@@ -35,28 +36,35 @@ WeightsDir = Annotated[Path | None, typer.Option(help="Where models are kept [HE
 Models = Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")]
 
 
+class Commands(TyperGroup):
+    """Commands that may raise what our own parts raise: its message is said on stderr, and they end."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one of them."""
+        try:
+            return super().invoke(ctx)
+        except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError) as error:
+            refuse(str(error))
+        except (EngineError, StoreError, InstanceError) as error:
+            refuse(str(error), code=1)
+
+
 def refuse(message: str, *, code: int = 2) -> NoReturn:
     """Say why not on stderr, and end."""
     typer.echo(message, err=True)
     raise typer.Exit(code)
 
 
-def settings_for(
-    data_dir: Path | None = None, models: Path | None = None, *, weights_dir: Path | None = None
-) -> Settings:
-    """Read the settings, or end."""
-    try:
-        return load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
-    except SettingsError as error:
-        refuse(str(error))
-
-
-def config_for(settings: Settings) -> Config:
-    """Read models.yaml, or end."""
-    try:
-        return load_config(settings.models)
-    except EngineError as error:
-        refuse(error.message, code=1)
+def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None:
+    """Print `data` as one line of JSON and nothing else, or the lines and tables for people."""
+    if as_json:
+        sys.stdout.write(json.dumps(data) + "\n")
+        return
+    for line in lines:
+        if isinstance(line, str):
+            typer.echo(line)
+        else:
+            print_rich(line)
 
 
 def hardware_for(settings: Settings) -> Hardware:
@@ -66,31 +74,25 @@ def hardware_for(settings: Settings) -> Hardware:
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:
-    """Run `work` on the opened database, or end. Only with `make_store` is one made where there is none."""
+    """Run `work` on the opened database. Only with `make_store` is one made where there is none."""
     if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
-        refuse(
+        raise StoreError(
             f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: "
             f"{keys_command(settings, 'create')}; 2. name the server's data directory with --data-dir (of keys: "
-            f"{HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR.",
-            code=1,
+            f"{HEARTH} keys --data-dir ...), or HEARTH_DATA_DIR."
         )
 
     async def opened() -> T:
         async with await Database.open(database_url(settings)) as database:
             return await work(database)
 
-    try:
-        return asyncio.run(opened())
-    except (KeyFieldError, KeyNotFoundError) as error:
-        refuse(error.message)
-    except StoreError as error:
-        refuse(error.message, code=1)
+    return asyncio.run(opened())
 
 
-def key_named(given: str) -> str:
+def key_named(given: str | None) -> str | None:
     """Return the public id in what was typed: the id, `hk_<id>`, or a whole key; or end."""
-    named = public_id_in(given)
-    if named is None:
+    named = None if given is None else public_id_in(given)
+    if named is None and given is not None:
         # What was typed is not repeated: it may be part of a secret
         refuse(f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them.")
     return named
@@ -102,8 +104,3 @@ def read_time(option: str, given: str, read: Callable[[str, datetime], datetime]
         return read(given, now)
     except MomentError as error:
         refuse(f"{option} {given!r} is no time: it {error}.")
-
-
-def print_json(value: dict[str, Any]) -> None:
-    """Print one object on one line."""
-    sys.stdout.write(json.dumps(value) + "\n")

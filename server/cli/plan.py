@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.text import Text
 
-from engine.config import Config, ModelSpec, SpeechModelSpec
+from engine.config import Config, ModelSpec, SpeechModelSpec, load_config
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB, Hardware, HardwareError, imagined
 from engine.placement.needs import Footprints, own_folders, variants_here
@@ -20,18 +18,8 @@ from engine.placement.report import as_data, gib, headline, use_line, where
 from engine.placement.types import Placed, Plan, Refusal
 from engine.weights import is_complete
 from engine.weights.safety import is_there
-from server.cli.options import (
-    AsJson,
-    DataDir,
-    Models,
-    WeightsDir,
-    config_for,
-    hardware_for,
-    print_json,
-    refuse,
-    settings_for,
-)
-from server.settings import Settings
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
+from server.settings import Settings, load_settings
 from server.terminal import HEARTH, print_rich, table
 
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
@@ -50,25 +38,24 @@ def plan(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Show what each model is served with on this machine, where it goes, and why. Exit code 1: it does not fit."""
-    settings = settings_for(data_dir, models, weights_dir=weights_dir)
-    config = config_for(settings)
+    settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
+    config = load_config(settings.models)
     hardware = _hardware(gpus, ram, settings)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)
     missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
-        print_json(as_data(found, hardware) | {"not_here": _missing_rows(missing)})
+        tell(as_data(found, hardware) | {"not_here": [one.as_data() for one in missing]}, as_json=True)
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(hardware)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
         _show(found)
         here = variants_here(config, settings.weights_dir)
         now = None if hardware.imagined else make_plan(config, hardware, footprints, folders, here)
-        folder_options = {"--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
-        options = {"--gpus": gpus, "--ram": ram} | folder_options
-        said = {name: None if value is None else str(value) for name, value in options.items()}
-        for line in _fetch_lines(missing, said, now):
-            typer.echo(line)
+        imagined_gpus = gpus if ram is None else None  # `hearth weights pull` knows no --ram: variants are named then
+        given = {"--gpus": imagined_gpus, "--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
+        options = [part for name, value in given.items() if value for part in (name, str(value))]
+        _show_missing(missing, options, now, named=ram is not None)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
 
@@ -85,13 +72,10 @@ def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardwa
 
 
 def _show(found: Plan) -> None:
-    drawn = table(*_COLUMNS)
-    for one in found.models:
-        drawn.add_row(*(Text(cell) for cell in _row(one)))
     typer.echo(headline(found.hardware))
     if found.hardware.problem:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
-    print_rich(drawn)
+    print_rich(table(_COLUMNS, map(_row, found.models)))
     for one in found.models:
         typer.echo(f"{one.id}: {one.why}")
     typer.echo("")
@@ -104,25 +88,24 @@ def _row(one: Placed) -> tuple[str, ...]:
         return (one.id, "-", "-", "-", "-", "-", "-", one.state)
     name, licence = (one.variant.id, one.variant.licence) if one.variant else ("the demo", "Apache-2.0")
     context = one.need.context_length
-    each = " each" if len(one.gpus) > 1 else ""
-    return (
-        one.id,
-        name,
-        licence,
-        where(one),
-        f"{gib(one.device_bytes)}{each}",
-        gib(one.kv_bytes) if one.kv_bytes else "",
-        f"{one.chats} x {context}" if context and one.variant else "",
-        one.state if one.swap_by is None else f"{one.state} ({one.swap_by})",
-    )
+    memory = gib(one.device_bytes) + (" each" if len(one.gpus) > 1 else "")
+    cache = gib(one.kv_bytes) if one.kv_bytes else ""
+    chats = f"{one.chats} x {context}" if context and one.variant else ""
+    state = one.state if one.swap_by is None else f"{one.state} ({one.swap_by})"
+    return (one.id, name, licence, where(one), memory, cache, chats, state)
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(NamedTuple):
     """A model and the variant that the plan has for it, which is not here."""
 
     spec: ModelSpec
     variant: VariantSpec
+
+    def as_data(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        variant, size_bytes = self.variant, int(self.variant.weights_gib * GIB)
+        named = {"model": self.spec.id, "folder": variant.id, "repository": variant.repository}
+        return {**named, "about_bytes": size_bytes}
 
 
 def missing_of(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
@@ -137,42 +120,25 @@ def _is_here(weights_dir: Path, one: Missing) -> bool:
     return is_complete(weights_dir / one.variant.id)
 
 
-def _fetch_lines(
-    missing: Sequence[Missing], options: Mapping[str, str | None], now: Plan | Refusal | None
-) -> Iterator[str]:
-    """Yield what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined.
-
-    `options` are those of the command line, to be said again to `hearth weights pull`.
-    """
+def _show_missing(missing: Sequence[Missing], options: list[str], now: Plan | Refusal | None, *, named: bool) -> None:
+    """Say what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined."""
     fetched = [one for one in missing if one.variant.repository is not None]
     if fetched:
         total = sum(one.variant.weights_gib for one in fetched)
-        yield f"\nNot here yet, to be fetched: about {total:.1f} GiB in all"
+        typer.echo(f"\nNot here yet, to be fetched: about {total:.1f} GiB in all")
         for one in fetched:
-            size = f"{one.variant.weights_gib:.1f} GiB"
-            yield f"  {one.spec.id}: {one.variant.id}, about {size}, from {one.variant.repository}{_until(one, now)}"
-        yield f"Fetch {'them' if len(fetched) > 1 else 'it'} with: {_command(fetched, options)}"
+            source = f"about {one.variant.weights_gib:.1f} GiB, from {one.variant.repository}"
+            typer.echo(f"  {one.spec.id}: {one.variant.id}, {source}{_until(one, now)}")
+        names = [one.variant.id for one in fetched] if named else []
+        command = f"{HEARTH} {shlex.join(['weights', 'pull', *names, *options])}"
+        typer.echo(f"Fetch {'them' if len(fetched) > 1 else 'it'} with: {command}")
     by_hand = [one for one in missing if one.variant.repository is None]
     if by_hand:
-        yield "\nNot here yet, to be put there by hand:"
+        typer.echo("\nNot here yet, to be put there by hand:")
     for one in by_hand:
-        if isinstance(one.spec, SpeechModelSpec):
-            yield f"  {one.spec.id}: {one.variant.id}, as docs/voices.md says{_until(one, now)}"
-        else:
-            yield f"  {one.spec.id}: {one.variant.id}, in the folder {one.spec.weights}{_until(one, now)}"
-
-
-def _missing_rows(missing: Sequence[Missing]) -> list[dict[str, Any]]:
-    """Return the same as plain data."""
-    return [
-        {
-            "model": one.spec.id,
-            "folder": one.variant.id,
-            "repository": one.variant.repository,
-            "about_bytes": int(one.variant.weights_gib * GIB),
-        }
-        for one in missing
-    ]
+        is_speech = isinstance(one.spec, SpeechModelSpec)
+        place = "as docs/voices.md says" if is_speech else f"in the folder {one.spec.weights}"
+        typer.echo(f"  {one.spec.id}: {one.variant.id}, {place}{_until(one, now)}")
 
 
 def _until(one: Missing, now: Plan | Refusal | None) -> str:
@@ -182,12 +148,3 @@ def _until(one: Missing, now: Plan | Refusal | None) -> str:
     if served is not None and not isinstance(one.spec, SpeechModelSpec):
         return f"; until then {served.id} answers"
     return "; until then the demo answers" if one.spec.demo is not None else "; until then nothing answers"
-
-
-def _command(fetched: Sequence[Missing], options: Mapping[str, str | None]) -> str:
-    # `pull` knows no --ram: then the folders are named
-    names = [one.variant.id for one in fetched] if options.get("--ram") else []
-    said = [part for name, value in options.items() if value and name != "--ram" for part in (name, value)]
-    if names and "--gpus" in said:
-        del said[said.index("--gpus") : said.index("--gpus") + 2]
-    return f"{HEARTH} {shlex.join(['weights', 'pull', *names, *said])}"

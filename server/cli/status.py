@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from engine.config import load_config
-from engine.errors import EngineError
-from server.cli.options import AsJson, DataDir, Models, refuse, settings_for
-from server.instance import InstanceError, Outcome, ask_to_reload, running_pid, wait_for_outcome
+from server.cli.options import AsJson, DataDir, Models, refuse
+from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status
 from server.observability.status_socket import StatusError, ask
 from server.settings import SettingsError, load_settings
@@ -26,7 +26,7 @@ _WATCH_SECONDS = 2.0
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
 _AT_ONCE_SECONDS = 3.0  # a folder that is missing, a plan that has no room
 _POLL_SECONDS = 0.1
-_NOT_RUNNING, _FAILED = 1, 2
+_FAILED = 2
 _COLUMNS = ("model", "state", "served with", "memory", "running", "waiting", "last minute", "restarts")
 _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
 
@@ -41,65 +41,46 @@ def status(
 
     Exit code 0: all is well or loading. 1: no server is running. 2: a model has failed, or the server does not respond.
     """
-    folder = settings_for(data_dir).data_dir
+    folder = load_settings(data_dir=data_dir).data_dir
     if watch and as_json:
         refuse("--watch is for people; --json says it once.")
-    found = read(folder)
-    if as_json:
-        typer.echo(found.model_dump_json())
-    elif watch:
+    found = _read(folder)
+    if watch:
         _watch(folder, found)
         return
+    if as_json:
+        typer.echo(found.model_dump_json())
     else:
         print_rich(*shown(found))
     if found.status == "failed":
         raise typer.Exit(_FAILED)
 
 
-def read(data_dir: Path) -> Status:
-    """Ask the server of this directory, or end with the reason and the exit code."""
-    try:
-        found = ask(data_dir, _ANSWER_SECONDS)
-    except StatusError as error:
-        refuse(str(error), code=_FAILED)
-    return _no_server(data_dir) if found is None else found
-
-
-def _no_server(data_dir: Path) -> NoReturn:
+def _read(data_dir: Path) -> Status:
+    """Ask the server of this directory. Raises `StatusError`, or `InstanceError` where none runs."""
+    found = ask(data_dir, _ANSWER_SECONDS)
+    if found is not None:
+        return found
     if data_dir.is_dir() and not os.access(data_dir, os.R_OK | os.X_OK):
-        refuse(f"The data directory {data_dir} is not yours. Run this as the user that runs the server.", code=_FAILED)
+        raise StatusError(f"The data directory {data_dir} is not yours. Run this as the user that runs the server.")
     pid = running_pid(data_dir)
     if pid is not None:
-        refuse(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.", code=_FAILED)
-    refuse(
-        f"No Hearth runs on the data directory {data_dir}. Start one with scripts/serve, or name the directory of the "
-        "one that runs with --data-dir.",
-        code=_NOT_RUNNING,
-    )
+        raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")
+    raise no_server(data_dir)
 
 
 def _watch(data_dir: Path, found: Status) -> None:
-    console = Console()
-    with Live(Group(*shown(found)), console=console, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(_WATCH_SECONDS)
-                live.update(Group(*shown(read(data_dir))), refresh=True)
-        except KeyboardInterrupt:
-            return
+    with contextlib.suppress(KeyboardInterrupt), Live(Group(*shown(found)), auto_refresh=False) as live:
+        while True:
+            time.sleep(_WATCH_SECONDS)
+            live.update(Group(*shown(_read(data_dir))), refresh=True)
 
 
 def shown(found: Status) -> list[RenderableType]:
     """Return what a person sees, from top to bottom."""
-    lines: list[RenderableType] = [_headline(found)]
-    drawn = table(*_COLUMNS)
-    for model in found.models:
-        drawn.add_row(*_row(model))
-    lines.append(drawn)
-    lines += [Text(f"{model.id}: {model.reason}") for model in found.models if model.reason]
-    lines += [Text(_gpu_line(gpu)) for gpu in found.gpus]
-    lines.append(Text(_machine_line(found)))
-    return lines
+    reasons = [f"{model.id}: {model.reason}" for model in found.models if model.reason]
+    lines = [*reasons, *map(_gpu_line, found.gpus), _machine_line(found)]
+    return [_headline(found), table(_COLUMNS, map(_row, found.models)), *map(Text, lines)]
 
 
 def _headline(found: Status) -> Text:
@@ -117,14 +98,14 @@ def standing(found: Status) -> str:
     return f"serves {served or 'none'} of {len(found.models)} models"
 
 
-def _row(model: ModelState) -> tuple[Text, ...]:
+def _row(model: ModelState) -> tuple[str | Text, ...]:
     state = Text(model.status, _COLORS.get(model.status, ""))
     if model.status not in {"ready", "failed"}:
         progress = f"{model.progress:.0%}" if 0 < model.progress < 1 else ""
         parts = (model.phase, progress, time_left(model.remaining_seconds))
         state.append(f": {', '.join(filter(None, parts))}", "default")
-    cells = (served_with(model), memory_text(model.memory), str(model.running), str(model.waiting), work_text(model))
-    return (Text(model.id), state, *(Text(cell) for cell in cells), Text(str(model.restarts)))
+    counts = (str(model.running), str(model.waiting), work_text(model), str(model.restarts))
+    return (model.id, state, served_with(model), memory_text(model.memory), *counts)
 
 
 def served_with(model: ModelState) -> str:
@@ -205,21 +186,18 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     asked_at_ns = time.monotonic_ns()
     try:
         settings = load_settings(data_dir=data_dir, models=models)
-        load_config(settings.models)
-        pid = ask_to_reload(settings.data_dir)
-    except (SettingsError, InstanceError, EngineError) as error:
+    except SettingsError as error:
         refuse(str(error), code=1)
+    load_config(settings.models)
+    pid = ask_to_reload(settings.data_dir)
     outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
     if outcome is None:
-        refuse(
+        raise InstanceError(
             f"The server (process {pid}) was asked, but does not say what came of it: it has ended, is still starting, "
-            "or is very busy. Its log tells when it reads models.yaml; then ask again.",
-            code=1,
+            "or is very busy. Its log tells when it reads models.yaml; then ask again."
         )
     well = _show_outcome(outcome)
-    if outcome.refused is None and not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}):
-        well = False
-    if not well:
+    if not _settled(settings.data_dir, {*outcome.models.added, *outcome.models.changed}) or not well:
         raise typer.Exit(1)
 
 
@@ -244,26 +222,19 @@ def _show_outcome(outcome: Outcome) -> bool:
 
 
 def _settled(data_dir: Path, changed: set[str]) -> bool:
-    """Say how the changed models fare; False if one has failed already."""
-    states = _states(data_dir, changed)
+    """Say how the changed models fare, if the server does; False if one has failed already."""
+    states: list[ModelState] = []
     deadline = time.monotonic() + _AT_ONCE_SECONDS
-    while any(state.status == "loading" for state in states) and time.monotonic() < deadline:
+    while changed:
+        with contextlib.suppress(StatusError):
+            found = ask(data_dir, _ANSWER_SECONDS)
+            states = [state for state in found.models if state.id in changed] if found is not None else []
+        if all(state.status != "loading" for state in states) or time.monotonic() > deadline:
+            break
         time.sleep(_POLL_SECONDS)
-        states = _states(data_dir, changed)
     for state in states:
         if state.status == "failed":
             typer.echo(f"{state.id} cannot be served: {state.reason}", err=True)
         elif state.status == "loading":
             typer.echo(f"  {state.id} is being loaded ({state.phase}): `{HEARTH} status` tells what comes of it")
     return all(state.status != "failed" for state in states)
-
-
-def _states(data_dir: Path, names: set[str]) -> list[ModelState]:
-    """Return how these models stand; nothing where the server does not say, since it has answered already."""
-    if not names:
-        return []
-    try:
-        found = ask(data_dir, _ANSWER_SECONDS)
-    except StatusError:
-        return []
-    return [state for state in found.models if state.id in names] if found is not None else []

@@ -10,15 +10,17 @@ from typing import Annotated
 
 import typer
 from rich.bar import Bar
+from rich.console import RenderableType
 from rich.text import Text
 
 from server.api.admin.usage import UsageSum, groups
-from server.cli.options import AsJson, DataDir, in_store, key_named, print_json, read_time, refuse, settings_for
+from server.cli.options import AsJson, DataDir, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import past
+from server.settings import load_settings
 from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
 from server.store.api_key import utc_now
 from server.store.usage import FIELDS
-from server.terminal import chart_width, print_rich, table
+from server.terminal import chart_width, table
 
 _SHOWN = {"audio_seconds": "audio s"}
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -27,7 +29,7 @@ _LABEL_WIDTH = 10
 
 def usage(  # noqa: PLR0913 - one argument per option
     *,
-    key: Annotated[str | None, typer.Option(help="Only of this key, by its id.")] = None,
+    key: Annotated[str | None, typer.Option(callback=key_named, help="Only of this key, by its id.")] = None,
     model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
     since: Annotated[str, typer.Option(help="From then on: 24h (also m, d, w), 2026-11-21.")] = "7d",
     until: Annotated[str | None, typer.Option(help="End of the period, rounded up to the hour. Default: now.")] = None,
@@ -46,51 +48,45 @@ def usage(  # noqa: PLR0913 - one argument per option
         group_by = groups(by)
     except ValueError as error:
         refuse(f"--by {by!r} {error}.")
-    named = None if key is None else key_named(key)
 
     async def read(database: Database) -> tuple[list[UsageRow], dict[str, str]]:
-        if named is not None:
-            await KeyStore(database).find(named)  # a mistyped id would look like a key that nobody used
-        rows = await UsageBook(database).read(start, end, key=named, model=model, group_by=group_by)
+        if key is not None:
+            await KeyStore(database).find(key)  # a mistyped id would look like a key that nobody used
+        rows = await UsageBook(database).read(start, end, key=key, model=model, group_by=group_by)
         return rows, {found.public_id: found.name for found in await KeyStore(database).list()}
 
-    rows, names = in_store(settings_for(data_dir), read)
-    if as_json:
-        print_json({"data": [UsageSum.of(row).model_dump() for row in rows]})
-    elif as_csv:
-        _print_csv(rows)
-    elif not rows:
-        typer.echo(f"Nothing was used since {start:%Y-%m-%d %H:%M} UTC. Look further back with --since 30d.")
-    else:
-        _print_table(rows, group_by, names, (start, end))
+    rows, names = in_store(load_settings(data_dir=data_dir), read)
+    data = [UsageSum.of(row).model_dump() for row in rows]
+    if as_csv and not as_json:
+        writer = csv.DictWriter(sys.stdout, UsageSum.model_fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(data)
+        return
+    nothing = f"Nothing was used since {start:%Y-%m-%d %H:%M} UTC. Look further back with --since 30d."
+    shown = _drawn(rows, group_by, names, (start, end)) if rows else [nothing]
+    tell({"data": data}, *shown, as_json=as_json)
 
 
-def _print_csv(rows: Sequence[UsageRow]) -> None:
-    writer = csv.DictWriter(sys.stdout, UsageSum.model_fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(UsageSum.of(row).model_dump() for row in rows)
-
-
-def _print_table(
+def _drawn(
     rows: Sequence[UsageRow], group_by: Sequence[GroupBy], names: dict[str, str], span: tuple[datetime, datetime]
-) -> None:
+) -> list[RenderableType]:
     counted = [name for name in FIELDS if name == "requests" or any(getattr(row.usage, name) for row in rows)]
-    drawn = table()
-    for group in group_by:
-        drawn.add_column(f"{group} (UTC)" if group in {"hour", "day"} else group, overflow="fold")
-    for name in counted:
-        drawn.add_column(_SHOWN.get(name, name.replace("_", " ")), justify="right", overflow="fold")
-    drawn.add_column("tokens", min_width=12, max_width=40)
+    places = [f"{group} (UTC)" if group in {"hour", "day"} else group for group in group_by]
     most = max(_tokens(row) for row in rows)
+    cells: list[tuple[RenderableType, ...]] = []
     for row in rows:
         where = [_place(row, group, names) for group in group_by]
         numbers = [f"{getattr(row.usage, name):,.{'1' if name == 'audio_seconds' else '0'}f}" for name in counted]
-        drawn.add_row(*map(Text, where), *numbers, Bar(max(most, 1), 0, _tokens(row), color="cyan"))
-    print_rich(drawn)
-    if "hour" in group_by or "day" in group_by:
-        step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
-        counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
-        print_rich(*charts(counts, span, step, width=chart_width()))
+        cells.append((*where, *numbers, Bar(max(most, 1), 0, _tokens(row), color="cyan")))
+    drawn = table((*places, *(_SHOWN.get(name, name.replace("_", " ")) for name in counted), "tokens"), cells)
+    for column in drawn.columns[len(places) : -1]:
+        column.justify = "right"
+    drawn.columns[-1].min_width, drawn.columns[-1].max_width = 12, 40
+    if not {"hour", "day"} & set(group_by):
+        return [drawn]
+    step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
+    counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
+    return [drawn, *charts(counts, span, step, width=chart_width())]
 
 
 def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:

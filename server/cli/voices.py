@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
-from rich.text import Text
+from rich.console import Console
+from rich.table import Table
 
-from engine import AudioFormat, Config, EngineError, SpeechRequest
+from engine import AudioFormat, Config, SpeechRequest
 from engine import Voice as Speaker
-from engine.config import SpeechModelSpec
+from engine.config import SpeechModelSpec, load_config
 from engine.process.parent import WorkerDiedError
 from engine.stream import SpeechStream
 from engine.voices.catalogue import Voices
-from server.api.audio.schema import Voice, VoiceList, VoiceQuery
-from server.cli.options import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
+from server.api.audio.schema import VoiceList, VoiceQuery
+from server.cli.options import AsJson, Models, WeightsDir, refuse, tell
 from server.errors import ApiError
-from server.terminal import HEARTH, print_rich, table
+from server.settings import load_settings
+from server.terminal import HEARTH, table
 
 _COLUMNS = ("id", "name", "gender", "language", "type", "model", "licence", "demo", "available")
 _FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+_WORDS = {None: "", True: "yes", False: "no"}
 _SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
 app = typer.Typer(invoke_without_command=True)
@@ -46,51 +46,34 @@ def voices(  # noqa: PLR0913 - one argument per option
     """Show which voices there are, or have one speak. No server is needed."""
     if context.invoked_subcommand is not None:
         return
-    settings = settings_for(models=models, weights_dir=weights_dir)
-    config = config_for(settings)
+    settings = load_settings(models=models, weights_dir=weights_dir)
+    config = load_config(settings.models)
     offered = Voices(config, settings.weights_dir)
     entries = [spec.id for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
     found = [(entry, voice) for entry in entries for voice in offered.of(entry)]
     try:
-        listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found)).voices
+        listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found))
     except ApiError as wrong:
         refuse(wrong.message)
+    data = [voice.model_dump() for voice in listed.voices]
     remarks = [
-        _remark(entry, one.model, one.voice, one.message) for entry in entries for one in offered.warnings(entry)
+        {"served_by": entry, "model": one.model, "voice": one.voice, "message": one.message}
+        for entry in entries
+        for one in offered.warnings(entry)
     ]
-    problems = [
-        _remark(entry, None, None, error.message) for entry in entries if (error := offered.problem(entry)) is not None
-    ]
-    if as_json:
-        print_json({"voices": [voice.model_dump() for voice in listed], "warnings": remarks + problems})
-    else:
-        _show(listed, entries)
-        for one in remarks + problems:
-            typer.echo(f"{one['served_by']}: {one['message']}", err=True)
-    if problems:
-        raise typer.Exit(1)
-
-
-def _remark(entry: str, model: str | None, voice: str | None, message: str) -> dict[str, str | None]:
-    return {"served_by": entry, "model": model, "voice": voice, "message": message}
-
-
-def _show(listed: Sequence[Voice], entries: Sequence[str]) -> None:
+    broken = {entry: error.message for entry in entries if (error := offered.problem(entry)) is not None}
+    remarks += [{"served_by": entry, "model": None, "voice": None, "message": broken[entry]} for entry in broken]
+    shown: Table | str = f"There is no such voice. `{HEARTH} voices` without options shows all of them."
     if not entries:
-        typer.echo("No model of models.yaml speaks. docs/voices.md shows an entry that does.")
-    elif not listed:
-        typer.echo(f"There is no such voice. `{HEARTH} voices` without options shows all of them.")
-    else:
-        drawn = table(*(_SHORT.get(column, column) for column in _COLUMNS))
-        for voice in listed:
-            drawn.add_row(*(Text(_shown(getattr(voice, column))) for column in _COLUMNS))
-        print_rich(drawn)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)
+        shown = "No model of models.yaml speaks. docs/voices.md shows an entry that does."
+    elif data:
+        rows = [[_WORDS.get(one[column], one[column]) for column in _COLUMNS] for one in data]
+        shown = table([_SHORT.get(column, column) for column in _COLUMNS], rows)
+    tell({"voices": data, "warnings": remarks}, shown, as_json=as_json)
+    for one in remarks if not as_json else ():
+        typer.echo(f"{one['served_by']}: {one['message']}", err=True)
+    if broken:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -110,8 +93,8 @@ def say(  # noqa: PLR0913 - one argument per option
     """Speak a text into a file. No server is needed."""
     if text.encode(errors="replace").decode() != text:
         refuse("The text is no valid UTF-8. Is the terminal's encoding UTF-8?")
-    settings = settings_for(models=models, weights_dir=weights_dir)
-    config = config_for(settings)
+    settings = load_settings(models=models, weights_dir=weights_dir)
+    config = load_config(settings.models)
     spec, found = _find(config, Voices(config, settings.weights_dir), voice)
     request = SpeechRequest(
         request_id=secrets.token_hex(12),
@@ -124,8 +107,6 @@ def say(  # noqa: PLR0913 - one argument per option
     )
     try:
         seconds = asyncio.run(_speak(spec, request, found, output, mark=settings.image_mark))
-    except EngineError as error:
-        refuse(error.message, code=1)
     except WorkerDiedError as error:
         refuse(str(error), code=1)
     except OSError as error:
@@ -167,29 +148,23 @@ async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Speaker, 
     threads = spec.engine.cpu_threads or os.cpu_count() or 1
     part = output.with_name(f"{output.name}.part")
     seconds = 0.0
-    with part.open("wb") as file, contextlib.ExitStack() as undo:
-        undo.callback(part.unlink, missing_ok=True)
-        model = await SpeechModel.load(spec, threads=threads, mark=mark, on_cpu=False, report=_report)
-        try:
-            async with SpeechStream() as chunks:
-                model.speech(request, voice, chunks)
-                async for chunk in chunks:
-                    file.write(chunk.data)
-                    seconds += chunk.seconds
-                    _progress(f"{seconds:.1f} s spoken")
-        finally:
-            await model.shutdown()
-            _progress("")
+    try:
+        with part.open("wb") as file, Console(stderr=True).status("") as shown:
+
+            def report(phase: str, progress: float) -> None:
+                shown.update(f"{phase} {progress:.0%}")
+
+            model = await SpeechModel.load(spec, threads=threads, mark=mark, on_cpu=False, report=report)
+            try:
+                async with SpeechStream() as chunks:
+                    model.speech(request, voice, chunks)
+                    async for chunk in chunks:
+                        file.write(chunk.data)
+                        seconds += chunk.seconds
+                        shown.update(f"{seconds:.1f} s spoken")
+            finally:
+                await model.shutdown()
         part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
     return seconds
-
-
-def _report(phase: str, progress: float) -> None:
-    _progress(f"{phase} {progress:.0%}")
-
-
-def _progress(text: str) -> None:
-    """Show on one line what goes on, to people only."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()

@@ -1,32 +1,48 @@
 """`hearth weights`: fetches models, says what lies there and whether it is whole, carries it to another machine.
 
-Which repositories a name means is wanted.py's; what is fetched and how is engine/weights'.
+What is fetched, and how, is engine/weights'; here is which repositories a name means, and how far files are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
 
+from engine.config import Config, load_config
+from engine.config.messages import near_miss
+from engine.config.models import VariantSpec
 from engine.errors import EngineError
+from engine.placement.hardware import imagined
+from engine.placement.needs import Footprints, own_folders
+from engine.placement.plan import plan
+from engine.placement.types import Refusal
 from engine.weights.download import Partial, Pull, Wanted, check_room, prepared
-from engine.weights.errors import UnreachableError
-from engine.weights.manifest import Manifest, required_manifest, verify
-from engine.weights.safety import check_folder_name, check_repository
+from engine.weights.errors import UnreachableError, WeightsError
+from engine.weights.manifest import Manifest, Report, required_manifest, verify
+from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
-from server.cli.options import AsJson, DataDir, Models, WeightsDir, config_for, print_json, refuse, settings_for
-from server.cli.progress import FileProgress
-from server.cli.wanted import chosen, serving, users
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
 from server.instance import running_pid
-from server.terminal import HEARTH, print_rich, size_text, table
+from server.observability.status import ServedWith
+from server.observability.status_socket import StatusError, ask
+from server.settings import Settings, load_settings
+from server.terminal import HEARTH, size_text, table
 
+_ANSWER_SECONDS = 5.0
+_LINE_SECONDS = 10.0
+_COLUMNS = ("folder", "repository", "revision", "size", "state", "for")
 _MEANINGS = {
     "complete": "complete",
     "damaged": f"damaged: {HEARTH} weights pull FOLDER --again",
@@ -39,16 +55,7 @@ Gpus = Annotated[str | None, typer.Option(help="Plan for this machine, like 2x24
 app = typer.Typer(no_args_is_help=True, help="Fetch models, verify them, carry them to a host without internet.")
 
 
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except EngineError as error:
-        refuse(error.message, code=1)
-
-
 @app.command("pull")
-@_refusing()
 def pull_command(  # noqa: PLR0913 - one argument per option
     models_wanted: Annotated[
         list[str] | None,
@@ -69,7 +76,7 @@ def pull_command(  # noqa: PLR0913 - one argument per option
     as_json: AsJson = False,
 ) -> None:
     """Fetch models from a hub, verified file by file. Run again after a break, it goes on where it was."""
-    settings = settings_for(data_dir, models, weights_dir=weights_dir)
+    settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     names = models_wanted or []
     if repository is None and (folder or subfolder or (revision and len(names) != 1)):
         refuse("--as and --subfolder go with --repository; --revision with that or with one model.")
@@ -80,17 +87,12 @@ def pull_command(  # noqa: PLR0913 - one argument per option
             name = check_folder_name(folder or (subfolder or check_repository(repository)).rsplit("/", 1)[-1])
             all_wanted = [Wanted(check_repository(repository), name, revision, subfolder.strip("/"), again)]
         else:
-            all_wanted = [
-                replace(one, revision=revision or one.revision, again=again)
-                for one in chosen(config_for(settings), settings, names, gpus)
-            ]
+            found = _chosen(load_config(settings.models), settings, names, gpus)
+            all_wanted = [replace(one, revision=revision or one.revision, again=again) for one in found]
         outcome = _pull_all(settings.weights_dir, all_wanted, quiet=as_json)
     except KeyboardInterrupt:
         refuse("Stopped. What was fetched so far is kept: the same command goes on.", code=130)
-    if as_json:
-        print_json(outcome)
-    else:
-        _show_pulled(outcome)
+    tell(outcome, *_pulled_lines(outcome), as_json=as_json)
     for error in outcome["errors"]:
         typer.echo(f"{error['folder']}: {error['message']}", err=True)
     if outcome["errors"]:
@@ -98,7 +100,6 @@ def pull_command(  # noqa: PLR0913 - one argument per option
 
 
 @app.command("verify")
-@_refusing()
 def verify_command(
     folders: Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", help="Default: all.")] = None,
     *,
@@ -106,47 +107,38 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Read every file and compare its SHA-256 with the manifest. Exit code 1 if anything is wrong."""
-    root = settings_for(weights_dir=weights_dir).weights_dir
+    root = load_settings(weights_dir=weights_dir).weights_dir
     names = folders or [one.folder for one in local_folders(root) if one.state in {"complete", "damaged"}]
     _check_there(root, names)
     found = {name: _verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
-    if as_json:
-        listed = [{"folder": name, "ok": not problems, "problems": problems} for name, problems in found.items()]
-        print_json({"weights": listed})
-    for name, problems in found.items() if not as_json else ():
-        typer.echo(f"{name}: {'; '.join(problems) or 'all files are what was fetched'}")
-        if problems:
-            typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again", err=True)
-    if not found and not as_json:
-        typer.echo(f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants.")
+    listed = [{"folder": name, "ok": not problems, "problems": problems} for name, problems in found.items()]
+    lines = [f"{name}: {'; '.join(problems) or 'all files are what was fetched'}" for name, problems in found.items()]
+    nothing = f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants."
+    tell({"weights": listed}, *(lines or [nothing]), as_json=as_json)
+    for name in [name for name, problems in found.items() if problems and not as_json]:
+        typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again", err=True)
     if any(found.values()):
         raise typer.Exit(1)
 
 
 @app.command("list")
-@_refusing()
 def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_json: AsJson = False) -> None:
     """Show the folders of the weights directory: what they are, whether they are complete, and who uses them."""
-    settings = settings_for(models=models, weights_dir=weights_dir)
-    config = config_for(settings)
-    found = local_folders(settings.weights_dir)
-    if as_json:
-        listed = [asdict(one) | {"used_by": users(config, one.folder)} for one in found]
-        print_json({"weights_dir": str(settings.weights_dir), "weights": listed})
-        return
-    if not found:
-        typer.echo(f"No models are in {settings.weights_dir}. `{HEARTH} weights pull` fetches what the plan wants.")
-        return
-    drawn = table("folder", "repository", "revision", "size", "state", "for")
-    for one in found:
+    settings = load_settings(models=models, weights_dir=weights_dir)
+    config = load_config(settings.models)
+    root, rows, listed = settings.weights_dir, [], []
+    for one in local_folders(root):
+        used_by = users(config, one.folder)
         repository = "/".join(part for part in (one.repository, one.subfolder) if part)
         cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes), _MEANINGS[one.state])
-        drawn.add_row(*map(Text, (*cells, ", ".join(users(config, one.folder)))))
-    print_rich(drawn)
+        rows.append((*cells, ", ".join(used_by)))
+        listed.append(asdict(one) | {"used_by": used_by})
+    nothing = f"No models are in {root}. `{HEARTH} weights pull` fetches what the plan wants."
+    shown = table(_COLUMNS, rows) if rows else nothing
+    tell({"weights_dir": str(root), "weights": listed}, shown, as_json=as_json)
 
 
 @app.command("remove")
-@_refusing()
 def remove_command(
     folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="As `hearth weights list` names them.")],
     *,
@@ -156,17 +148,16 @@ def remove_command(
     models: Models = None,
 ) -> None:
     """Remove folders, and what is unfinished of them. Refused while a server runs that uses them."""
-    settings = settings_for(data_dir, models, weights_dir=weights_dir)
-    config = config_for(settings)
+    settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
+    config = load_config(settings.models)
     running = running_pid(settings.data_dir)
     _check_there(settings.weights_dir, folders)
     for folder in folders:
         used = serving(config, settings, folder) if running is not None else []
         if used:
-            refuse(
+            raise WeightsError(
                 f"The server (process {running}) uses {folder} for {', '.join(used)}. Pick one: 1. stop the "
-                f"server; 2. give the model another folder in models.yaml and run `{HEARTH} reload`.",
-                code=1,
+                f"server; 2. give the model another folder in models.yaml and run `{HEARTH} reload`."
             )
         if not yes:
             typer.confirm(f"Remove {settings.weights_dir / folder}?", abort=True)
@@ -174,7 +165,6 @@ def remove_command(
 
 
 @app.command("export")
-@_refusing()
 def export_command(
     folders: Annotated[
         list[str] | None,
@@ -186,14 +176,13 @@ def export_command(
     as_json: AsJson = False,
 ) -> None:
     """Copy folders, verified, into a directory that `hearth weights import` reads on another machine."""
-    root = settings_for(weights_dir=weights_dir).weights_dir
+    root = load_settings(weights_dir=weights_dir).weights_dir
     names = folders or _all_complete(root)
     _check_there(root, names)
     _carry_all({folder: root / folder for folder in names}, to, as_json=as_json)
 
 
 @app.command("import")
-@_refusing()
 def import_command(
     directory: Annotated[Path, typer.Argument(help="What `hearth weights export` wrote, or one folder of it.")],
     *,
@@ -202,7 +191,7 @@ def import_command(
     as_json: AsJson = False,
 ) -> None:
     """Copy folders from a directory into the weights directory; each appears when all of its hashes are right."""
-    root = settings_for(weights_dir=weights_dir).weights_dir
+    root = load_settings(weights_dir=weights_dir).weights_dir
     found = found_below(directory)
     if folder is not None and len(found) != 1:
         refuse(f"{directory} holds {len(found)} models; --as names one. Import one of: {', '.join(found)}.")
@@ -210,39 +199,125 @@ def import_command(
     _carry_all(named, root, as_json=as_json)
 
 
+def _chosen(config: Config, settings: Settings, names: Sequence[str], gpus: str | None) -> list[Wanted]:
+    """Return what to pull for these names; for none, what the plan wants."""
+    if names:
+        return [_named(config, settings, name, gpus) for name in names]
+    absent = [spec.id for spec in config.models.values() if not is_there(settings.weights_dir / spec.weights)]
+    planned = _planned(config, settings, gpus, absent)
+    return [wanted for model in absent if (wanted := _of(planned.get(model))) is not None]
+
+
+def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> Wanted:
+    """Return what a name means: a model's variant in the plan, a variant, or what a folder says that it is."""
+    if name in config.models:
+        return _of_model(config, settings, name, gpus)
+    variants = {variant.id: variant for spec in config.models.values() for variant in spec.variants}
+    if name in variants:
+        wanted = _of(variants[name])
+        if wanted is None:
+            raise WeightsError(f"{name} has no `repository` in models.yaml: its folder is made by hand.")
+        return wanted
+    for one in local_folders(settings.weights_dir):
+        if one.folder == name and one.repository is not None:
+            return Wanted(one.repository, name, one.revision, one.subfolder)
+    near = near_miss(name, [*config.models, *variants])
+    hint = f"did you mean {near}?" if near else f"there are {', '.join([*config.models, *variants])}."
+    raise WeightsError(
+        f"{name} is neither a model nor a variant of models.yaml, nor a folder that was pulled; {hint} Anything else "
+        "is pulled with --repository owner/name."
+    )
+
+
+def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) -> Wanted:
+    wanted = _of(_planned(config, settings, gpus, [model]).get(model))
+    if wanted is not None:
+        return wanted
+    spec = config.models[model]
+    fetched = [variant.id for variant in spec.variants if variant.repository]
+    if not fetched:
+        raise WeightsError(
+            f"{model} has no variant with a `repository` in models.yaml. Pick one: 1. add one (docs/models-yaml.md); "
+            f"2. hearth weights pull --repository owner/name --as {spec.weights}"
+        )
+    raise WeightsError(
+        f"The plan has no variant of {model} for this machine (`hearth plan` says why). Pick one: 1. plan for the "
+        f"machine that will serve it, like --gpus 1x24GiB; 2. name a variant: {', '.join(fetched)}."
+    )
+
+
+def _planned(
+    config: Config, settings: Settings, gpus: str | None, anew: Collection[str]
+) -> dict[str, VariantSpec | None]:
+    """Return the plan's variants. Models in `anew` are planned without the folders of their own that they may have."""
+    hardware = hardware_for(settings) if gpus is None else imagined(gpus)
+    own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in anew}
+    found = plan(config, hardware, Footprints.read(settings.data_dir), own)
+    if isinstance(found, Refusal):
+        raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
+    return found.chosen
+
+
+def _of(variant: VariantSpec | None) -> Wanted | None:
+    if variant is None or variant.repository is None:
+        return None
+    return Wanted(variant.repository, variant.id, variant.revision)
+
+
+def users(config: Config, folder: str) -> list[str]:
+    """Return the models that a folder is for."""
+    named = {spec.id: [spec.weights, *(variant.id for variant in spec.variants)] for spec in config.models.values()}
+    return [model for model, names in named.items() if any(_overlap(folder, name) for name in names)]
+
+
+def serving(config: Config, settings: Settings, folder: str) -> list[str]:
+    """Return the models that the running server serves from a folder, or may: those that it cannot tell of yet."""
+    possible = users(config, folder)
+    try:
+        running = ask(settings.data_dir, _ANSWER_SECONDS) if possible else None
+    except StatusError:
+        running = None
+    loaded = {} if running is None else {model.id: model.served_with for model in running.models}
+    return [model for model in possible if is_served(loaded.get(model), folder)]
+
+
+def is_served(served: ServedWith | None, folder: str) -> bool:
+    """Whether a model that was loaded with `served` needs a folder. None: it does not answer, or awaits its turn."""
+    return served is None or (served.source != "demo" and _overlap(served.folder, folder))
+
+
+def _overlap(folder: str, other: str) -> bool:
+    return f"{folder}/".startswith(f"{other}/") or f"{other}/".startswith(f"{folder}/")
+
+
 def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> dict[str, Any]:
     """Fetch what can be fetched; what cannot is reported at the end and delays nothing else."""
-    outcome: dict[str, Any] = {"weights": [], "errors": []}
+    rows: list[dict[str, Any]] = []
+    errors: list[dict[str, str]] = []
+    pulls: list[Pull] = []
     with contextlib.ExitStack() as open_pulls:
-        pulls: list[Pull] = []
         # Two models may share a variant, and a name may be given twice
-        for wanted in {wanted.folder: wanted for wanted in all_wanted}.values():
+        for folder, wanted in {wanted.folder: wanted for wanted in all_wanted}.items():
             try:
-                with FileProgress(wanted.folder, 0, quiet=True) as looking:
-                    found = open_pulls.enter_context(prepared(weights_dir, wanted, looking.report))
+                found = open_pulls.enter_context(prepared(weights_dir, wanted, _unseen))
             except EngineError as error:
-                outcome["errors"].append({"folder": wanted.folder, "message": error.message})
+                errors.append({"folder": folder, "message": error.message})
                 if isinstance(error, UnreachableError):
                     break
                 continue
             if isinstance(found, Manifest):
-                outcome["weights"].append(_row(wanted.folder, found, 0))
+                rows.append(_row(folder, found, 0))
             else:
                 pulls.append(found)
         check_room(weights_dir, pulls)
         for pull in pulls:
+            folder, missing, total = pull.wanted.folder, pull.missing_bytes, sum(file.size_bytes for file in pull.files)
             try:
-                outcome["weights"].append(_run(pull, quiet=quiet))
+                with _progress(folder, total, total - missing, quiet=quiet) as report:
+                    rows.append(_row(folder, pull.run(report), missing))
             except EngineError as error:
-                outcome["errors"].append({"folder": pull.wanted.folder, "message": error.message})
-    return outcome
-
-
-def _run(pull: Pull, *, quiet: bool) -> dict[str, Any]:
-    missing, total = pull.missing_bytes, sum(file.size_bytes for file in pull.files)
-    with FileProgress(pull.wanted.folder, total, total - missing, quiet=quiet) as progress:
-        manifest = pull.run(progress.report)
-    return _row(pull.wanted.folder, manifest, missing)
+                errors.append({"folder": folder, "message": error.message})
+    return {"weights": rows, "errors": errors}
 
 
 def _row(folder: str, manifest: Manifest, fetched_bytes: int) -> dict[str, Any]:
@@ -256,15 +331,13 @@ def _row(folder: str, manifest: Manifest, fetched_bytes: int) -> dict[str, Any]:
     }
 
 
-def _show_pulled(outcome: dict[str, Any]) -> None:
+def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
     for row in outcome["weights"]:
         came = f"{size_text(row['fetched_bytes'])} fetched" if row["fetched_bytes"] else "was complete already"
-        typer.echo(
-            f"{row['folder']}: {row['repository']} at {row['revision'][:12]}, {row['files']} files, "
-            f"{size_text(row['size_bytes'])}; {came}."
-        )
+        size = f"{row['files']} files, {size_text(row['size_bytes'])}"
+        yield f"{row['folder']}: {row['repository']} at {row['revision'][:12]}, {size}; {came}."
     if not outcome["weights"] and not outcome["errors"]:
-        typer.echo(
+        yield (
             "The plan wants nothing from a hub: no variant in models.yaml fits this machine, or the models have "
             f"folders of their own. `{HEARTH} plan` shows it; any repository comes with --repository owner/name."
         )
@@ -275,50 +348,106 @@ def _verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
         total = required_manifest(folder).size_bytes
     except EngineError as error:
         return [error.message]
-    with FileProgress(name, total, quiet=quiet) as progress:
-        return verify(folder, progress.report)
+    with _progress(name, total, quiet=quiet) as report:
+        return verify(folder, report)
 
 
 def _all_complete(root: Path) -> list[str]:
     """Name every folder that was fetched whole; say on standard error what is left out."""
-    found = local_folders(root) if root.is_dir() else []
+    found = local_folders(root)
     for one in found:
         if one.state != "complete":
             typer.echo(f"{one.folder} is left out: {_MEANINGS[one.state]}.", err=True)
     names = [one.folder for one in found if one.state == "complete"]
     if not names:
-        refuse(f"Nothing in {root} was fetched whole. `{HEARTH} weights pull` fetches what the plan wants.", code=1)
+        raise WeightsError(f"Nothing in {root} was fetched whole. `{HEARTH} weights pull` fetches what the plan wants.")
     return names
 
 
 def _check_there(root: Path, folders: Sequence[str]) -> None:
-    """Refuse before anything is done or asked, where no such folder is there or was ever begun.
-
-    Raises `WeightsError` for a name that leads elsewhere.
-    """
+    """Raise `WeightsError` before anything is done or asked, where no such folder is there or was ever begun."""
     absent = [
         folder
         for folder in dict.fromkeys(map(check_folder_name, folders))
         if not any(os.path.lexists(place) for place in (root / folder, Partial(root, folder).root))
     ]
     if absent:
-        here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root))) if root.is_dir() else ""
+        here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root)))
         known = f"These are there: {here}." if here else "It is empty."
-        refuse(f"There is no {' and no '.join(absent)} in {root}. {known}", code=1)
+        raise WeightsError(f"There is no {' and no '.join(absent)} in {root}. {known}")
 
 
 def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> None:
     rows = []
     for name, source in folders.items():
-        manifest = required_manifest(source)
+        size_bytes = required_manifest(source).size_bytes
         try:
-            with FileProgress(name, manifest.size_bytes, quiet=as_json) as progress:
-                _, copied = carry(source, root, name, progress.report)
+            with _progress(name, size_bytes, quiet=as_json) as report:
+                _, copied = carry(source, root, name, report)
         except KeyboardInterrupt:
             refuse("Stopped. The same command goes on.", code=130)
-        rows.append({"folder": name, "size_bytes": manifest.size_bytes, "copied": copied})
+        rows.append({"folder": name, "size_bytes": size_bytes, "copied": copied})
         if not as_json:
-            what = f"{size_text(manifest.size_bytes)} copied and verified" if copied else "was there already"
+            what = f"{size_text(size_bytes)} copied and verified" if copied else "was there already"
             typer.echo(f"{root / name}: {what}.")
     if as_json:
-        print_json({"directory": str(root), "weights": rows})
+        tell({"directory": str(root), "weights": rows}, as_json=True)
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int, there: int = 0, *, quiet: bool) -> Iterator[Report]:
+    """Show how far files are, told by several threads: bars in a terminal, now and then a line anywhere else.
+
+    `total` is the bytes of all files, `there` what of it was there before.
+    """
+    if quiet:
+        yield _unseen
+    elif sys.stderr.isatty():
+        columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=True), SpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True)) as bars:
+            yield _in_bars(bars, what, total, there)
+    else:
+        yield _in_lines(what, total, there)
+
+
+def _unseen(_path: str, _done: int, _size: int) -> None:
+    """As `Report`."""
+
+
+def _in_bars(bars: Progress, what: str, total: int, there: int) -> Report:
+    everything = bars.add_task(what, total=total, completed=there)
+    tasks: dict[str, TaskID] = {}
+    arrived: dict[str, int] = {}
+    lock = threading.Lock()
+
+    def report(path: str, done: int, size: int) -> None:
+        with lock:
+            arrived[path] = done
+            if path not in tasks:
+                # What is there already does not count as speed
+                tasks[path] = bars.add_task(f"  {path}", total=size, completed=done)
+            bars.update(tasks[path], completed=done, visible=done < size)
+            bars.update(everything, completed=max(there, sum(arrived.values())))
+
+    return report
+
+
+def _in_lines(what: str, total: int, there: int) -> Report:
+    arrived: dict[str, int] = {}
+    started = written = time.monotonic()
+    lock = threading.Lock()
+
+    def report(path: str, done: int, size: int) -> None:
+        nonlocal written
+        now = time.monotonic()
+        with lock:
+            arrived[path] = done
+            if done >= size:
+                sys.stderr.write(f"{what}: {path} ({size_text(size)})\n")
+            elif now - written >= _LINE_SECONDS:
+                written, together = now, max(there, sum(arrived.values()))
+                rate = max(1.0, (together - there) / (now - started))
+                progress = f"{size_text(together)} of {size_text(total)}, {size_text(rate)}/s"
+                sys.stderr.write(f"{what}: {progress}, {(total - together) / rate / 60:.0f} min left\n")
+
+    return report

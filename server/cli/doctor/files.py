@@ -1,23 +1,42 @@
-"""`hearth doctor` on files: settings that contradict each other, rights, the database."""
+"""`hearth doctor` on files: settings that contradict each other, rights, the database, the certificate, the weights."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
+import ssl
 import stat
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
 
+from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.errors import EngineError
+from engine.placement.types import Plan
+from engine.voices.catalogue import Voices
+from engine.weights import is_complete
+from engine.weights.manifest import required_manifest, verify
+from engine.weights.safety import check_folder, check_pipeline_folder
+from engine.weights.transfer import local_folders
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
-from server.cli.doctor.tls import with_running_tls
+from server.cli.plan import missing_of
+from server.http.tls import TlsError, certificate_of
 from server.settings import Settings, is_loopback
 from server.store import StoreError
 from server.store.migrations import HEAD
 from server.store.sqlite import FILE_NAME, prepare
-from server.terminal import HEARTH, keys_command
+from server.terminal import HEARTH, keys_command, size_text
 
 _BASE64 = 4 / 3
 _SECRETS = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "image-links.key")
+_SOON_SECONDS = 21 * 86400
+_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
+_NOT_VALID = 9
+_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
+_PEM_END = "-----END CERTIFICATE-----"
+_ANSWER_SECONDS = 10.0
 
 
 def settings(case: Case) -> Iterator[Finding]:
@@ -124,3 +143,213 @@ def database(case: Case) -> Iterator[Finding]:
         yield ok(f"{file} is sound; the next start brings it from {version} to schema {HEAD}")
     else:
         yield ok(f"{file} is sound (SQLite's quick_check), schema {HEAD}")
+
+
+def tls(case: Case) -> Iterator[Finding]:
+    """Look at the files, and whether the running server shows what they hold. Nothing where plain HTTP is spoken."""
+    given = with_running_tls(case)
+    yield from certificate(given, case.now)
+    if case.running is not None and case.running.base_url is not None and given.tls_cert is not None:
+        yield from _shown(case.running.base_url, given.tls_cert)
+
+
+def with_running_tls(case: Case) -> Settings:
+    """Return the settings with certificate and key as the running server was given them, by whatever way."""
+    if case.running is None:
+        return case.settings
+    given = {"tls_cert": case.running.paths.tls_cert, "tls_key": case.running.paths.tls_key}
+    return case.settings.model_copy(update={name: path and Path(path) for name, path in given.items()})
+
+
+def _shown(base_url: str, cert: Path) -> Iterator[Finding]:
+    """Compare the certificate that a new connection is shown with the first one in the file."""
+    at = urlsplit(base_url)
+    try:
+        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
+        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(cert))
+    except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
+        return
+    if not same:
+        yield problem(
+            f"the running server shows another certificate than {cert} holds: it has not read it again since",
+            f"{HEARTH} reload (or systemctl reload hearth)",
+        )
+
+
+def certificate(given: Settings, now: float) -> Iterator[Finding]:
+    """Say until when the certificate is valid. Nothing without one."""
+    try:
+        pair = certificate_of(given)
+    except TlsError as error:
+        yield problem(str(error))
+        return
+    if pair is None or given.tls_cert is None:
+        return
+    renew = f"renew it, then: {HEARTH} reload (or systemctl reload hearth)"
+    try:
+        ends_at = _end_of(given.tls_cert, pair.context)
+    except ssl.SSLCertVerificationError as error:
+        words = {_EXPIRED: "has expired", _NOT_VALID: "is not valid yet: is the clock right?"}
+        yield problem(f"the certificate {given.tls_cert} {words.get(error.verify_code, error.verify_message)}", renew)
+        return
+    until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
+    message = f"the certificate {given.tls_cert} is valid until {until}"
+    yield ok(message) if ends_at - now > _SOON_SECONDS else warning(message, renew)
+    yield from _name(given, given.tls_cert, pair.context)
+
+
+def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterator[Finding]:
+    """Compare with the name that clients are told. Behind a proxy that one is the proxy's to prove."""
+    public = urlsplit(given.public_base_url or "")
+    if public.scheme != "https" or given.trusted_proxies:
+        return
+    try:
+        _end_of(cert, server_context, public.hostname)
+    except ssl.SSLCertVerificationError as error:
+        yield problem(
+            f"the certificate {cert} is not for the host of HEARTH_PUBLIC_BASE_URL: {error.verify_message}",
+            "get one that names it, or correct HEARTH_PUBLIC_BASE_URL: clients refuse the server otherwise",
+        )
+
+
+def _first_certificate(file: Path) -> str:
+    """Return the server's own certificate of a chain in PEM, which has to come first. Raises OSError."""
+    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(_PEM_END)
+    return own[max(own.find(_PEM_BEGIN), 0) :] + end
+
+
+def trusting(cert: Path) -> ssl.SSLContext:
+    """Believe the first certificate of a file and no other, whatever its name. Raises OSError.
+
+    Those after it belong to authorities: trusted, they would vouch for every certificate that they have ever signed.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself to be believed
+    context.load_verify_locations(cadata=_first_certificate(cert))
+    return context
+
+
+def _end_of(cert: Path, server_context: ssl.SSLContext, name: str | None = None) -> float:
+    """Return when the certificate ends, by shaking hands with ourselves in memory, where it alone is trusted.
+
+    Raises ssl.SSLCertVerificationError for one that is not valid now, or not for `name`.
+    """
+    client_context = trusting(cert)
+    client_context.check_hostname = name is not None
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
+    for _ in range(3):  # hello, the server's certificate, the end
+        for side in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return float(ssl.cert_time_to_seconds(str((client.getpeercert() or {})["notAfter"])))
+
+
+def weights(case: Case) -> Iterator[Finding]:
+    """Look at what every model is served with, then at the folders."""
+    if case.config is None:
+        yield skipped("what models are served with is not known: models.yaml cannot be read")
+    else:
+        for spec in case.config.models.values():
+            if not isinstance(spec, SpeechModelSpec):
+                yield _model(case, spec)
+        yield from _missing_room(case)
+    yield from _folders(case.settings.weights_dir, full=case.full)
+
+
+def voices(case: Case) -> Iterator[Finding]:
+    """Whether each speech model has voices that can speak."""
+    if case.config is not None:
+        offered = Voices(case.config, case.settings.weights_dir)
+        for spec in case.config.models.values():
+            if isinstance(spec, SpeechModelSpec):
+                yield from _voices(offered, spec.id)
+
+
+def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
+    own = case.settings.weights_dir / spec.weights
+    if own.is_dir():
+        try:
+            (check_pipeline_folder if isinstance(spec, ImageModelSpec) else check_folder)(own)
+        except EngineError as error:
+            return problem(f"{spec.id}: {error.message}")
+        return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
+    placed = case.plan.of(spec.id) if isinstance(case.plan, Plan) else None
+    variant = None if placed is None else placed.variant
+    if variant is not None and is_complete(case.settings.weights_dir / variant.id):
+        return ok(f"{spec.id}: {variant.id} is complete")
+    if spec.demo is None:
+        fetched = variant is not None and variant.repository is not None
+        remedy = f"{HEARTH} weights pull {spec.id}" if fetched else f"put a model into {own}"
+        demo = "image" if isinstance(spec, ImageModelSpec) else "vision" if "vision" in spec.capabilities else "chat"
+        remedy += f"; or give it its demo back, `demo: {demo}` in models.yaml"
+        return problem(f"{spec.id}: no weights are here, and no demo is named", remedy)
+    if variant is None or variant.repository is None:
+        return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
+    return warning(f"{spec.id}: the demo answers, since {variant.id} is not here", f"{HEARTH} weights pull {spec.id}")
+
+
+def _voices(offered: Voices, model: str) -> Iterator[Finding]:
+    wrong = offered.problem(model)
+    if wrong is not None:
+        yield problem(f"{model}: {wrong.message}")
+        return
+    warnings = offered.warnings(model)
+    if warnings:
+        more = "" if len(warnings) == 1 else f" (and {len(warnings) - 1} more remarks on voices)"
+        yield warning(f"{model}: {warnings[0].message}{more}", f"{HEARTH} voices shows all")
+    able = [voice for voice in offered.of(model) if voice.available]
+    if not able:
+        yield problem(f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
+        return
+    demos = sum(voice.demo for voice in able)
+    yield ok(f"{model}: {len(able)} voices can speak, {demos} of them demos")
+
+
+def _missing_room(case: Case) -> Iterator[Finding]:
+    """Whether what the plan wants and is not here would fit on the disk."""
+    if case.config is None or not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
+        return
+    missing = missing_of(case.config, case.settings.weights_dir, case.plan)
+    absent = [one.variant for one in missing if one.variant.repository is not None]
+    needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
+    if needed > case.hardware.disk_free_bytes:
+        yield warning(
+            f"what the plan wants ({', '.join(variant.id for variant in absent)}) takes {size_text(needed)}, and "
+            f"{size_text(case.hardware.disk_free_bytes)} are free in {case.settings.weights_dir}",
+            "make room, or set HEARTH_WEIGHTS_DIR to another disk",
+        )
+
+
+def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
+    try:
+        found = local_folders(weights_dir)
+    except EngineError as error:
+        yield problem(error.message)
+        return
+    for one in found:
+        if one.state == "damaged":
+            yield problem(
+                f"{one.folder} is not whole: files are missing or have another size",
+                f"{HEARTH} weights pull {one.folder} --again",
+            )
+        elif one.state == "partial":
+            yield warning(
+                f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
+                f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
+            )
+        elif one.state == "complete" and full:
+            yield _hashed(weights_dir / one.folder, one.folder)
+
+
+def _hashed(folder: Path, name: str) -> Finding:
+    try:
+        wrong = verify(folder)
+        count = len(required_manifest(folder).files)
+    except EngineError as error:
+        wrong = [error.message]
+    if wrong:
+        return problem(f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
+    return ok(f"{name}: all {count} files have the content that was fetched (SHA-256)")

@@ -1,14 +1,17 @@
-"""What `hearth doctor` looks at and what a check finds, as plain data."""
+"""What `hearth doctor` looks at, and what a check finds: plain data."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 from engine import Config
-from engine.placement.hardware import Cuda, Hardware
+from engine.backends.vllm.processes import runs_on_cpu
+from engine.placement.hardware import Cuda, Hardware, read_cuda, read_hardware, with_ram
+from engine.placement.needs import Footprints, own_folders
+from engine.placement.plan import plan
 from engine.placement.types import Plan, Refusal
 from server.observability.status import Status
 from server.settings import Settings
@@ -50,3 +53,14 @@ class Finding:
 
 ok, warning = partial(Finding, "ok"), partial(Finding, "warning")
 problem, skipped = partial(Finding, "problem"), partial(Finding, "skipped")
+
+
+def case_of(given: Settings, config: Config | None, running: Status | None) -> Case:
+    """Look at the machine and make the plan for it (some 100 ms). What a running server has taken counts as free."""
+    hardware = read_hardware(given.weights_dir, server_pid=None if running is None else running.pid)
+    on_cpu = runs_on_cpu()
+    planned = with_ram(replace(hardware, gpus=()) if on_cpu else hardware, given.ram_gib)
+    found = None
+    if config is not None:
+        found = plan(config, planned, Footprints.read(given.data_dir), own_folders(config, given.weights_dir))
+    return Case(given, config, hardware, read_cuda(), on_cpu_build=on_cpu, plan=found, running=running)

@@ -21,7 +21,7 @@ _NO_DISK_BYTES = 256 * 2**20
 _OTHERS_BYTES = 2**30
 
 
-def gpus(case: Case) -> Iterator[Finding]:
+def gpu(case: Case) -> Iterator[Finding]:
     """GPUs, and whether the installed build goes with them."""
     hardware = case.hardware
     if not hardware.gpus and case.on_cpu_build:
@@ -34,7 +34,7 @@ def gpus(case: Case) -> Iterator[Finding]:
             "the CPU: ./scripts/setup --cpu",
         )
     elif case.on_cpu_build:
-        names = ", ".join(gpu.name for gpu in hardware.gpus)
+        names = ", ".join(one.name for one in hardware.gpus)
         unused = f"vLLM's build for CPUs is installed, so nothing runs on the GPUs there are: {names}"
         yield problem(unused, "./scripts/setup --cuda")
     else:
@@ -43,20 +43,20 @@ def gpus(case: Case) -> Iterator[Finding]:
 
 def _each_gpu(case: Case) -> Iterator[Finding]:
     oldest = _OLDEST_SINCE_CUDA_13 if case.cuda.torch is not None and case.cuda.torch[0] >= 13 else _OLDEST
-    for gpu in case.hardware.gpus:
-        if gpu.compute_capability and gpu.compute_capability < oldest:
+    for one in case.hardware.gpus:
+        if one.compute_capability and one.compute_capability < oldest:
             yield problem(
-                f"GPU {gpu.index}, {gpu.name}, has compute capability {_dotted(gpu.compute_capability)}; this build "
+                f"GPU {one.index}, {one.name}, has compute capability {_dotted(one.compute_capability)}; this build "
                 f"needs {_dotted(oldest)}",
                 "hide it with CUDA_VISIBLE_DEVICES, or serve on the CPU: ./scripts/setup --cpu",
             )
             continue
-        capability = f", compute capability {_dotted(gpu.compute_capability)}" if gpu.compute_capability else ""
-        yield ok(f"GPU {gpu.index}, {gpu.name}, {gib(gpu.total_bytes)}{capability}, {_driver(case)}")
-        if gpu.foreign_bytes >= _OTHERS_BYTES:
-            holders = [f"{one.name} (process {one.pid})" for one in gpu.holders if not one.ours]
+        capability = f", compute capability {_dotted(one.compute_capability)}" if one.compute_capability else ""
+        yield ok(f"GPU {one.index}, {one.name}, {gib(one.total_bytes)}{capability}, {_driver(case)}")
+        if one.foreign_bytes >= _OTHERS_BYTES:
+            holders = [f"{holder.name} (process {holder.pid})" for holder in one.holders if not holder.ours]
             yield warning(
-                f"{gib(gpu.foreign_bytes)} of GPU {gpu.index} are taken by others: "
+                f"{gib(one.foreign_bytes)} of GPU {one.index} are taken by others: "
                 f"{', '.join(holders) or 'nobody says who'}",
                 "end them if they are not needed: what they hold is not planned with",
             )
@@ -99,15 +99,15 @@ def memory(case: Case) -> Iterator[Finding]:
         )
 
 
-def disks(case: Case) -> Iterator[Finding]:
+def disk(case: Case) -> Iterator[Finding]:
     """What is left where data and weights are."""
     for name, folder in (("data", case.settings.data_dir), ("weights", case.settings.weights_dir)):
         place = next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), Path("/"))
-        disk = shutil.disk_usage(place)
-        message = f"{size_text(disk.free)} of {size_text(disk.total)} are free for {name} ({folder})"
-        if disk.free < _NO_DISK_BYTES:
+        total, _, free = shutil.disk_usage(place)
+        message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
+        if free < _NO_DISK_BYTES:
             yield problem(message, "make room: without it neither keys nor usage can be written")
-        elif disk.free < _LITTLE_DISK * disk.total:
+        elif free < _LITTLE_DISK * total:
             yield warning(message, f"make room: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
         else:
             yield ok(message)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import Any, NamedTuple
 import httpx2
 
 from engine import AWAITS_TURN, Config
+from server.cli.doctor.files import trusting
 from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
-from server.cli.doctor.tls import first_certificate
+from server.cli.options import in_store
 from server.observability.status import Status
-from server.settings import Settings, database_url
-from server.store import Database, KeyLimits, KeyStore, StoreError
+from server.settings import Settings
+from server.store import ApiKey, Database, KeyLimits, KeyStore, StoreError
 from server.store.api_key import DEFAULT_SCOPES, utc_now
 from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 _HELLO = [{"role": "user", "content": "Say hello."}]
 _SHORT = {"messages": _HELLO, "max_tokens": 8, "temperature": 0}
-_RESPONSES = {"input": "Say hello.", "max_output_tokens": 16, "store": False}
+_RESPONSES = {"input": "Hi.", "max_output_tokens": 16, "store": False}
 _TOKENS = rb'"completion_tokens":\s*[1-9]'
 _COMMON = (
     Call("health/live", "/health/live", rb'"status":\s*"'),
@@ -64,9 +64,7 @@ _OF_CHAT = (
     Call("chat, streamed", "/v1/chat/completions", rb"\ndata: \[DONE\]\s*\Z", {**_SHORT, "stream": True}),
     Call("messages", "/v1/messages", rb'"content":\s*\[\s*\{', _SHORT),
     Call("count_tokens", "/v1/messages/count_tokens", rb'"input_tokens":\s*[1-9]', {"messages": _HELLO}),
-    Call(
-        "responses", "/v1/responses", rb'"output":\s*\[\s*\{', {"input": "Hi.", "max_output_tokens": 16, "store": False}
-    ),
+    Call("responses", "/v1/responses", rb'"output":\s*\[\s*\{', _RESPONSES),
     Call("completions", "/v1/completions", _TOKENS, {"prompt": "Hello", "max_tokens": 8}),
 )
 
@@ -138,49 +136,32 @@ def _certificate_refused(error: BaseException | None) -> bool:
 def _key(settings: Settings, config: Config) -> Iterator[str]:
     """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
     tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
+    expires_at, scopes = utc_now() + _KEY_LIVES, (*DEFAULT_SCOPES, "metrics")
 
-    async def make() -> tuple[str, str]:
-        async with await Database.open(database_url(settings)) as database:
-            text, key = await KeyStore(database).create(
-                _KEY_NAME, tier, (*DEFAULT_SCOPES, "metrics"), expires_at=utc_now() + _KEY_LIVES, limits=_LIMITS
-            )
-            return text, key.public_id
+    def make(database: Database) -> Awaitable[tuple[str, ApiKey]]:
+        return KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS)
 
-    async def delete() -> None:
-        async with await Database.open(database_url(settings)) as database:
-            await KeyStore(database).delete(public_id)
-
-    text, public_id = asyncio.run(make())
+    text, key = in_store(settings, make)
     try:
         yield text
     finally:
-        asyncio.run(delete())
+        in_store(settings, lambda database: KeyStore(database).delete(key.public_id))
 
 
 def _client(running: Status, key: str) -> httpx2.Client:
+    """Return a client that believes the very certificate that the server was told to show.
+
+    The name is not compared, since we call by an address of this machine what is made for a name that clients use
+    (`tls` looks at that); only the owner of its key can show this certificate, which says more than a name.
+    """
+    cert = running.paths.tls_cert
     return httpx2.Client(
         base_url=(running.base_url or "").removesuffix("/v1"),
         headers={"Authorization": f"Bearer {key}"},
         timeout=httpx2.Timeout(_LONGEST_SECONDS, connect=_CONNECT_SECONDS),
-        verify=_trust(running.paths.tls_cert),
+        verify=True if cert is None else trusting(Path(cert)),
         trust_env=False,  # a proxy of this machine's user has no business here
     )
-
-
-def _trust(tls_cert: str | None) -> ssl.SSLContext | bool:
-    """Believe the very certificate that the server was told to show, the first in its file, and no other.
-
-    Those after it belong to authorities: trusted, they would vouch for every certificate that they have ever signed.
-    The name is not compared, since we call by an address of this machine what is made for a name that clients use
-    (`tls` looks at that); only the owner of its key can show this certificate, which says more than a name.
-    """
-    if tls_cert is None:
-        return True
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself to be believed
-    context.load_verify_locations(cadata=first_certificate(Path(tls_cert)))
-    return context
 
 
 def _calls(client: httpx2.Client, running: Status, *, unloaded: bool) -> Iterator[Finding]:
@@ -231,7 +212,7 @@ def _tried(client: httpx2.Client, call: Call) -> Finding:
         return problem(f"{call.name}: no answer within {_LONGEST_SECONDS:.0f} s")
     except httpx2.HTTPError as error:
         return problem(f"{call.name}: {error or type(error).__name__}")
-    seconds = time.monotonic() - began
+    seconds = round(time.monotonic() - began, 4)
     content = response.content
     failure = _ERROR.search(content)  # a stream and a batch have it in an answer of status 200
     words = json.loads(failure[1]) if failure else content[:_MOST_WORDS].decode(errors="replace")

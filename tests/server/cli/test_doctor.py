@@ -19,10 +19,8 @@ from engine.weights.manifest import Manifest, ModelFile, write_manifest
 from server.cli import app
 from server.cli.doctor import files as of_files
 from server.cli.doctor import machine as of_machine
-from server.cli.doctor import tls as of_tls
-from server.cli.doctor.command import case_of
-from server.cli.doctor.findings import Case, Finding
-from server.cli.doctor.weights import weights
+from server.cli.doctor.files import weights
+from server.cli.doctor.findings import Case, Finding, case_of
 from server.settings import load_settings
 from server.terminal import HEARTH
 
@@ -64,7 +62,7 @@ def with_gpu(case: Case, capability: tuple[int, int], cuda: Cuda, *, holders: tu
 
 def test_a_gpu_with_its_driver_and_build_is_well(case: Case):
     one = with_gpu(case, (8, 9), Cuda((13, 1), (13, 2)))
-    gpu, cuda = *of_machine.gpus(one), *of_machine.cuda(one)
+    gpu, cuda = *of_machine.gpu(one), *of_machine.cuda(one)
     assert (gpu.verdict, cuda.verdict) == ("ok", "ok")
     assert gpu.message == "GPU 0, Card, 24.0 GiB, compute capability 8.9, driver 600.1 for CUDA 13.1"
 
@@ -78,24 +76,24 @@ def test_a_driver_older_than_torchs_cuda_is_a_problem_with_a_remedy(case: Case):
 
 
 def test_a_gpu_too_old_for_the_build_is_a_problem(case: Case):
-    (old,) = of_machine.gpus(with_gpu(case, (7, 0), Cuda((13, 0), (13, 0))))
+    (old,) = of_machine.gpu(with_gpu(case, (7, 0), Cuda((13, 0), (13, 0))))
     assert old.verdict == "problem"
     assert "7.0; this build needs 7.5" in old.message
-    assert verdicts(list(of_machine.gpus(with_gpu(case, (7, 0), Cuda((12, 8), (12, 8)))))) == ["ok"]
+    assert verdicts(list(of_machine.gpu(with_gpu(case, (7, 0), Cuda((12, 8), (12, 8)))))) == ["ok"]
 
 
 def test_who_else_holds_memory_of_a_gpu_is_named(case: Case):
     ours, theirs = Holder(1, "hearth", 4 * GIB, ours=True), Holder(9, "game", 6 * GIB)
-    found = list(of_machine.gpus(with_gpu(case, (8, 9), Cuda((13, 0), (13, 0)), holders=(ours, theirs))))
+    found = list(of_machine.gpu(with_gpu(case, (8, 9), Cuda((13, 0), (13, 0)), holders=(ours, theirs))))
     assert verdicts(found) == ["ok", "warning"]
     assert "6.0 GiB of GPU 0 are taken by others: game (process 9)" in found[1].message
 
 
 def test_a_build_for_the_other_kind_of_machine_is_a_problem(case: Case):
     on_gpu = replace(with_gpu(case, (8, 9), Cuda()), on_cpu_build=True)
-    assert [one.remedy for one in of_machine.gpus(on_gpu)] == ["./scripts/setup --cuda"]
+    assert [one.remedy for one in of_machine.gpu(on_gpu)] == ["./scripts/setup --cuda"]
     without = replace(case, hardware=replace(imagined("cpu"), problem="no driver"), on_cpu_build=False)
-    assert verdicts(list(of_machine.gpus(without))) == ["problem"]
+    assert verdicts(list(of_machine.gpu(without))) == ["problem"]
 
 
 def test_the_installed_torch_says_its_cuda_without_being_loaded():
@@ -180,15 +178,15 @@ def test_a_damaged_database_is_a_problem_and_stays_as_it_is(case: Case):
 def test_the_end_of_a_certificate_is_read_and_told_in_time(tmp_path: Path):
     pair = make_pair(tmp_path)  # for a day
     given = load_settings(tls_cert=pair.cert, tls_key=pair.key)
-    (soon,) = of_tls.certificate(given, time.time())
+    (soon,) = of_files.certificate(given, time.time())
     assert soon.verdict == "warning"
     assert time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86400)) in soon.message
-    (fine,) = of_tls.certificate(given, time.time() - 60 * 86400)
+    (fine,) = of_files.certificate(given, time.time() - 60 * 86400)
     assert fine.verdict == "ok"
     pair.cert.write_text("")
-    (broken,) = of_tls.certificate(given, time.time())
+    (broken,) = of_files.certificate(given, time.time())
     assert broken.verdict == "problem"
-    assert list(of_tls.certificate(load_settings(), time.time())) == []
+    assert list(of_files.certificate(load_settings(), time.time())) == []
 
 
 def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Case):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.bar import Bar
 from rich.console import Console
-from rich.text import Text
 
 from server.settings import load_settings
 from server.terminal import HEARTH, keys_command, table, typed
@@ -42,10 +41,10 @@ def test_a_data_directory_that_was_given_is_part_of_the_command(tmp_path: Path):
 
 
 def drawn(width: int) -> list[str]:
-    made = table("id", "name", "last used", "scopes")
-    made.add_column("tokens", min_width=12, max_width=40)
-    for number, row in enumerate(ROWS):
-        made.add_row(*map(Text, row), Bar(10, 0, number))
+    made = table(
+        ("id", "name", "last used", "scopes", "tokens"), [(*row, Bar(10, 0, number)) for number, row in enumerate(ROWS)]
+    )
+    made.columns[-1].min_width, made.columns[-1].max_width = 12, 40
     out = io.StringIO()
     Console(width=width, file=out).print(made)
     return out.getvalue().splitlines()

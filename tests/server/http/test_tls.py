@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from engine.placement.hardware import Cuda, imagined
 from server.cli import app
+from server.cli.doctor.files import tls
 from server.cli.doctor.findings import Case
-from server.cli.doctor.tls import tls
 from server.http.tls import TlsError, certificate_of
 from server.observability.status_socket import ask
 from server.settings import load_settings

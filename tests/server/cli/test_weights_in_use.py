@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import load_config
-from server.cli.wanted import is_served, serving
+from server.cli.weights import is_served, serving
 from server.observability.status import ServedWith
 from server.settings import Settings
 
