@@ -156,7 +156,7 @@ class Pool:
             if not isinstance(spec, ChatModelSpec):
                 continue
             sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
-            room = Room.before_rendering(sequences, beside_interactive=max(1, sequences // 32))
+            room = Room(sequences, waiting=0, beside_interactive=max(1, sequences // 32))
             if spec.id in self._admissions:
                 self._admissions[spec.id].resize(room)
             else:

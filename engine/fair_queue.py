@@ -38,7 +38,6 @@ class Claim:
     cost: float = 0.0
 
     def urgency_at(self, now: float) -> Urgency:
-        """Return how urgent it is by now."""
         if now - self.arrived_at < PATIENCE_SECONDS:
             return self.urgency
         return Urgency.BATCH if self.urgency == Urgency.BACKGROUND else Urgency.INTERACTIVE
@@ -61,7 +60,6 @@ class FairQueue:
         return sum(self._waiting_of.values())
 
     def count(self, urgency: Urgency) -> int:
-        """Return how many of this urgency wait."""
         return sum(len(claims) for (kind, _), claims in self._waiting.items() if kind == urgency)
 
     def arrive(self, claim: Claim) -> None:
@@ -70,17 +68,13 @@ class FairQueue:
             self._counters[claim.owner] = max(self._counters.get(claim.owner, 0.0), self._floor())
 
     def push(self, claim: Claim) -> None:
-        """Let it wait behind what its owner has waiting already."""
         self._waiting.setdefault((claim.urgency, claim.owner), deque()).append(claim)
         self._waiting_of[claim.owner] = self._waiting_of.get(claim.owner, 0) + 1
 
     def remove(self, claim: Claim) -> None:
         """Take a waiting claim out: it is served, or its client has left."""
         claims = self._waiting[claim.urgency, claim.owner]
-        if claims[0] is claim:
-            claims.popleft()
-        else:
-            claims.remove(claim)
+        claims.remove(claim)
         if not claims:
             del self._waiting[claim.urgency, claim.owner]
         self._waiting_of[claim.owner] -= 1
@@ -89,9 +83,8 @@ class FairQueue:
 
     def in_turn(self, now: float) -> Iterator[Claim]:
         """Yield the first claim of every owner, the one to be served next first."""
-        heads = [
-            (*self._rank(claims[0], now), number, claims[0]) for number, claims in enumerate(self._waiting.values())
-        ]
+        waiting = self._waiting.values()
+        heads = [(*self._rank(claims[0], now), number, claims[0]) for number, claims in enumerate(waiting)]
         heapq.heapify(heads)  # as a rule only the first is looked at
         while heads:
             yield heapq.heappop(heads)[-1]
@@ -112,7 +105,6 @@ class FairQueue:
         return None if longest is None else longest[-1]
 
     def waiting_of(self, owner: str, urgency: Urgency) -> int:
-        """Return how many claims of one owner wait."""
         return len(self._waiting.get((urgency, owner), ()))
 
     def _rank(self, claim: Claim, now: float) -> tuple[int, float, bool, float]:
@@ -135,3 +127,34 @@ class FairQueue:
             for owner, counter in self._counters.items()
             if counter > floor or owner in self._waiting_of or owner == self._last_served
         }
+
+
+class InFlight:
+    """How many requests each owner has in flight. None is an owner like any other: one that is not known."""
+
+    def __init__(self) -> None:
+        self._of: dict[str | None, int] = {}
+        self.total = 0
+
+    @property
+    def owners(self) -> int:
+        """How many owners have something in flight."""
+        return len(self._of)
+
+    def of(self, owner: str | None) -> int:
+        return self._of.get(owner, 0)
+
+    def has_share(self, owner: str | None, most: int) -> bool:
+        """Whether `most` are in flight, and of these as many are the owner's as if all had equally many."""
+        return self.total >= most and self.of(owner) * self.owners >= most
+
+    def add(self, owner: str | None) -> None:
+        """Count one more, until `remove`."""
+        self.total += 1
+        self._of[owner] = self.of(owner) + 1
+
+    def remove(self, owner: str | None) -> None:
+        self.total -= 1
+        self._of[owner] -= 1
+        if not self._of[owner]:
+            del self._of[owner]
