@@ -20,7 +20,7 @@ from typing import Self
 from engine.errors import OverloadedError
 from engine.fair_queue import Claim, FairQueue, InFlight
 from engine.stream import TokenStream
-from engine.types import ChatRequest, TextRequest, Urgency
+from engine.types import GenerationRequest, Urgency
 
 _LONGEST_RETRY_SECONDS = 120
 # How much the newest answer counts in the running means.
@@ -95,12 +95,12 @@ class Admission:
         self._room = room
         self._dispatch()
 
-    def ticket(self, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream) -> ChatTicket:
+    def ticket(self, request: GenerationRequest, sequences: int, stream: TokenStream) -> ChatTicket:
         """Count a request in, until its `leave`. Raises `OverloadedError` where it could only be refused later."""
         self.arrive(request)
         return ChatTicket(self, request, sequences, stream)
 
-    def arrive(self, request: ChatRequest | TextRequest) -> None:
+    def arrive(self, request: GenerationRequest) -> None:
         """Count a request as in flight, waiting or running, until `depart`.
 
         Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
@@ -111,7 +111,7 @@ class Admission:
         self._in_flight.add(request.owner)
         self.begin_work()
 
-    def depart(self, request: ChatRequest | TextRequest) -> None:
+    def depart(self, request: GenerationRequest) -> None:
         self._in_flight.remove(request.owner)
         self.end_work()
 
@@ -344,9 +344,7 @@ class ChatTicket:
 
     __slots__ = ("_admission", "_request", "_sequences", "_stream", "_ticket")
 
-    def __init__(
-        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream
-    ) -> None:
+    def __init__(self, admission: Admission, request: GenerationRequest, sequences: int, stream: TokenStream) -> None:
         self._admission, self._request, self._sequences, self._stream = admission, request, sequences, stream
         self._ticket: Ticket | None = None  # once it has been dispatched
 

@@ -46,8 +46,7 @@ class Stream(Generic[T]):
 
     `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
     `abort` is the maker's: called once if the reader closes first; it may return a future that is done when the work
-    has stopped. `dispatched_at` is when its turn came, by
-    `time.monotonic`; None while it waits.
+    has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits.
     """
 
     __slots__ = ("_aborting", "_error", "_finished", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "sink")
@@ -139,11 +138,9 @@ class Stream(Generic[T]):
         return self._finished
 
     async def __aenter__(self) -> Self:
-        """Close it at the end of the block."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """See `close`."""
         self.close()
 
     def __aiter__(self) -> Self:
@@ -193,17 +190,15 @@ class TokenStream(Stream[ChatStep]):
         return 0 if self.last is None else self.last.usage.completion_tokens
 
     def put(self, item: ChatStep) -> None:
-        """Maker: add what one engine step brought."""
         self.last = item
         super().put(item)
 
     def _queue(self, item: ChatStep) -> None:
         """Join it to an unread one where that is possible: a slow reader costs little memory per token."""
         joined = _joined(self._items[-1], item) if self._items else None
-        if joined is None:
-            self._items.append(item)
-        else:
-            self._items[-1] = joined
+        if joined is not None:
+            self._items.pop()
+        self._items.append(joined or item)
 
 
 class BoundedStream(Stream[T]):
@@ -236,7 +231,6 @@ class ImageStream(BoundedStream[ImageEvent]):
         self.images = 0
 
     def put(self, item: ImageEvent) -> None:
-        """Maker: add an event."""
         self.images += isinstance(item, FinishedImage) and not self.finished
         super().put(item)
 
@@ -251,7 +245,6 @@ class SpeechStream(BoundedStream[SpeechChunk]):
         self.seconds = 0.0
 
     def put(self, item: SpeechChunk) -> None:
-        """Maker: add a piece."""
         self.seconds += 0 if self.finished else item.seconds
         super().put(item)
 

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from prometheus_client import CollectorRegistry
 
 from engine.backends import Backend
+from engine.backends.vllm import processes
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
@@ -24,20 +26,14 @@ from engine.placement.needs import demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
 from engine.placement.report import better_ones
-from engine.placement.types import Device, Placed, Plan, Refusal
-from engine.pool.compiled import CompiledModels
+from engine.placement.types import Placed, Plan, Refusal
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
+from engine.pool.records import CompiledModels
 from engine.process.spawning import with_variables
 from engine.types import Served
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete
-
-if TYPE_CHECKING:
-    from engine.backends.diffusers.model import ImageModel
-    from engine.backends.tts.model import SpeechModel
-    from engine.backends.vllm.engine import VllmChat
-    from engine.backends.vllm.processes import StarterThread
 
 Report = Callable[[str, float], None]
 
@@ -66,15 +62,16 @@ class Loader:
         self._weights_dir = weights_dir
         self._data_dir = data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
-        self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
-        self.under_way = self.begun = 0
+        self._on_cpu = processes.runs_on_cpu()
+        self._hardware = hardware_for(on_cpu=self._on_cpu, ram_gib=ram_gib)
+        self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
         self._pictures = pictures
         self._mark_files = mark_files
         self._compiled = compiled
         self._vllm_metrics = vllm_metrics
-        self._starters: dict[str, StarterThread] = {}
+        self._starters: dict[str, processes.StarterThread] = {}
         self._gpu_turn = asyncio.Lock()
         self.use(config, Voices(config, weights_dir))
 
@@ -122,15 +119,11 @@ class Loader:
 
     def prepare(self) -> None:
         """Set up what all engines share."""
-        from engine.backends.vllm import processes
-
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
         processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
 
     def clean_up(self) -> None:
         """Remove what `prepare` made."""
-        from engine.backends.vllm import processes
-
         processes.clean_up()
 
     async def load(self, spec: ModelSpec, report: Report) -> Backend:
@@ -142,11 +135,19 @@ class Loader:
         self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo))
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn():
-            alone = _Alone(self)
             before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
-            with alone, planned.on_its_gpus(spec):
-                backend = await self._load_real(planned, spec, folder, is_demo, report)
-            if alone.throughout:
+            alone = self._under_way == 0
+            self._under_way += 1
+            begun = self._begun = self._begun + 1
+            try:
+                with planned.on_its_gpus(spec):
+                    if isinstance(spec, ChatModelSpec):
+                        backend: Backend = await self._load_chat(spec, planned, folder, report, is_demo=is_demo)
+                    else:
+                        backend = await self._load_images(spec, planned, folder, report, is_demo=is_demo)
+            finally:
+                self._under_way -= 1
+            if alone and begun == self._begun:  # else what was taken cannot be told apart
                 try:
                     await asyncio.to_thread(planned.keep, spec, before)
                 except BaseException:  # cancelled: nobody will ever know of it
@@ -169,54 +170,38 @@ class Loader:
         self._loads[spec.id] = _Load(spec, planned, served)
         self.ledger.take(spec.id, served.planned_bytes)
 
-    async def _load_real(
-        self,
-        planned: Planned,
-        spec: ChatModelSpec | ImageModelSpec,
-        folder: Path,
-        is_demo: bool,  # noqa: FBT001
-        report: Report,
-    ) -> Backend:
-        if isinstance(spec, ChatModelSpec):
-            leaves = planned.leaves_by_sleep(spec)
-            return await self._load_chat(planned.chat_spec(spec, is_demo=is_demo), folder, is_demo, leaves, report)
-        return await self._load_images(planned.image_spec(spec, is_demo=is_demo), folder, is_demo, report)
-
     async def _load_chat(
-        self,
-        spec: ChatModelSpec,
-        folder: Path,
-        is_demo: bool,  # noqa: FBT001
-        leaves: tuple[tuple[int, ...], int] | None,
-        report: Report,
-    ) -> VllmChat:
-        from prometheus_client import CollectorRegistry
-
+        self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
+    ) -> Backend:
         from engine.backends.vllm.engine import VllmChat
         from engine.backends.vllm.start import Launch, Sleep
 
-        starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
-        metrics = CollectorRegistry() if self._vllm_metrics else None
-        self._check_cache(spec)
+        leaves = planned.leaves_by_sleep(spec)
         sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
+        spec = planned.chat_spec(spec, is_demo=is_demo)
+        self._check_cache(spec)
+        starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
+        metrics = CollectorRegistry() if self._vllm_metrics else None
         launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
-        if not self._on_cpu():
+        if not self._on_cpu:
             return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager))
         if not self._compiled.choose(spec, folder):
             return await VllmChat.load(replace(launch, compiled=False))
         with self._compiled.used(spec, folder):
             return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None))
 
-    async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
+    async def _load_images(
+        self, spec: ImageModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
+    ) -> Backend:
         from engine.backends.diffusers.model import ImageModel
 
+        spec, threads = planned.image_spec(spec, is_demo=is_demo), self._cpu_threads(spec)
         profile = spec.profile_of(demo=is_demo)
-        threads = self._cpu_threads(spec)
         return await ImageModel.load(
-            spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
+            spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report
         )
 
-    async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> SpeechModel:
+    async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:
         from engine.backends.tts.model import SpeechModel
 
         problem = self.voices.problem(spec.id)
@@ -226,14 +211,12 @@ class Loader:
         served = self.planned.served(spec, folder, is_demo=self.voices.only_demos(spec.id))
         self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
-        return await SpeechModel.load(
-            spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
-        )
+        return await SpeechModel.load(spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report)
 
     def _check_cache(self, spec: ChatModelSpec) -> None:
         """Raise `LoadError` for a KV cache that this machine can never hold; vLLM's own error names no knob of ours."""
         cache_gib, ram_gib = spec.engine.kv_cache_gib or 0.0, self._hardware.ram_bytes / GIB
-        if self._on_cpu() and cache_gib > ram_gib:
+        if self._on_cpu and cache_gib > ram_gib:
             raise LoadError(
                 f"{spec.id}: `kv_cache_gib` is {cache_gib:g}, and this machine has {ram_gib:.1f} GiB of RAM in all. "
                 "Lower it in models.yaml; null takes 1."
@@ -241,16 +224,11 @@ class Loader:
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[Any]:
         """On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory."""
-        return contextlib.nullcontext() if self._on_cpu() else self._gpu_turn
+        return contextlib.nullcontext() if self._on_cpu else self._gpu_turn
 
-    def _starter(self, spec: ModelSpec) -> StarterThread:
-        return self._starter_named(f"cpu-{spec.id}" if self._on_cpu() else "gpu")
-
-    def _starter_named(self, name: str) -> StarterThread:
-        from engine.backends.vllm.processes import StarterThread
-
+    def _starter(self, name: str) -> processes.StarterThread:
         if name not in self._starters:
-            self._starters[name] = StarterThread(name)
+            self._starters[name] = processes.StarterThread(name)
         return self._starters[name]
 
     def _cpu_threads(self, spec: ModelSpec) -> int:
@@ -258,36 +236,12 @@ class Loader:
         share = max(1, (os.cpu_count() or 1) // len(self._config.models))
         return spec.engine.cpu_threads or (1 if self.planned.is_demo(spec) else share)
 
-    @staticmethod
-    def _on_cpu() -> bool:
-        from engine.backends.vllm.processes import runs_on_cpu
-
-        return runs_on_cpu()
-
 
 @dataclass(frozen=True, slots=True)
 class _Load:
     spec: ModelSpec
     planned: Planned
     served: Served
-
-
-class _Alone:
-    """Notices whether any other model loaded during a load: then what was taken cannot be told apart."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.throughout = False
-
-    def __enter__(self) -> None:
-        self._alone = self._loader.under_way == 0
-        self._loader.under_way += 1
-        self._loader.begun += 1
-        self._mine = self._loader.begun
-
-    def __exit__(self, *_: object) -> None:
-        self._loader.under_way -= 1
-        self.throughout = self._alone and self._mine == self._loader.begun
 
 
 # The demos learned no longer conversations.
@@ -310,6 +264,8 @@ class Planned:
         self.plan: Plan | Refusal = plan(config, hardware, footprints, self._own, here)
         """What is served, of what is on the disk."""
         self._best = plan(config, hardware, footprints, self._own)
+        uses = self.plan.devices if isinstance(self.plan, Plan) else ()
+        self._devices = {use.device.index: use.device for use in uses}
         self._tell(config)
 
     def _tell(self, config: Config) -> None:
@@ -365,27 +321,23 @@ class Planned:
         """
         if not isinstance(self.plan, Plan):
             return MemoryPlan()
-        devices = {use.device.index: use.device for use in self.plan.devices}
-        budgets = {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()}
-        return MemoryPlan(budgets, {spec.id: self._share(spec, devices) for spec in config.models.values()})
+        budgets = {}
+        for index, device in self._devices.items():
+            sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in self.plan.models)
+            budgets[index] = device.budget_bytes - asleep_bytes(sleepers)  # which they keep while another one is awake
+        return MemoryPlan(budgets, {spec.id: self._share(spec) for spec in config.models.values()})
 
-    def _share(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> Share:
+    def _share(self, spec: ModelSpec) -> Share:
         placed = self.of(spec.id)
         swaps = placed is not None and placed.swap_by is not None
-        return Share(self._bytes_on(spec, devices), swaps, spec.keep_loaded, spec.unload_after_seconds)
+        return Share(self._bytes_on(spec), swaps, spec.keep_loaded, spec.unload_after_seconds)
 
-    def _asleep_bytes(self, index: int | None) -> int:
-        """Return what sleepers keep of a GPU while another one is awake."""
-        placed = self.plan.models if isinstance(self.plan, Plan) else ()
-        sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in placed)
-        return asleep_bytes(sleepers)
-
-    def _bytes_on(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> dict[int | None, int]:
+    def _bytes_on(self, spec: ModelSpec) -> dict[int | None, int]:
         placed = self.of(spec.id)
         if placed is None or placed.need is None:
             return {}
         if placed.state != "demo" and self.is_demo(spec):
-            need = demo_need(spec, tuple(devices.values()))
+            need = demo_need(spec, tuple(self._devices.values()))
             return dict.fromkeys(placed.gpus[:1] or (None,), need.weights_bytes)
         sizes: dict[int | None, int] = dict.fromkeys(placed.gpus or (None,), placed.device_bytes)
         if placed.ram_bytes and placed.swap_by != "sleep":
@@ -401,8 +353,7 @@ class Planned:
 
     def served(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Served:
         """Say what a model is loaded with that is loaded from `folder`."""
-        devices = {use.device.index: use.device for use in self.plan.devices} if isinstance(self.plan, Plan) else {}
-        planned_bytes = self._bytes_on(spec, devices)
+        planned_bytes = self._bytes_on(spec)
         if is_demo:
             return Served("demo", spec.demo or "", planned_bytes)
         own = folder == self._weights_dir / spec.weights
@@ -440,11 +391,12 @@ class Planned:
         variant = None if placed is None else placed.variant
         if is_demo or variant is None or spec.id in self._own:
             return spec
-        engine = spec.engine
-        if variant.offload is not None and engine.offload is None:
-            engine = engine.model_copy(update={"offload": variant.offload})
-        if variant.dtype != "auto" and engine.dtype is None:
-            engine = engine.model_copy(update={"dtype": variant.dtype})
+        values: dict[str, Any] = {}
+        if variant.offload is not None and spec.engine.offload is None:
+            values["offload"] = variant.offload
+        if variant.dtype != "auto" and spec.engine.dtype is None:
+            values["dtype"] = variant.dtype
+        engine = spec.engine.model_copy(update=values)
         return spec.model_copy(update={"profile": variant.profile or spec.profile, "engine": engine})
 
     @contextlib.contextmanager

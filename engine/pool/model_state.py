@@ -15,7 +15,7 @@ from typing import Literal
 from engine.backends import Backend
 from engine.config import ModelSpec
 from engine.errors import ModelLoadingError, UnavailableError, engine_died
-from engine.pool.times import LoadTimes
+from engine.pool.records import LoadTimes
 from engine.types import ModelHealth, ModelStatus
 
 NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {

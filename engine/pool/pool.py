@@ -21,8 +21,9 @@ from engine.errors import LoadError, UnknownModelError
 from engine.pool.leases import Lease, Leases
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
-from engine.pool.times import LoadTimes
-from engine.types import ChatRequest, ModelHealth, TextRequest, Urgency
+from engine.pool.records import LoadTimes
+from engine.stream import OnEnd
+from engine.types import GenerationRequest, ModelHealth, Urgency
 
 Report = Callable[[str, float], None]
 Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
@@ -104,8 +105,8 @@ class Pool:
         self._model(name)  # raises: it is unknown
         return await self._leases.acquire(name, partial(self._is_loaded, name))
 
-    async def acquire_for(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
-        """Lease the model of a chat or text request, which has so many sequences. Returns what releases it.
+    async def acquire_for(self, request: GenerationRequest, sequences: int) -> OnEnd:
+        """Lease the model of a request, which has so many sequences. Returns what releases it, for its stream.
 
         An interactive one keeps what can wait from starting. What can wait is admitted first, and waits for its model
         if that is being restarted. The order matters: a leased model is not evicted, so that with a lease nothing may
@@ -122,13 +123,13 @@ class Pool:
             raise
         admission.begin_interactive()
 
-        def release() -> None:
+        def release(_: object) -> None:
             admission.end_interactive()
             lease.release()
 
         return release
 
-    async def _acquire_after_admission(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
+    async def _acquire_after_admission(self, request: GenerationRequest, sequences: int) -> OnEnd:
         await self.revived(request.model)  # before it waits: an unknown model is refused at once
         ticket = self._admissions[request.model].enter(
             request.owner,
@@ -144,7 +145,7 @@ class Pool:
             await self.revived(request.model)
             acquired.pop_all()
 
-        def release() -> None:
+        def release(_: object) -> None:
             lease.release()
             ticket.end(cut_off=False)
 

@@ -51,11 +51,9 @@ class WorkerBackend:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its processes."""
         return (self.worker.pid,)
 
     async def idle(self) -> None:
-        """Return when no request runs or waits here any more."""
         await self.admission.idle()
 
     async def sleep(self) -> bool:
@@ -66,12 +64,10 @@ class WorkerBackend:
         """It never sleeps."""
 
     async def shutdown(self) -> None:
-        """End the worker; whatever still runs fails."""
         self._watch.cancel()
         await self.worker.shutdown()
 
     def terminate(self) -> None:
-        """End the worker at once."""
         self._watch.cancel()
         self.worker.terminate()
 

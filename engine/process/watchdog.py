@@ -51,9 +51,7 @@ class Guard:
     def __init__(
         self, patience: Patience | None, pids: Callable[[], Iterable[int]], on_hang: Callable[[str], None]
     ) -> None:
-        self._patience = patience
-        self._pids = pids
-        self._on_hang = on_hang
+        self._patience, self._pids, self._on_hang = patience, pids, on_hang
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -138,21 +136,16 @@ def _look(pids: tuple[int, ...]) -> _Seen:
     """Blocks: all processes of the machine are read to find the children."""
     work: dict[int, tuple[float, int]] = {}
     stopped = False
+    family: list[psutil.Process] = []
     for pid in pids:
-        try:
+        with suppress(psutil.Error):
             process = psutil.Process(pid)
-            family = [process, *process.children(recursive=True)]
-        except psutil.Error:
-            continue
-        for member in family:
-            try:
-                with member.oneshot():
-                    status, times = member.status(), member.cpu_times()
-                    in_line = _seconds_in_line(member.pid)
-                    work[member.pid] = (times.user + times.system + in_line, _read_bytes(member))
-            except psutil.Error:
-                continue
-            stopped = stopped or status == psutil.STATUS_STOPPED
+            family += [process, *process.children(recursive=True)]
+    for member in family:
+        with suppress(psutil.Error), member.oneshot():
+            stopped = member.status() == psutil.STATUS_STOPPED or stopped
+            times, in_line = member.cpu_times(), _seconds_in_line(member.pid)
+            work[member.pid] = (times.user + times.system + in_line, _read_bytes(member))
     return _Seen(work, stopped)
 
 

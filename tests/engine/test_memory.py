@@ -16,10 +16,10 @@ from test_planned import put
 from engine import ModelSpec, load_config
 from engine.media.images import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
-from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
+from engine.pool.records import CompiledModels
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:3]
 A, B, C = (spec.id for spec in SPECS)

@@ -14,7 +14,7 @@ from engine.backends.diffusers.adapters import Adapter
 from engine.backends.diffusers.adapters.common import BLANK, Denoising, Order, advance, quiet, seeded
 from engine.backends.diffusers.jobs import INVALID, OUT_OF_MEMORY, ImageService, Running, sequence_length
 from engine.backends.diffusers.protocol import ImageOptions, ImageReady
-from engine.process.service import Outlet
+from engine.process.protocol import Outlet
 
 
 class StepService(ImageService):

@@ -16,7 +16,7 @@ from engine.backends.diffusers.adapters.common import Denoising
 from engine.backends.diffusers.protocol import ImageJob, ImageOptions, ImageReady
 from engine.config.profiles import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
-from engine.process.service import Outlet
+from engine.process.protocol import Outlet
 from engine.types import FinishedImage, ImageFormat, ImageProgress, PartialImage
 
 INVALID = "The model made no valid image of this prompt and seed. Try again with another seed."
@@ -58,7 +58,7 @@ class Running:
 
 
 class ImageService:
-    """A `Service` (engine/process/service.py) but for its `step`, which is batching.py's, in one of two ways.
+    """A `Service` (engine.process.protocol.py) but for its `step`, which is batching.py's, in one of two ways.
 
     `running` are the jobs that have not ended, those that have waited longest first.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.backends.diffusers.protocol import ImageOptions, ImageReady
-from engine.process.service import Outlet, Service
+from engine.process.protocol import Outlet, Service
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time

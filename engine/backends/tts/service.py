@@ -17,7 +17,7 @@ from engine.backends.tts.encoders import Encoder
 from engine.backends.tts.families import LoadedModels, Synthesizer
 from engine.backends.tts.protocol import Audio, SpeechEvent, SpeechJob, SpeechOptions, Spoken
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
-from engine.process.service import Outlet, Service
+from engine.process.protocol import Outlet, Service
 from engine.voices.languages import language_name
 from engine.voices.text import Piece, speakable
 
@@ -73,7 +73,7 @@ class _Running:
 
 
 class SpeechService:
-    """A `Service` (engine/process/service.py): `step` speaks one sentence of the job whose turn it is."""
+    """A `Service` (engine.process.protocol.py): `step` speaks one sentence of the job whose turn it is."""
 
     info = b""
 
