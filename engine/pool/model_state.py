@@ -30,7 +30,6 @@ _log = logging.getLogger("hearth.pool")
 _LONGEST_RETRY_SECONDS = 60
 _SEE_LOG = "The server's log says why."
 
-
 _LONGEST_BACKOFF_SECONDS = 60.0
 STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
 _FIRST_LOAD_ATTEMPTS = 3
@@ -53,7 +52,6 @@ class Streak:
         self._refused = True
 
     def start_failed(self) -> None:
-        """Its engine did not start."""
         self.failures += 1
 
     def ready(self, now_seconds: float) -> None:
@@ -61,7 +59,6 @@ class Streak:
         self._ready_at = now_seconds
 
     def died(self, now_seconds: float) -> None:
-        """Its engine is gone."""
         ready_at = now_seconds if self._ready_at is None else self._ready_at
         self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
 
@@ -89,7 +86,7 @@ def backoff_seconds(failures: int) -> float:
 
 @dataclass(slots=True)
 class ModelState:
-    """What is known of a model, made in an event loop. What changes its state is for the pool alone."""
+    """What is known of a model, made in an event loop. Only the pool changes its state, which calls `changed`."""
 
     spec: ModelSpec
     status: ModelStatus = "loading"
@@ -110,6 +107,7 @@ class ModelState:
     wanted: ModelSpec | None = field(init=False)  # None: it is to go
     stale: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # whenever it is not loading
+    changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.wanted = self.spec
@@ -144,10 +142,12 @@ class ModelState:
             self.phases = [(phase, self.since)]
         else:
             self.settled.set()
+        self.changed()
 
     def enter_phase(self, phase: str) -> None:
         """Say what it does, in the same state."""
         self.phase, self.since = phase, self.clock()
+        self.changed()
 
     def load_on(self, phase: str, progress: float) -> None:
         """Say how far the load is."""
@@ -177,10 +177,7 @@ class ModelState:
         self.restarts += 1
         self.died = True
         self.streak.died(self.clock())
-        if self.streak.verdict == "again":
-            self.enter("loading", "restarting after its engine died", 0.0)
-        else:
-            self._give_up()
+        self._go_on("restarting after its engine died")
 
     def refuse(self, error: str) -> None:
         """It cannot be loaded as it is configured. `error` is for the operator alone."""
@@ -191,15 +188,15 @@ class ModelState:
     def fail(self) -> None:
         """Its engine did not start, this time: say what follows."""
         self.streak.start_failed()
-        if self.streak.verdict == "again":
-            self.error = f"The engine did not start. {_SEE_LOG}"
-            self.enter("loading", f"did not start; trying again in {self.streak.pause_seconds:.0f} s", 0.0)
-        else:
-            self._give_up()
+        self.error = f"The engine did not start. {_SEE_LOG}"
+        self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s")
 
-    def _give_up(self) -> None:
-        """For good, or for a long while."""
+    def _go_on(self, phase: str) -> None:
+        """Load it again, or give it up: for good, or for a long while."""
         streak = self.streak
+        if streak.verdict == "again":
+            self.enter("loading", phase, 0.0)
+            return
         if streak.verdict == "never":
             self.reason = f"Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
         else:
@@ -255,7 +252,6 @@ class ModelState:
         )
 
     def health(self) -> ModelHealth:
-        """Return what it is doing."""
         remaining = self.remaining_seconds()
         return ModelHealth(
             id=self.spec.id,

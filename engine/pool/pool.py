@@ -38,7 +38,7 @@ class Pool:
         self, specs: Iterable[ModelSpec], load: Load, ledger: Ledger | None = None, times: LoadTimes | None = None
     ) -> None:
         """`ledger`: the memory that models share; None: there is enough. `times`: how long earlier loads took."""
-        self._new_model = partial(ModelState, times=times or LoadTimes())
+        self._new_model = partial(ModelState, times=times or LoadTimes(), changed=self._notify)
         self._models = {spec.id: self._new_model(spec) for spec in specs}
         self._load = load
         self._ledger = ledger or Ledger()
@@ -237,14 +237,12 @@ class Pool:
             if model.stale.is_set() or not await self._memory_granted(model):
                 return
             model.enter("loading", "waiting for its turn", 0.0)
-            self._notify()
             backend = await self._try_load(model)
             if backend is not None:
                 self._leases.loaded(model.spec.id)
                 await self._live(model, backend)
             if model.stale.is_set() or model.status != "loading" or not self._leases.has_memory(model.spec.id):
                 self._ledger.release(model.spec.id)  # else it starts again, in the memory that it has
-            self._notify()
 
     async def _memory_granted(self, model: ModelState) -> bool:
         """Wait for memory, if it shares that with others. False: it is to become something else first."""
@@ -254,7 +252,6 @@ class Pool:
             if model.status != "unloaded":
                 reason = "not loaded: it shares memory with others, and is loaded when it is asked for"
                 model.enter("unloaded", reason, 0.0)
-                self._notify()
         await first_of(self._leases.until_granted(name), model.stale.wait())
         if model.stale.is_set():
             self._ledger.release(name)
@@ -265,19 +262,15 @@ class Pool:
         while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
             model.become_ready(backend)
             self._leases.loaded(model.spec.id)
-            self._notify()
         model.backend, model.leaving = None, backend
         if backend.died.is_set():
             _log.error("%s: its engine is gone", model.spec.id)
             model.lose()
-            self._notify()
         elif model.stale.is_set():
             model.enter("loading", "waiting for the last answers of its old configuration", 0.0)
-            self._notify()
             await first_of(backend.idle(), backend.died.wait())
         elif model.status != "unloaded":
             model.enter("unloaded", "evicted: others need its memory", 0.0)
-            self._notify()
         await end(backend)
         model.leaving = None
 
@@ -292,12 +285,10 @@ class Pool:
         _log.info("%s is evicted", name)
         model.backend, model.leaving = None, backend
         model.enter("sleeping", "evicted: others need its memory", 0.0)
-        self._notify()
         if not await backend.sleep():
             return False
         model.enter_phase("asleep: its weights wait in RAM until it is asked for")
         self._ledger.release(name, asleep=True)
-        self._notify()
         await first_of(self._leases.until_granted(name), backend.died.wait(), model.stale.wait())
         if backend.died.is_set() or model.stale.is_set():
             return False
@@ -319,15 +310,12 @@ class Pool:
         except LoadError as error:
             _log.error("%s cannot be loaded. %s", model.spec.id, error.message)  # ours, no trace needed
             model.refuse(error.message)
-            self._notify()
             return None
         except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", model.spec.id)
             model.fail()
-            self._notify()
             return None
         model.become_ready(backend)
-        self._notify()
         return backend
 
     def _report(self, model: ModelState, phase: str, progress: float) -> None:
@@ -341,7 +329,6 @@ class Pool:
         for model in models:
             model.backend = model.leaving = None
             model.enter("unloaded", "stopped", 0.0)
-        self._notify()
         return taken
 
     async def _cancel_tasks(self) -> None:
