@@ -24,15 +24,7 @@ from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
 from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
-from engine.types import (
-    ChatRequest,
-    ImageRequest,
-    ModelHealth,
-    ModelInfo,
-    ModelLoad,
-    TextRequest,
-    Urgency,
-)
+from engine.types import ChatRequest, ImageRequest, ModelHealth, ModelInfo, ModelLoad, TextRequest, Urgency
 from engine.voices.types import SpeechRequest, Voice
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
@@ -110,23 +102,19 @@ class Engine:
         try:
             while True:
                 self._spec(request.model, ChatModelSpec)
-                release = await self._pool.acquire_for(request, sequences)
-                try:
+                with await self._pool.acquire_for(request, sequences) as held:
                     backend, spec = self._chat_backend(request.model)
                     check_request(spec, request)
-                    if isinstance(request, ChatRequest):
-                        await backend.chat(request, stream)
-                    else:
-                        await backend.text(request, stream)
-                except NotStartedError:  # an engine that dies costs what was running on it
-                    release(None)
-                    if request.urgency == Urgency.INTERACTIVE:
-                        raise
-                except BaseException:
-                    release(None)
-                    raise
-                else:
-                    stream.on_end(release)
+                    try:
+                        if isinstance(request, ChatRequest):
+                            await backend.chat(request, stream)
+                        else:
+                            await backend.text(request, stream)
+                    except NotStartedError:  # an engine that dies costs what was running on it
+                        if request.urgency == Urgency.INTERACTIVE:
+                            raise
+                        continue
+                    stream.keep(held.pop_all())
                     return stream
         except BaseException as error:
             stream.refuse(error)
@@ -164,8 +152,7 @@ class Engine:
         """Lease a model until `stream` ends. What the block raises ends it."""
         try:
             self._spec(model, kind)
-            lease = await self._pool.acquire(model)
-            stream.on_end(lambda _: lease.release())
+            stream.keep(await self._pool.acquire(model))
             yield
         except BaseException as error:
             stream.refuse(error)

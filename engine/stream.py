@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
@@ -72,6 +73,10 @@ class Stream(Generic[T]):
             self._call(callback)
         else:
             self._on_end.append(callback)
+
+    def keep(self, lease: ExitStack) -> None:
+        """Close it when the stream ends."""
+        self.on_end(lambda _: lease.close())
 
     def dispatched(self) -> None:
         """Maker: its turn has come. The first call counts."""

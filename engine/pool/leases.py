@@ -12,7 +12,6 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
 
 from engine.errors import ModelLoadingError, OverloadedError
 from engine.pool.memory import Bytes, Device, Ledger, State
@@ -201,28 +200,6 @@ class _Use:
     used_at: float = 0.0
 
 
-class Lease:
-    """A model that stays loaded for one request, until `release`. As a block (`with`) it is released at the end."""
-
-    __slots__ = ("_leases", "_model")
-
-    def __init__(self, leases: Leases, model: str) -> None:
-        self._leases: Leases | None = leases
-        self._model = model
-
-    def release(self) -> None:
-        """The request has ended. A second time does nothing."""
-        leases, self._leases = self._leases, None
-        if leases is not None:
-            leases.release(self._model)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 class Leases:
     """The leases of all models, and the memory that they have to share. One per pool; belongs to the event loop."""
 
@@ -235,8 +212,8 @@ class Leases:
         for name in fill(self._models(), ledger.evictable_budgets()):
             ledger.move(name, "coming")
 
-    async def acquire(self, name: str, usable: Callable[[], bool]) -> Lease:
-        """Lease a model. One that comes and goes is waited for until it is loaded.
+    async def acquire(self, name: str, usable: Callable[[], bool]) -> contextlib.ExitStack:
+        """Lease a model until what is returned is closed. One that comes and goes is waited for until it is loaded.
 
         `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
         `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
@@ -244,9 +221,11 @@ class Leases:
         if self._ledger.is_evictable(name) and not (self._stays(name) and usable()):
             await self._wait(name, usable)
         self._uses[name].leases += 1
-        return Lease(self, name)
+        lease = contextlib.ExitStack()
+        lease.callback(self._release, name)
+        return lease
 
-    def release(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         use = self._uses[name]
         use.leases -= 1
         use.used_at = self._clock()

@@ -29,6 +29,7 @@ _log = logging.getLogger("hearth.pool")
 
 _LONGEST_RETRY_SECONDS = 60
 _SEE_LOG = "The server's log says why."
+_ASK = "Ask whoever runs this server: its log says why."
 
 _LONGEST_BACKOFF_SECONDS = 60.0
 STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
@@ -39,27 +40,16 @@ REST_SECONDS = 600.0
 Verdict = Literal["again", "rest", "never"]
 
 
+@dataclass(slots=True)
 class Streak:
     """The failures of one model in a row: starts that failed, and deaths within a minute of being ready."""
 
-    def __init__(self) -> None:
-        self.failures = 0
-        self._ready_at: float | None = None
-        self._refused = False
-
-    def refused(self) -> None:
-        """It can never be loaded as it is configured."""
-        self._refused = True
-
-    def start_failed(self) -> None:
-        self.failures += 1
-
-    def ready(self, now_seconds: float) -> None:
-        """It answers now. Only time tells whether that ends the streak."""
-        self._ready_at = now_seconds
+    failures: int = 0
+    ready_at: float | None = None  # only time tells whether that ends the streak
+    refused: bool = False  # it can never be loaded as it is configured
 
     def died(self, now_seconds: float) -> None:
-        ready_at = now_seconds if self._ready_at is None else self._ready_at
+        ready_at = now_seconds if self.ready_at is None else self.ready_at
         self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
 
     @property
@@ -69,7 +59,7 @@ class Streak:
         A model that was never ready is most likely not configured for this machine. One that was can be brought down by
         what is sent to it, and must come back by itself when that has passed.
         """
-        if self._refused or (self._ready_at is None and self.failures >= _FIRST_LOAD_ATTEMPTS):
+        if self.refused or (self.ready_at is None and self.failures >= _FIRST_LOAD_ATTEMPTS):
             return "never"
         return "rest" if self.failures >= _MOST_FAILURES else "again"
 
@@ -168,7 +158,7 @@ class ModelState:
         self.backend = backend
         self.died = False
         self.error = self.reason = None
-        self.streak.ready(self.clock())
+        self.streak.ready_at = self.clock()
         self.enter("ready", "ready", 1.0)
 
     def lose(self) -> None:
@@ -181,13 +171,13 @@ class ModelState:
 
     def refuse(self, error: str) -> None:
         """It cannot be loaded as it is configured. `error` is for the operator alone."""
-        self.streak.refused()
+        self.streak.refused = True
         self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
         self.enter("failed", "failed", 0.0)
 
     def fail(self) -> None:
         """Its engine did not start, this time: say what follows."""
-        self.streak.start_failed()
+        self.streak.failures += 1
         self.error = f"The engine did not start. {_SEE_LOG}"
         self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s")
 
@@ -228,8 +218,15 @@ class ModelState:
 
     def unavailable(self) -> UnavailableError:
         """Say why it is not handed out, and for how long."""
+        if self.status == "failed" and self.streak.verdict == "never":
+            return UnavailableError(f"This model could not be loaded. {_ASK}", retry_after_seconds=None)
         if self.status == "failed":
-            return self._failed()
+            rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
+            return UnavailableError(
+                f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s "
+                f"before it is started again. {_ASK}",
+                retry_after_seconds=rest_seconds,
+            )
         if self.died or self.backend is not None:
             return engine_died()
         remaining = self.remaining_seconds()
@@ -238,17 +235,6 @@ class ModelState:
         return ModelLoadingError(
             f"This model is still being loaded ({self.phase}). Try again in a few seconds.",
             retry_after_seconds=min(max(math.ceil(remaining), 1), _LONGEST_RETRY_SECONDS),
-        )
-
-    def _failed(self) -> UnavailableError:
-        ask = "Ask whoever runs this server: its log says why."
-        if self.streak.verdict == "never":
-            return UnavailableError(f"This model could not be loaded. {ask}", retry_after_seconds=None)
-        rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
-        return UnavailableError(
-            f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s before it "
-            f"is started again. {ask}",
-            retry_after_seconds=rest_seconds,
         )
 
     def health(self) -> ModelHealth:

@@ -18,11 +18,10 @@ from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.errors import LoadError, UnknownModelError
-from engine.pool.leases import Lease, Leases
+from engine.pool.leases import Leases
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
 from engine.pool.records import LoadTimes
-from engine.stream import OnEnd
 from engine.types import GenerationRequest, ModelHealth, Urgency
 
 Report = Callable[[str, float], None]
@@ -100,56 +99,40 @@ class Pool:
             raise model.unavailable()
         return model.backend
 
-    async def acquire(self, name: str) -> Lease:
-        """Lease a model for a request. One that comes and goes is waited for and stays meanwhile; others: see `get`."""
+    async def acquire(self, name: str) -> contextlib.ExitStack:
+        """Lease a model until what is returned is closed. One that comes and goes is waited for; others: see `get`."""
         self._model(name)  # raises: it is unknown
         return await self._leases.acquire(name, partial(self._is_loaded, name))
 
-    async def acquire_for(self, request: GenerationRequest, sequences: int) -> OnEnd:
-        """Lease the model of a request, which has so many sequences. Returns what releases it, for its stream.
+    async def acquire_for(self, request: GenerationRequest, sequences: int) -> contextlib.ExitStack:
+        """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
 
         An interactive one keeps what can wait from starting. What can wait is admitted first, and waits for its model
         if that is being restarted. The order matters: a leased model is not evicted, so that with a lease nothing may
         be waited for that can be taken by a request which waits for that model. Raises like `get`.
         """
-        if request.urgency != Urgency.INTERACTIVE:
-            return await self._acquire_after_admission(request, sequences)
-        lease = await self.acquire(request.model)
-        try:
-            self.get(request.model)
-            admission = self._admissions[request.model]
-        except BaseException:
-            lease.release()
-            raise
-        admission.begin_interactive()
-
-        def release(_: object) -> None:
-            admission.end_interactive()
-            lease.release()
-
-        return release
-
-    async def _acquire_after_admission(self, request: GenerationRequest, sequences: int) -> OnEnd:
-        await self.revived(request.model)  # before it waits: an unknown model is refused at once
-        ticket = self._admissions[request.model].enter(
-            request.owner,
-            prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
-            max_tokens=0,
-            sequences=sequences,
-            weight=request.queue_share,
-            urgency=request.urgency,
-        )
-        async with contextlib.AsyncExitStack() as acquired:
-            await acquired.enter_async_context(ticket)
-            lease = acquired.enter_context(await self.acquire(request.model))
-            await self.revived(request.model)
-            acquired.pop_all()
-
-        def release(_: object) -> None:
-            lease.release()
-            ticket.end(cut_off=False)
-
-        return release
+        name, interactive = request.model, request.urgency == Urgency.INTERACTIVE
+        with contextlib.ExitStack() as acquired:
+            if not interactive:
+                await self.revived(name)  # before it waits: an unknown model is refused at once
+                ticket = self._admissions[name].enter(
+                    request.owner,
+                    prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
+                    max_tokens=0,
+                    sequences=sequences,
+                    weight=request.queue_share,
+                    urgency=request.urgency,
+                )
+                await ticket.begin()
+                acquired.callback(ticket.end, cut_off=False)
+            acquired.enter_context(await self.acquire(name))
+            if interactive:
+                self.get(name)
+                self._admissions[name].begin_interactive()
+                acquired.callback(self._admissions[name].end_interactive)
+            else:
+                await self.revived(name)
+            return acquired.pop_all()
 
     def _size_admissions(self) -> None:
         for model in self._models.values():
@@ -158,10 +141,7 @@ class Pool:
                 continue
             sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
             room = Room(sequences, waiting=0, beside_interactive=max(1, sequences // 32))
-            if spec.id in self._admissions:
-                self._admissions[spec.id].resize(room)
-            else:
-                self._admissions[spec.id] = Admission(room)
+            self._admissions.setdefault(spec.id, Admission(room)).resize(room)
 
     def _is_loaded(self, name: str) -> bool:
         model = self._model(name)
