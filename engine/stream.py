@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
 from engine.errors import GenerationError
@@ -23,11 +23,10 @@ from engine.types import (
     ChatResult,
     ChatStep,
     FinishedImage,
-    FinishReason,
     ImageEvent,
     ImageProgress,
-    TokenLogprob,
     ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from engine.voices.types import SpeechChunk
@@ -269,48 +268,36 @@ def _joined(first: ChatStep, second: ChatStep) -> ChatStep | None:
 
 async def fold(steps: AsyncIterator[ChatStep]) -> ChatResult:
     """Read `steps` to their end. Raises what they raise, and `GenerationError` if a choice never finished."""
-    parts: dict[int, _Parts] = {}
+    deltas: defaultdict[int, list[ChatDelta]] = defaultdict(list)
     usage: Usage | None = None
     async for step in steps:
         usage = step.usage
         for delta in step.deltas:
-            parts.setdefault(delta.index, _Parts()).add(delta)
+            deltas[delta.index].append(delta)
     if usage is None:
         raise GenerationError("The model gave no answer. Send the request again.")
-    return ChatResult(tuple(parts[index].choice(index) for index in sorted(parts)), usage)
+    return ChatResult(tuple(_choice(index, deltas[index]) for index in sorted(deltas)), usage)
 
 
-@dataclass(slots=True)
-class _Parts:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
-    stop_text: str | None = None
-
-    def add(self, delta: ChatDelta) -> None:
-        self.content.append(delta.content)
-        self.reasoning.append(delta.reasoning)
+def _choice(index: int, deltas: list[ChatDelta]) -> ChatChoice:
+    finish_reasons = [delta.finish_reason for delta in deltas if delta.finish_reason]
+    if not finish_reasons:
+        raise GenerationError("The model stopped in the middle of its answer. Send the request again.")
+    calls: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
+    for delta in deltas:
         for piece in delta.tool_calls:
-            if piece.index not in self.calls:
-                self.calls[piece.index] = (piece.id or "", piece.name or "", [])
-            self.calls[piece.index][2].append(piece.arguments)
-        if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
-        self.finish_reason = delta.finish_reason or self.finish_reason
-        self.stop_text = delta.stop_text or self.stop_text
+            calls[piece.index].append(piece)
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return ChatChoice(
+        index=index,
+        content="".join([delta.content for delta in deltas]),
+        reasoning="".join([delta.reasoning for delta in deltas]),
+        tool_calls=tuple(_tool_call(pieces) for _, pieces in sorted(calls.items())),
+        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+        finish_reason=finish_reasons[-1],
+        stop_text=next((delta.stop_text for delta in reversed(deltas) if delta.stop_text), None),
+    )
 
-    def choice(self, index: int) -> ChatChoice:
-        if self.finish_reason is None:
-            raise GenerationError("The model stopped in the middle of its answer. Send the request again.")
-        calls = (self.calls[position] for position in sorted(self.calls))
-        return ChatChoice(
-            index=index,
-            content="".join(self.content),
-            reasoning="".join(self.reasoning),
-            tool_calls=tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, arguments in calls),
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_text=self.stop_text,
-        )
+
+def _tool_call(pieces: list[ToolCallDelta]) -> ToolCall:
+    return ToolCall(pieces[0].id or "", pieces[0].name or "", "".join([piece.arguments for piece in pieces]))

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.errors import ModelLoadingError, OverloadedError
 from engine.pool.memory import Bytes, Device, Ledger, State
@@ -59,7 +59,8 @@ class Decision:
 def fill(models: Iterable[Model], budgets: Bytes) -> tuple[str, ...]:
     """Return what to load at the start: as many as fit, in the order given, pinned ones first."""
     draft = _Draft(models, budgets)
-    return tuple(model.name for model in sorted(draft.all, key=lambda model: not model.pinned) if draft.admit(model))
+    pinned_first = sorted(draft.models, key=lambda model: not model.pinned)
+    return tuple(model.name for model in pinned_first if draft.admit(model))
 
 
 def decide(models: Iterable[Model], budgets: Bytes, swapped_at: Mapping[Device, float], now: float) -> Decision:
@@ -69,9 +70,11 @@ def decide(models: Iterable[Model], budgets: Bytes, swapped_at: Mapping[Device, 
     used longest ago is evicted first, and what is in use only after LONGEST_WAIT_SECONDS.
     """
     draft = _Draft(models, budgets)
-    draft.evict(model for model in draft.all if _idle_in(model, now) == 0)
-    draft.evict_beyond_budgets()
-    again = [seconds for model in draft.all if (seconds := _idle_in(model, now)) is not None]
+    draft.evict(model for model in draft.evictable() if _idle_in(model, now) == 0)
+    for model in draft.evictable():  # models.yaml has given its memory to others
+        if any(draft.free(device, soon=True) < 0 for device in model.bytes_on):
+            draft.evict([model])
+    again = [seconds for model in draft.evictable() if (seconds := _idle_in(model, now)) is not None]
     load, swaps = [], []
     kept: set[Device] = set()  # what is freed there is for what waits longest
     for model in draft.waiting():
@@ -91,65 +94,53 @@ class _Draft:
     """The models as they will be when what has been decided so far is carried out."""
 
     def __init__(self, models: Iterable[Model], budgets: Bytes) -> None:
-        self._models = {model.name: model for model in models}
+        self.models = list(models)
+        self._states = {model.name: model.state for model in self.models}
         self._budgets = budgets
         self.evicted: list[str] = []
 
-    @property
-    def all(self) -> list[Model]:
-        return list(self._models.values())
+    def free(self, device: Device, *, soon: bool = False) -> int:
+        """Return what nothing takes of a device; `soon`: when all that leaves has left."""
+        absent = {"out", "leaving"} if soon else {"out"}
+        taken = sum(model.on(device) for model in self.models if self._states[model.name] not in absent)
+        return self._budgets.get(device, 0) - taken
 
     def waiting(self) -> list[Model]:
-        asked = [(model.asked_at, model.name) for model in self.all if model.asked_at is not None]
-        return [self._models[name] for _, name in sorted(asked) if self._models[name].state == "out"]
+        """What is asked for, the oldest request first."""
+        asked = [(model.asked_at, model.name, model) for model in self.models if model.asked_at is not None]
+        return [model for _, name, model in sorted(asked, key=lambda one: one[:2]) if self._states[name] == "out"]
 
-    def free(self, device: Device) -> int:
-        return self._budgets.get(device, 0) - sum(model.on(device) for model in self.all if model.state != "out")
+    def evictable(self) -> list[Model]:
+        """What may be evicted, in that order."""
+        found = [model for model in self.models if self._states[model.name] == "in" and not model.pinned]
+        return sorted(found, key=lambda model: (model.leases > 0, model.used_at))
 
     def admit(self, model: Model) -> bool:
-        if any(self.free(device) < size for device, size in model.bytes_on.items()):
-            return False
-        self._models[model.name] = replace(model, state="coming")
-        return True
+        fits = all(self.free(device) >= size for device, size in model.bytes_on.items())
+        if fits:
+            self._states[model.name] = "coming"
+        return fits
 
     def evict(self, models: Iterable[Model]) -> None:
         for model in models:
-            self._models[model.name] = replace(model, state="leaving")
+            self._states[model.name] = "leaving"
             self.evicted.append(model.name)
-
-    def candidates(self) -> list[Model]:
-        """What may be evicted, in that order."""
-        found = [model for model in self.all if model.state == "in" and not model.pinned]
-        return sorted(found, key=lambda model: (model.leases > 0, model.used_at))
-
-    def evict_beyond_budgets(self) -> None:
-        """Evict what models.yaml has given the memory of to others."""
-        for model in self.candidates():
-            staying = [other for other in self.all if other.state in {"in", "coming"}]
-            sizes = {device: sum(other.on(device) for other in staying) for device in model.bytes_on}
-            if any(size > self._budgets.get(device, 0) for device, size in sizes.items()):
-                self.evict([model])
 
 
 def _victims(
     draft: _Draft, model: Model, swapped_at: Mapping[Device, float], now: float
 ) -> tuple[list[Model], float | None]:
     """Return what to evict for a model; nothing when that must wait, and for how many seconds."""
-    leaving = [other for other in draft.all if other.state == "leaving"]
-    lacks = {
-        device: size - draft.free(device) - sum(other.on(device) for other in leaving)
-        for device, size in model.bytes_on.items()
-    }
-    lacks = {device: lack for device, lack in lacks.items() if lack > 0}
+    sizes = model.bytes_on.items()
+    lacks = {device: lack for device, size in sizes if (lack := size - draft.free(device, soon=True)) > 0}
     if not lacks:
         return [], None  # enough is leaving
     pause = max(swapped_at.get(device, -SWAP_EVERY_SECONDS) for device in lacks) + SWAP_EVERY_SECONDS - now
     if pause > 0:
         return [], pause
-    candidates = draft.candidates()
-    ripe_in = {one.name: _ripe_in(one, model, now) for one in candidates}
-    chosen = _fewest([one for one in candidates if ripe_in[one.name] <= 0], lacks)
-    return chosen, None if chosen else min((wait for wait in ripe_in.values() if wait > 0), default=None)
+    ripe_in = [(one, _ripe_in(one, model, now)) for one in draft.evictable()]
+    chosen = _fewest([one for one, seconds in ripe_in if seconds <= 0], lacks)
+    return chosen, None if chosen else min((seconds for _, seconds in ripe_in if seconds > 0), default=None)
 
 
 def _ripe_in(one: Model, asked: Model, now: float) -> float:
@@ -162,8 +153,8 @@ def _ripe_in(one: Model, asked: Model, now: float) -> float:
 
 
 def _idle_in(model: Model, now: float) -> float | None:
-    """Return after how many seconds it has been idle for too long; None: not by time alone."""
-    if model.unload_after_seconds is None or model.state != "in" or model.leases or model.pinned:
+    """Return after how many seconds one that may be evicted has been idle for too long; None: not by time alone."""
+    if model.unload_after_seconds is None or model.leases:
         return None
     return max(0.0, model.used_at + model.unload_after_seconds - now)
 

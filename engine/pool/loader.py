@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -361,9 +361,6 @@ class Planned:
 
     def chat_spec(self, spec: ChatModelSpec, *, is_demo: bool) -> ChatModelSpec:
         """Fill in what models.yaml leaves to the plan: context, split, and the memory in bytes."""
-        return spec.model_copy(update={"engine": spec.engine.model_copy(update=self._chat_values(spec, is_demo))})
-
-    def _chat_values(self, spec: ChatModelSpec, is_demo: bool) -> dict[str, Any]:  # noqa: FBT001
         placed, engine = self.of(spec.id), spec.engine
         values: dict[str, Any] = {}
         if is_demo:
@@ -383,7 +380,8 @@ class Planned:
             values["gpu_memory_utilization"] = placed.utilization
         # null and auto leave it open, like a key that is not there
         said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
-        return {key: value for key, value in values.items() if key not in said}
+        left = {key: value for key, value in values.items() if key not in said}
+        return spec.model_copy(update={"engine": engine.model_copy(update=left)})
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
         """Run the planned variant by its own profile."""
@@ -399,16 +397,13 @@ class Planned:
         engine = spec.engine.model_copy(update=values)
         return spec.model_copy(update={"profile": variant.profile or spec.profile, "engine": engine})
 
-    @contextlib.contextmanager
-    def on_its_gpus(self, spec: ModelSpec) -> Iterator[None]:
+    def on_its_gpus(self, spec: ModelSpec) -> contextlib.AbstractContextManager[None]:
         """Have processes that start meanwhile see the model's GPUs only. One model at a time."""
         placed = self.of(spec.id)
         if placed is None or not placed.gpus:
-            yield
-            return
-        ours = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        with with_variables(ours):
-            yield
+            return contextlib.nullcontext()
+        gpus = ",".join(map(str, placed.gpus))
+        return with_variables({"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
 
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
         """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""
