@@ -53,23 +53,21 @@ class FairQueue:
     fair: bool = True
     _waiting: dict[tuple[Urgency, str], deque[Claim]] = field(default_factory=dict)
     _counters: dict[str, float] = field(default_factory=dict)
-    _waiting_of: dict[str, int] = field(default_factory=dict)
     _last_served: str | None = None
 
     def __len__(self) -> int:
-        return sum(self._waiting_of.values())
+        return sum(len(claims) for claims in self._waiting.values())
 
     def count(self, urgency: Urgency) -> int:
         return sum(len(claims) for (kind, _), claims in self._waiting.items() if kind == urgency)
 
     def arrive(self, claim: Claim) -> None:
         """Lift the owner's counter if nothing of theirs waits. Before `push` or `charge`."""
-        if not self._waiting_of.get(claim.owner):
+        if claim.owner not in self._owners():
             self._counters[claim.owner] = max(self._counters.get(claim.owner, 0.0), self._floor())
 
     def push(self, claim: Claim) -> None:
         self._waiting.setdefault((claim.urgency, claim.owner), deque()).append(claim)
-        self._waiting_of[claim.owner] = self._waiting_of.get(claim.owner, 0) + 1
 
     def remove(self, claim: Claim) -> None:
         """Take a waiting claim out: it is served, or its client has left."""
@@ -77,9 +75,6 @@ class FairQueue:
         claims.remove(claim)
         if not claims:
             del self._waiting[claim.urgency, claim.owner]
-        self._waiting_of[claim.owner] -= 1
-        if not self._waiting_of[claim.owner]:
-            del self._waiting_of[claim.owner]
 
     def in_turn(self, now: float) -> Iterator[Claim]:
         """Yield the first claim of every owner, the one to be served next first."""
@@ -114,19 +109,17 @@ class FairQueue:
         just_served = claim.owner == self._last_served
         return claim.urgency_at(now), self._counters[claim.owner], just_served, claim.arrived_at
 
+    def _owners(self) -> set[str]:
+        return {owner for _, owner in self._waiting}
+
     def _floor(self) -> float:
-        if self._waiting_of:
-            return min(self._counters[owner] for owner in self._waiting_of)
-        return self._counters.get(self._last_served, 0.0) if self._last_served is not None else 0.0
+        last = 0.0 if self._last_served is None else self._counters.get(self._last_served, 0.0)
+        return min((self._counters[owner] for owner in self._owners()), default=last)
 
     def _forget_idle_owners(self) -> None:
         """Whoever is at or below the floor would be lifted to it on arrival: forgetting them changes nothing."""
-        floor = self._floor()
-        self._counters = {
-            owner: counter
-            for owner, counter in self._counters.items()
-            if counter > floor or owner in self._waiting_of or owner == self._last_served
-        }
+        floor, kept = self._floor(), self._owners() | {self._last_served}
+        self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
 
 
 class InFlight:

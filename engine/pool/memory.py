@@ -174,8 +174,8 @@ class Ledger:
         found: set[str] = set()
         for device, budget in self._plan.budgets.items():
             while self._planned_on(device, renewed=found) > budget:
-                more = {name: self._surplus(name, device) for name in there - found}
-                name = max(sorted(more), key=more.__getitem__, default=None)
+                more = {name: self._surplus(name, device) for name in sorted(there - found)}
+                name = max(more, key=more.__getitem__, default=None)
                 if name is None or more[name] <= 0:
                     break
                 found.add(name)
