@@ -126,7 +126,6 @@ class Admission:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Return when nothing is in flight."""
         await self._idle.wait()
 
     def begin_interactive(self) -> None:

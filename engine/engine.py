@@ -82,7 +82,6 @@ class Engine:
         self._clean_up()
 
     async def terminate(self) -> None:
-        """End all models now."""
         await self._pool.terminate()
         self._clean_up()
 

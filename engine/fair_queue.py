@@ -131,7 +131,6 @@ class InFlight:
 
     @property
     def owners(self) -> int:
-        """How many owners have something in flight."""
         return len(self._of)
 
     def of(self, owner: str | None) -> int:

@@ -190,7 +190,6 @@ class TokenStream(Stream[ChatStep]):
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all answers so far."""
         return 0 if self.last is None else self.last.usage.completion_tokens
 
     def put(self, item: ChatStep) -> None:

@@ -224,7 +224,6 @@ class Leases:
             self._ledger.changes.notify()
 
     def waiting(self, name: str) -> int:
-        """Requests that wait until it is loaded."""
         return self._uses[name].waiting
 
     def has_memory(self, name: str) -> bool:
@@ -246,7 +245,6 @@ class Leases:
         await self._ledger.changes.until(lambda: not (self._stays(name) or self._uses[name].leases))
 
     def loaded(self, name: str) -> None:
-        """It answers now."""
         use = self._uses[name]
         use.asked_at = None
         use.loaded_at = use.used_at = self._clock()

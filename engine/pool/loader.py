@@ -76,7 +76,6 @@ class Loader:
         self.use(config, Voices(config, weights_dir))
 
     async def read_voices(self, config: Config) -> Voices:
-        """Look on the disk for the voices of these models."""
         return await asyncio.to_thread(Voices, config, self._weights_dir, self.voices)
 
     def use(self, config: Config, voices: Voices) -> None:
@@ -118,12 +117,10 @@ class Loader:
         return found
 
     def prepare(self) -> None:
-        """Set up what all engines share."""
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
         processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
 
     def clean_up(self) -> None:
-        """Remove what `prepare` made."""
         processes.clean_up()
 
     async def load(self, spec: ModelSpec, report: Report) -> Backend:
@@ -162,7 +159,6 @@ class Loader:
         return self.planned
 
     def served(self, model: str) -> Served | None:
-        """Return what a model was last loaded with."""
         load = self._loads.get(model)
         return None if load is None else load.served
 
@@ -279,7 +275,6 @@ class Planned:
                 _log.info(what, model, placed.variant.id, variant.id, model)
 
     def of(self, model: str) -> Placed | None:
-        """Return what the plan says of a model."""
         return self.plan.of(model) if isinstance(self.plan, Plan) else None
 
     def folder(self, spec: ModelSpec) -> tuple[Path, bool]:
@@ -303,7 +298,6 @@ class Planned:
         return found, False
 
     def is_demo(self, spec: ModelSpec) -> bool:
-        """Whether the demo would answer for a model."""
         return spec.demo is not None and self._real_folder(spec) is None
 
     def _real_folder(self, spec: ModelSpec) -> Path | None:

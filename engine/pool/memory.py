@@ -67,7 +67,6 @@ class Changes:
         self._next = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return at the next change."""
         await self._next.wait()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -85,7 +84,6 @@ class Ledger:
         self.changes = Changes()
 
     def plan(self, plan: MemoryPlan) -> None:
-        """From now on this is planned."""
         self._plan = plan
         for name, entry in self._entries.items():
             if entry.state == "leaving" and not self.is_evictable(name):

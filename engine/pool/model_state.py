@@ -140,7 +140,6 @@ class ModelState:
         self.changed()
 
     def load_on(self, phase: str, progress: float) -> None:
-        """Say how far the load is."""
         self.phase, self.progress = phase, progress
         self.phases.append((phase, self.clock()))
 
@@ -162,7 +161,6 @@ class ModelState:
         self.enter("ready", "ready", 1.0)
 
     def lose(self) -> None:
-        """Its process is gone."""
         self.backend = None
         self.restarts += 1
         self.died = True

@@ -162,22 +162,18 @@ class Pool:
         look(name)
 
     def health(self) -> tuple[ModelHealth, ...]:
-        """What every model is doing, in the order of models.yaml."""
         wanted = [model for model in self._models.values() if model.wanted is not None]
         return tuple(replace(model.health(), waiting=self._leases.waiting(model.spec.id)) for model in wanted)
 
     async def wait_for_change(self) -> None:
-        """Return when any model's state or phase has changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
     @property
     def swaps(self) -> int:
-        """How often models were evicted for another one."""
         return self._leases.swaps
 
     async def hopeless(self) -> None:
-        """Return when every model has failed for good: nothing can be served until somebody changes something."""
         await self._hopeless.wait()
 
     def _notify(self) -> None:

@@ -54,7 +54,6 @@ class Child:
         self._ending = False
 
     def run(self) -> int:
-        """Load and serve; return the exit status."""
         try:
             self._serve(self._load())
         except ShutdownRequested:
@@ -83,21 +82,22 @@ class Child:
     def _serve(self, service: Service) -> None:
         while True:
             self._take_in(wait=not service.busy)
-            failure = self._step(service) if service.busy else None
-            if failure is not None:
-                for job in sorted(self._open_jobs):
-                    self.failed(job, failure)
-                    service.cancel(job)
-                gc.collect()  # what the trace held on to, tensors before all
+            if service.busy:
+                self._step(service)
 
-    def _step(self, service: Service) -> EngineError | None:
+    def _step(self, service: Service) -> None:
         try:
             service.step()
         except Exception as error:
             if not isinstance(error, EngineError) and not _is_out_of_memory(error):
                 raise
-            return _as_engine_error(error).with_traceback(None)
-        return None
+            failure = _as_engine_error(error).with_traceback(None)
+        else:
+            return
+        for job in sorted(self._open_jobs):
+            self.failed(job, failure)
+            service.cancel(job)
+        gc.collect()  # what the trace held on to, tensors before all
 
     def event(self, job: int, payload: object) -> None:
         if job not in self._open_jobs:

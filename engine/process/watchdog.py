@@ -56,29 +56,27 @@ class Guard:
 
     def begin(self) -> None:
         """From now on they load: they have to compute or to read files."""
-        if self._patience is not None:
-            self._go_on_with(self._watch_loading(self._patience))
+        self._go_on(None)
 
     def expect(self, ping: Callable[[], Awaitable[object]]) -> None:
         """From now on they have to answer `ping`, between two pieces of work; during one they have to compute."""
-        if self._patience is not None:
-            self._go_on_with(self._watch_answers(ping, self._patience))
+        self._go_on(ping)
 
     def end(self) -> None:
         """Watch no more. Safe to call twice, and from `on_hang`."""
         if self._task is not None:
             self._task.cancel()
 
-    def _go_on_with(self, watching: Awaitable[None]) -> None:
+    def _go_on(self, ping: Callable[[], Awaitable[object]] | None) -> None:
         self.end()
-        self._task = asyncio.ensure_future(watching)
+        if self._patience is not None:
+            self._task = asyncio.ensure_future(self._watch(self._patience, ping))
 
-    async def _watch_loading(self, patience: Patience) -> None:
-        never: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        how = await self._silence(never, patience.loading_seconds, None)
-        self._on_hang(f"while it loads, {how}")
-
-    async def _watch_answers(self, ping: Callable[[], Awaitable[object]], patience: Patience) -> None:
+    async def _watch(self, patience: Patience, ping: Callable[[], Awaitable[object]] | None) -> None:
+        if ping is None:
+            never: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            self._on_hang(f"while it loads, {await self._silence(never, patience.loading_seconds, None)}")
+            return
         while True:
             answer = asyncio.ensure_future(ping())
             try:
