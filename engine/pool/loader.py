@@ -269,13 +269,15 @@ class Planned:
         if refused is not None:
             _log.error("%s. Smallest change: %s.", refused.message, refused.change)
         for model, variant in better_ones(config, self._best, self.plan).items():
-            placed = self.of(model)
-            if placed is not None and placed.variant is not None:
+            served = self.of(model).variant
+            if served is not None:
                 what = "%s is served with %s. %s, which is better, fits this machine: hearth weights pull %s"
-                _log.info(what, model, placed.variant.id, variant.id, model)
+                _log.info(what, model, served.id, variant.id, model)
 
-    def of(self, model: str) -> Placed | None:
-        return self.plan.of(model) if isinstance(self.plan, Plan) else None
+    def of(self, model: str) -> Placed:
+        """What the plan says of a model. One that takes nothing, where it says nothing."""
+        placed = self.plan.of(model) if isinstance(self.plan, Plan) else None
+        return placed or Placed(model, "unplanned")
 
     def folder(self, spec: ModelSpec) -> tuple[Path, bool]:
         """Return the folder to load, and whether it is the demo: the operator's own, else the plan's, else the demo.
@@ -304,8 +306,8 @@ class Planned:
         own = self._weights_dir / spec.weights
         if own.is_dir():
             return own
-        placed = self.of(spec.id)
-        planned = None if placed is None or placed.variant is None else self._weights_dir / placed.variant.id
+        variant = self.of(spec.id).variant
+        planned = None if variant is None else self._weights_dir / variant.id
         return planned if planned is not None and is_complete(planned) else None
 
     def memory_plan(self, config: Config) -> MemoryPlan:
@@ -319,21 +321,20 @@ class Planned:
         for index, device in self._devices.items():
             sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in self.plan.models)
             budgets[index] = device.budget_bytes - asleep_bytes(sleepers)  # which they keep while another one is awake
-        return MemoryPlan(budgets, {spec.id: self._share(spec) for spec in config.models.values()})
-
-    def _share(self, spec: ModelSpec) -> Share:
-        placed = self.of(spec.id)
-        swaps = placed is not None and placed.swap_by is not None
-        return Share(self._bytes_on(spec), swaps, spec.keep_loaded, spec.unload_after_seconds)
+        shares = {}
+        for spec in config.models.values():
+            swaps = self.of(spec.id).swap_by is not None
+            shares[spec.id] = Share(self._bytes_on(spec), swaps, spec.keep_loaded, spec.unload_after_seconds)
+        return MemoryPlan(budgets, shares)
 
     def _bytes_on(self, spec: ModelSpec) -> dict[int | None, int]:
         placed = self.of(spec.id)
-        if placed is None or placed.need is None:
+        if placed.need is None:
             return {}
         if placed.state != "demo" and self.is_demo(spec):
             need = demo_need(spec, tuple(self._devices.values()))
             return dict.fromkeys(placed.gpus[:1] or (None,), need.weights_bytes)
-        sizes: dict[int | None, int] = dict.fromkeys(placed.gpus or (None,), placed.device_bytes)
+        sizes: dict[int | None, int] = dict.fromkeys(placed.places, placed.device_bytes)
         if placed.ram_bytes and placed.swap_by != "sleep":
             sizes[None] = sizes.get(None, 0) + placed.ram_bytes
         return sizes
@@ -341,7 +342,7 @@ class Planned:
     def leaves_by_sleep(self, spec: ChatModelSpec) -> tuple[tuple[int, ...], int] | None:
         """Return which GPUs a model leaves when it sleeps, and by how many bytes; None when it is ended instead."""
         placed = self.of(spec.id)
-        if placed is None or placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
+        if placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
             return None
         return placed.gpus, placed.device_bytes - ASLEEP_BYTES
 
@@ -362,7 +363,7 @@ class Planned:
             if self._on_gpu:
                 # Where no plan could be made, too, demos must leave each other room
                 values |= {"kv_cache_gib": _DEMO_KV_GIB, "gpu_memory_utilization": _DEMO_SHARE}
-        elif placed is not None and placed.need is not None and placed.variant is not None:
+        elif placed.need is not None and placed.variant is not None:
             # On a CPU a folder of one's own is served as ever: by its own configuration
             if self._on_gpu or spec.id not in self._own:
                 values = {"context_length": placed.need.context_length, "dtype": placed.variant.dtype}
@@ -370,7 +371,7 @@ class Planned:
                     values["kv_cache_gib"] = placed.kv_bytes / GIB
             if placed.gpus:
                 values["tensor_parallel_size"] = placed.need.split
-        if placed is not None and placed.utilization is not None:
+        if placed.utilization is not None:
             values["gpu_memory_utilization"] = placed.utilization
         # null and auto leave it open, like a key that is not there
         said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
@@ -379,8 +380,7 @@ class Planned:
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
         """Run the planned variant by its own profile."""
-        placed = self.of(spec.id)
-        variant = None if placed is None else placed.variant
+        variant = self.of(spec.id).variant
         if is_demo or variant is None or spec.id in self._own:
             return spec
         values: dict[str, Any] = {}
@@ -393,23 +393,19 @@ class Planned:
 
     def on_its_gpus(self, spec: ModelSpec) -> contextlib.AbstractContextManager[None]:
         """Have processes that start meanwhile see the model's GPUs only. One model at a time."""
-        placed = self.of(spec.id)
-        if placed is None or not placed.gpus:
-            return contextlib.nullcontext()
-        gpus = ",".join(map(str, placed.gpus))
-        return with_variables({"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        gpus = ",".join(map(str, self.of(spec.id).gpus))
+        return with_variables({"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {})
 
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
         """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""
         placed = self.of(spec.id)
-        if is_demo or self._data_dir is None or spec.id in self._own or placed is None or placed.variant is None:
-            return None
-        return _taken(placed)
+        unknown = is_demo or self._data_dir is None or spec.id in self._own or placed.variant is None
+        return None if unknown else _taken(placed)
 
     def keep(self, spec: ModelSpec, before: dict[int, int] | None) -> None:
         """Keep what a model took that was loaded since `before`, while nothing else took or freed memory. Blocks."""
         placed = self.of(spec.id)
-        if before is None or self._data_dir is None or placed is None or not (placed.variant and placed.need):
+        if before is None or self._data_dir is None or not (placed.variant and placed.need):
             return
         took = max(used - before.get(place, 0) for place, used in _taken(placed).items()) - placed.kv_bytes
         device = self._names[placed.gpus[0]] if placed.gpus else "RAM"

@@ -205,9 +205,7 @@ class Planning:
         self.loader.use(config_of(*models), self.loader.voices)
 
     def planned_bytes(self, name: str) -> int:
-        placed = self.loader.planned.of(name)
-        assert placed is not None
-        return placed.device_bytes
+        return self.loader.planned.of(name).device_bytes
 
 
 async def test_a_model_that_others_leave_no_room_beside_is_loaded_anew(tmp_path: Path) -> None:
