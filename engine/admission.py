@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from engine.errors import OverloadedError
+from engine.errors import NotStartedError, OverloadedError, engine_died
 from engine.fair_queue import Claim, FairQueue, InFlight
 from engine.stream import TokenStream
 from engine.types import GenerationRequest, Urgency
@@ -66,10 +67,10 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue(fair=room.fair)
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
-        self._running: dict[str, int] = {}  # sequences by owner
+        self._running: Counter[str] = Counter()  # sequences by owner
         self._sequences = 0
         self._kv_tokens = 0
-        self._closed: Callable[[], Exception] | None = None
+        self._closed = False
         self._in_flight = InFlight()  # waiting, being rendered, or running
         self._work = 0
         self._idle = asyncio.Event()
@@ -141,14 +142,11 @@ class Admission:
         if not self._interactive:
             self._quiet = asyncio.get_running_loop().call_later(self._room.quiet_seconds, self._be_quiet)
 
-    def close(self, reason: Callable[[], Exception]) -> None:
-        """Refuse all that wait or arrive later: nothing runs here any more."""
-        self._closed = reason
-        waiting, self._waiting = self._waiting, {}
-        for claim, dispatched in waiting.items():
-            self._queue.remove(claim)
-            if not dispatched.cancelled():
-                dispatched.set_exception(reason())
+    def close(self) -> None:
+        """Its engine has died: refuse all that wait or arrive later."""
+        self._closed = True
+        for claim in list(self._waiting):
+            self._refuse(claim, engine_died(NotStartedError))
 
     def enter(  # noqa: PLR0913  # what decides about its place in the queue
         self,
@@ -171,8 +169,8 @@ class Admission:
 
     async def begin(self, claim: Claim) -> float:
         """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
-        if self._closed is not None:
-            raise self._closed()
+        if self._closed:
+            raise engine_died(NotStartedError)
         self._queue.arrive(claim)
         if self._queue or not self._fits(claim):
             await self._wait(claim)
@@ -214,10 +212,13 @@ class Admission:
         mine = self._queue.waiting_of(claim.owner, Urgency.INTERACTIVE)
         if last is None or self._queue.waiting_of(last.owner, Urgency.INTERACTIVE) <= mine + 1 or not self._room.fair:
             raise self._overloaded()
-        self._queue.remove(last)
-        dispatched = self._waiting.pop(last)
+        self._refuse(last, self._overloaded())
+
+    def _refuse(self, claim: Claim, error: Exception) -> None:
+        self._queue.remove(claim)
+        dispatched = self._waiting.pop(claim)
         if not dispatched.cancelled():
-            dispatched.set_exception(self._overloaded())
+            dispatched.set_exception(error)
 
     def _overloaded(self) -> OverloadedError:
         ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total - self._room.sequences) + 1
@@ -290,7 +291,7 @@ class Admission:
     def _take(self, claim: Claim) -> None:
         self._sequences += claim.sequences
         self._kv_tokens += _kv_tokens(claim)
-        self._running[claim.owner] = self._running.get(claim.owner, 0) + claim.sequences
+        self._running[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
@@ -323,16 +324,15 @@ class Ticket:
         self._claim = claim
         self.answer_tokens = 0
 
-    async def __aenter__(self) -> Self:
-        await self.begin()
+    async def begin(self) -> Self:
+        """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
+        self._since = await self._admission.begin(self._claim)
         return self
+
+    __aenter__ = begin
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end(cut_off=kind is not None)
-
-    async def begin(self) -> None:
-        """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
-        self._since = await self._admission.begin(self._claim)
 
     def end(self, *, cut_off: bool) -> None:
         self._admission.end(self._claim, self.answer_tokens, None if cut_off else self._since)

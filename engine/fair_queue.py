@@ -10,7 +10,7 @@ the weight of the key's tier; and classes of urgency stand above the counters. P
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -126,7 +126,7 @@ class InFlight:
     """How many requests each owner has in flight. None is an owner like any other: one that is not known."""
 
     def __init__(self) -> None:
-        self._of: dict[str | None, int] = {}
+        self._of: Counter[str | None] = Counter()
         self.total = 0
 
     @property
@@ -134,7 +134,7 @@ class InFlight:
         return len(self._of)
 
     def of(self, owner: str | None) -> int:
-        return self._of.get(owner, 0)
+        return self._of[owner]
 
     def has_share(self, owner: str | None, most: int) -> bool:
         """Whether `most` are in flight, and of these as many are the owner's as if all had equally many."""
@@ -143,7 +143,7 @@ class InFlight:
     def add(self, owner: str | None) -> None:
         """Count one more, until `remove`."""
         self.total += 1
-        self._of[owner] = self.of(owner) + 1
+        self._of[owner] += 1
 
     def remove(self, owner: str | None) -> None:
         self.total -= 1

@@ -439,4 +439,4 @@ class WorkerBackend:
 
     async def _watch_worker(self) -> None:
         await self.worker.died.wait()
-        self.admission.close(lambda: engine_died(NotStartedError))
+        self.admission.close()
