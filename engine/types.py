@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+# What a load does, for people, and how far it is, from 0 to 1
+Report: TypeAlias = Callable[[str, float], None]
 BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
 BeforeImages: TypeAlias = "Callable[[int], Awaitable[None]]"
 

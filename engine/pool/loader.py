@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,9 @@ from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
 from engine.pool.records import CompiledModels
 from engine.process.spawning import with_variables
-from engine.types import Served
+from engine.types import Report, Served
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete
-
-Report = Callable[[str, float], None]
 
 _log = logging.getLogger("hearth.plan")
 

@@ -120,11 +120,12 @@ class ModelState:
         self.spec, self.streak = self.wanted, Streak()
         return True
 
-    def enter(self, status: ModelStatus, phase: str, progress: float) -> None:
+    def enter(self, status: ModelStatus, phase: str) -> None:
         """Change the state. Raises `ValueError` if it cannot follow the present one: a bug of ours."""
         if status not in NEXT[self.status]:
             raise ValueError(f"{self.spec.id}: {status} cannot follow {self.status}")
-        self.status, self.phase, self.progress, self.since = status, phase, progress, self.clock()
+        self.status, self.phase, self.since = status, phase, self.clock()
+        self.progress = 1.0 if status == "ready" else 0.0
         if status == "unloaded":
             self.died = False  # what died is gone, and nothing restarts before somebody asks
         if status == "loading":
@@ -158,7 +159,7 @@ class ModelState:
         self.died = False
         self.error = self.reason = None
         self.streak.ready_at = self.clock()
-        self.enter("ready", "ready", 1.0)
+        self.enter("ready", "ready")
 
     def lose(self) -> None:
         self.backend = None
@@ -171,7 +172,7 @@ class ModelState:
         """It cannot be loaded as it is configured. `error` is for the operator alone."""
         self.streak.refused = True
         self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
-        self.enter("failed", "failed", 0.0)
+        self.enter("failed", "failed")
 
     def fail(self) -> None:
         """Its engine did not start, this time: say what follows."""
@@ -183,7 +184,7 @@ class ModelState:
         """Load it again, or give it up: for good, or for a long while."""
         streak = self.streak
         if streak.verdict == "again":
-            self.enter("loading", phase, 0.0)
+            self.enter("loading", phase)
             return
         if streak.verdict == "never":
             self.reason = f"Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
@@ -194,7 +195,7 @@ class ModelState:
             )
         self.error = self.reason
         _log.error("%s: %s", self.spec.id, self.reason)
-        self.enter("failed", "failed", 0.0)
+        self.enter("failed", "failed")
 
     @property
     def given_up(self) -> bool:

@@ -22,9 +22,8 @@ from engine.pool.leases import Leases
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
 from engine.pool.records import LoadTimes
-from engine.types import GenerationRequest, ModelHealth, Urgency
+from engine.types import GenerationRequest, ModelHealth, Report, Urgency
 
-Report = Callable[[str, float], None]
 Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
@@ -212,7 +211,7 @@ class Pool:
             await first_of(asyncio.sleep(model.streak.pause_seconds), model.stale.wait())
             if model.stale.is_set() or not await self._memory_granted(model):
                 return
-            model.enter("loading", "waiting for its turn", 0.0)
+            model.enter("loading", "waiting for its turn")
             backend = await self._try_load(model)
             if backend is not None:
                 self._leases.loaded(model.spec.id)
@@ -227,7 +226,7 @@ class Pool:
             self._ledger.release(name)  # evicted while it was being restarted
             if model.status != "unloaded":
                 reason = "not loaded: it shares memory with others, and is loaded when it is asked for"
-                model.enter("unloaded", reason, 0.0)
+                model.enter("unloaded", reason)
         await first_of(self._leases.until_granted(name), model.stale.wait())
         if model.stale.is_set():
             self._ledger.release(name)
@@ -243,10 +242,10 @@ class Pool:
             _log.error("%s: its engine is gone", model.spec.id)
             model.lose()
         elif model.stale.is_set():
-            model.enter("loading", "waiting for the last answers of its old configuration", 0.0)
+            model.enter("loading", "waiting for the last answers of its old configuration")
             await first_of(backend.idle(), backend.died.wait())
         elif model.status != "unloaded":
-            model.enter("unloaded", "evicted: others need its memory", 0.0)
+            model.enter("unloaded", "evicted: others need its memory")
         await end(backend)
         model.leaving = None
 
@@ -260,7 +259,7 @@ class Pool:
         name = model.spec.id
         _log.info("%s is evicted", name)
         model.backend, model.leaving = None, backend
-        model.enter("sleeping", "evicted: others need its memory", 0.0)
+        model.enter("sleeping", "evicted: others need its memory")
         if not await backend.sleep():
             return False
         model.enter_phase("asleep: its weights wait in RAM until it is asked for")
@@ -304,7 +303,7 @@ class Pool:
         taken = [backend for model in models for backend in (model.backend, model.leaving) if backend is not None]
         for model in models:
             model.backend = model.leaving = None
-            model.enter("unloaded", "stopped", 0.0)
+            model.enter("unloaded", "stopped")
         return taken
 
     async def _cancel_tasks(self) -> None:

@@ -25,6 +25,7 @@ from engine.process.protocol import FrameError, FrameReader, to_frame
 from engine.process.spawning import spawn
 from engine.process.watchdog import Guard, Patience
 from engine.stream import Stream
+from engine.types import Report
 
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.worker")
@@ -196,7 +197,7 @@ class WorkerProcess:
         cls,
         service: str,
         options: object,
-        report: Callable[[str, float], None],
+        report: Report,
         *,
         environment: Mapping[str, str] | None = None,
         nice: int = 0,
@@ -290,7 +291,7 @@ class WorkerProcess:
                 number = int(thread.name)
                 os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
-    async def _loaded(self, report: Callable[[str, float], None]) -> msgspec.Raw:
+    async def _loaded(self, report: Report) -> msgspec.Raw:
         while (message := await self._startup.get()) is not None:
             if isinstance(message, protocol.Ready):
                 return message.info
@@ -358,7 +359,7 @@ class WorkerProcess:
 async def start_worker(  # noqa: PLR0913  # what a start depends on
     service: str,
     options: object,
-    report: Callable[[str, float], None],
+    report: Report,
     *,
     threads: int,
     on_cpu: bool,

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 import msgspec
 
 from engine.errors import EngineError, GenerationError, OverloadedError, RequestError
+from engine.types import Report
 
 _T = TypeVar("_T")
 
@@ -204,6 +205,5 @@ class Service(Protocol):
         """
 
 
-Report: TypeAlias = Callable[[str, float], None]
 Open: TypeAlias = Callable[[msgspec.Raw, Outlet, Report], Service]
-"""A service by name: options (encoded), outlet, report(phase, progress from 0 to 1). Raises `LoadError`."""
+"""A service by name, given its options as they were encoded. Raises `LoadError`."""

@@ -67,7 +67,7 @@ async def test_to_wake_up_is_no_load(tmp_path: Path, models: Path) -> None:
     clock = Clock()
     slot = slot_of(clock, LoadTimes(tmp_path), models)
     load(slot, clock)
-    slot.enter("sleeping", "makes room for another model", 0.0)
+    slot.enter("sleeping", "makes room for another model")
     clock.now += 3600
     slot.become_ready(object())  # type: ignore[arg-type]  # nobody asks it anything
     assert load(slot_of(clock, LoadTimes(tmp_path), models), clock) == [10.0, 5.0, 0.5]
