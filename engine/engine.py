@@ -101,7 +101,7 @@ class Engine:
         try:
             while True:
                 self._spec(request.model, ChatModelSpec)
-                with await self._pool.acquire_for(request, sequences) as held:
+                with await self._pool.acquire_for(request, sequences) as acquired:
                     backend, spec = self._chat_backend(request.model)
                     check_request(spec, request)
                     try:
@@ -113,7 +113,7 @@ class Engine:
                         if request.urgency == Urgency.INTERACTIVE:
                             raise
                         continue
-                    stream.keep(held.pop_all())
+                    stream.keep(acquired.pop_all())
                     return stream
         except BaseException as error:
             stream.refuse(error)
