@@ -56,17 +56,15 @@ class Engine:
         Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
         loads_dir = data_dir if keep_loads else None
-        self._compiled = CompiledModels(data_dir, processes.versions)
         self._config = config
         self._created = int(time.time())
-        self._pictures = Pictures(images or ImageLimits())
         self._loader = Loader(
             config,
             weights_dir,
-            self._pictures,
+            Pictures(images or ImageLimits()),
+            CompiledModels(data_dir, processes.versions),
             mark_files=mark_files,
             data_dir=loads_dir,
-            compiled=self._compiled,
             ram_gib=ram_gib,
             vllm_metrics=vllm_metrics,
         )
@@ -79,11 +77,11 @@ class Engine:
     async def stop(self) -> None:
         """End all models gracefully (a few seconds); running requests fail."""
         await self._pool.stop()
-        self._clean_up()
+        self._loader.clean_up()
 
     async def terminate(self) -> None:
         await self._pool.terminate()
-        self._clean_up()
+        self._loader.clean_up()
 
     async def chat(self, request: ChatRequest, stream: TokenStream) -> TokenStream:
         """Answer a conversation: its steps go into `stream`, which is returned once the request has its turn.
@@ -223,7 +221,7 @@ class Engine:
     @property
     def uncompiled(self) -> list[str]:
         """Models that would answer faster on this CPU if they were compiled once, in the order of models.yaml."""
-        return [name for name in self._config.models if name in self._compiled.lacking]
+        return [name for name in self._config.models if name in self._loader.compiled.lacking]
 
     @property
     def swaps(self) -> int:
@@ -265,10 +263,6 @@ class Engine:
             context_length = self._chat_backend(spec.id)[0].context_length
         longest = spec.engine.max_output_tokens or context_length
         return replace(info, context_length=context_length, max_output_tokens=longest)
-
-    def _clean_up(self) -> None:
-        self._pictures.close()
-        self._loader.clean_up()
 
 
 _LACKS: dict[type, tuple[str, str]] = {

@@ -86,9 +86,7 @@ class Stream(Generic[T]):
         """Maker: add an item. What comes after the end is dropped."""
         if self._finished:
             return
-        waiter = self._waiter
-        waits = waiter is not None and not waiter.done()
-        if self.sink is not None and waits and not self._items:
+        if self.sink is not None and self._waiter is not None and not (self._waiter.done() or self._items):
             try:
                 if self.sink(item):
                     return
@@ -97,8 +95,7 @@ class Stream(Generic[T]):
             if self._finished:  # the sink has ended it
                 return
         self._queue(item)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._wake()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Maker: nothing more comes. The reader gets what is queued first, then the end or `error`."""
@@ -106,8 +103,7 @@ class Stream(Generic[T]):
             return
         self._finished = True
         self._error = error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake()
         callbacks, self._on_end = self._on_end, []
         while callbacks:
             self._call(callbacks.pop())
@@ -166,6 +162,10 @@ class Stream(Generic[T]):
 
     def _queue(self, item: T) -> None:
         self._items.append(item)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _call(self, callback: OnEnd) -> None:
         try:

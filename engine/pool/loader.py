@@ -45,10 +45,10 @@ class Loader:
         config: Config,
         weights_dir: Path,
         pictures: Pictures,
+        compiled: CompiledModels,
         *,
         mark_files: bool,
         data_dir: Path | None = None,
-        compiled: CompiledModels,
         ram_gib: float | None = None,
         vllm_metrics: bool = False,
     ) -> None:
@@ -56,8 +56,7 @@ class Loader:
 
         `ram_gib` is all the RAM that models may take; None: what is free, less a margin.
         """
-        self._weights_dir = weights_dir
-        self._data_dir = data_dir
+        self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
         self._on_cpu = processes.runs_on_cpu()
         self._hardware = hardware_for(on_cpu=self._on_cpu, ram_gib=ram_gib)
@@ -65,8 +64,8 @@ class Loader:
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
         self._pictures = pictures
+        self.compiled = compiled
         self._mark_files = mark_files
-        self._compiled = compiled
         self._vllm_metrics = vllm_metrics
         self._starters: dict[str, processes.StarterThread] = {}
         self._gpu_turn = asyncio.Lock()
@@ -118,6 +117,7 @@ class Loader:
         processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
 
     def clean_up(self) -> None:
+        self._pictures.close()
         processes.clean_up()
 
     async def load(self, spec: ModelSpec, report: Report) -> Backend:
@@ -178,9 +178,9 @@ class Loader:
         launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
         if not self._on_cpu:
             return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager))
-        if not self._compiled.choose(spec, folder):
+        if not self.compiled.choose(spec, folder):
             return await VllmChat.load(replace(launch, compiled=False))
-        with self._compiled.used(spec, folder):
+        with self.compiled.used(spec, folder):
             return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None))
 
     async def _load_images(

@@ -191,9 +191,7 @@ class Planning:
         put(folder / "one")
         put(folder / "two")
         compiled = CompiledModels(None, str)
-        self.loader = Loader(
-            config_of(self.first), folder, Pictures(ImageLimits()), mark_files=False, compiled=compiled
-        )
+        self.loader = Loader(config_of(self.first), folder, Pictures(ImageLimits()), compiled, mark_files=False)
         self.loader._hardware = imagined("1x24")
         self.plan(self.first)
         self.alone = self.planned_bytes("a")
