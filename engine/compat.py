@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["needed", "optional"]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_MOST_STEPS = 20  # through imports of imports
+_MOST_STEPS = 20  # through bases, and imports of imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,8 @@ class Finding:
 
 def missing(names: Iterable[ForeignName], sources: Sources) -> list[Finding]:
     """List which of `names` are gone or take other parameters in `sources`."""
-    findings = []
-    for name in names:
-        problem = _problem(name, sources)
-        if problem is not None:
-            findings.append(Finding(name, problem))
-    return findings
+    problems = [(name, _problem(name, sources)) for name in names]
+    return [Finding(name, problem) for name, problem in problems if problem is not None]
 
 
 def imported(package: str, files: Iterable[Path]) -> dict[str, str]:
@@ -76,7 +72,7 @@ class Sources:
 
     def find(self, dotted: str) -> ast.AST | None:
         """Return what defines a module, class, function, or attribute of these; None where nothing does."""
-        return self._found(dotted, _MOST_STEPS)
+        return self._find(dotted, _MOST_STEPS)[0]
 
     def parameters(self, dotted: str) -> list[tuple[str, bool]] | None:
         """Return (name, whether it has to be given) of a function or a class; None where that cannot be told.
@@ -86,81 +82,63 @@ class Sources:
         node = self.find(dotted)
         if isinstance(node, ast.ClassDef):
             made = self.find(f"{dotted}.__init__")
-            return _parameters(made)[1:] if isinstance(made, _Function) else self._fields(dotted, node)
+            return _parameters(made, bound=True) if isinstance(made, _Function) else self._fields(dotted, node)
         if not isinstance(node, _Function):
             return None
         static = any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in node.decorator_list)
-        method = isinstance(self.find(dotted.rpartition(".")[0]), ast.ClassDef) and not static
-        return _parameters(node)[1 if method else 0 :]
+        method = isinstance(self.find(dotted.rpartition(".")[0]), ast.ClassDef)
+        return _parameters(node, bound=method and not static)
 
-    def _found(self, dotted: str, steps: int) -> ast.AST | None:
-        parts = dotted.split(".")
-        for length in range(len(parts), 0, -1):
-            module = self._module(".".join(parts[:length]))
-            if module is not None:
-                node: ast.AST | None = module
-                place = ".".join(parts[:length])
-                for attribute in parts[length:]:
-                    node, place = self._attribute(node, place, attribute, steps)
-                return node
-        return None
-
-    def _attribute(self, node: ast.AST | None, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
-        """Return what defines `name` within a module or class, and the place where that stands."""
-        if steps and isinstance(node, ast.ClassDef):
-            return self._of_class(node, place, name, steps - 1)
-        if steps and isinstance(node, ast.Module):
-            return self._of_module(node, place, name, steps - 1)
+    def _find(self, dotted: str, steps: int) -> tuple[ast.AST | None, str]:
+        """Return what defines a name, and the dotted name of the place where that stands."""
+        module = self._module(dotted)
+        if module is not None:
+            return module, dotted
+        above, _, name = dotted.rpartition(".")
+        owner, place = self._find(above, steps) if above and steps else (None, "")
+        if isinstance(owner, ast.ClassDef):
+            return self._in_class(owner, place, name, steps - 1)
+        if isinstance(owner, ast.Module):
+            return self._in_module(owner, place, name, steps - 1)
         return None, ""
 
-    def _of_class(self, node: ast.ClassDef, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
+    def _in_class(self, node: ast.ClassDef, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
         own = _member(node, name)
         if own is not None:
             return own, f"{place}.{name}"
-        for base in self._bases(node, place):
-            found = self._found(f"{base}.{name}", steps)
-            if found is not None:
-                return found, f"{base}.{name}"
-        return None, ""
+        return self._first_of([f"{base}.{name}" for base in self._bases(node, place)], steps)
 
-    def _of_module(self, node: ast.Module, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
+    def _in_module(self, node: ast.Module, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
         everything = []  # what `import *` may give: looked through last, since it leads far
-        for statement in _statements(node.body):
+        for statement in _statements(node):
             if name in _defined(statement):
                 return statement, f"{place}.{name}"
-            if not isinstance(statement, ast.Import | ast.ImportFrom):
-                continue
-            for own_name, origin in self._targets(statement, place):
+            for own_name, origin in self._imports(statement, place):
                 if own_name == "*":
                     everything.append(f"{origin}.{name}")
-                if own_name != name:
-                    continue
-                found = self._found(origin, steps)
-                if found is not None or not self._knows(origin):
-                    return found or statement, origin
-        for origin in everything:
-            found = self._found(origin, steps)
-            if found is not None:
-                return found, origin
-        return None, ""
+                elif own_name == name:
+                    found, where = self._find(origin, steps)
+                    if found is not None:
+                        return found, where
+                    if self._module(origin.partition(".")[0]) is None:  # compiled, or not installed: it is believed
+                        return statement, origin
+        return self._first_of(everything, steps)
 
-    def _bases(self, node: ast.ClassDef, place: str) -> Iterator[str]:
+    def _first_of(self, dotted: list[str], steps: int) -> tuple[ast.AST | None, str]:
+        found = (self._find(each, steps) for each in dotted)
+        return next(((node, place) for node, place in found if node is not None), (None, ""))
+
+    def _bases(self, node: ast.ClassDef, place: str) -> list[str]:
         module = place
         while module and self._module(module) is None:
             module = module.rpartition(".")[0]
-        for base in node.bases:
-            expression = base.value if isinstance(base, ast.Subscript) else base
-            parts = []
-            while isinstance(expression, ast.Attribute):
-                parts.append(expression.attr)
-                expression = expression.value
-            if isinstance(expression, ast.Name):
-                yield ".".join([module, expression.id, *reversed(parts)])
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        return [f"{module}.{ast.unparse(base)}" for base in bases]
 
     def _fields(self, dotted: str, node: ast.ClassDef) -> list[tuple[str, bool]]:
         """Of a dataclass, its bases' first."""
         fields: dict[str, bool] = {}
-        for base in self._bases(node, dotted):
+        for base in self._bases(node, self._find(dotted, _MOST_STEPS)[1]):
             above = self.find(base)
             if isinstance(above, ast.ClassDef):
                 fields |= dict(self._fields(base, above))
@@ -169,27 +147,18 @@ class Sources:
                 fields[statement.target.id] = statement.value is None
         return list(fields.items())
 
-    def _targets(self, statement: ast.Import | ast.ImportFrom, module: str) -> Iterator[tuple[str, str]]:
+    def _imports(self, statement: ast.stmt, module: str) -> Iterator[tuple[str, str]]:
         """Yield the names that an import gives, with what they stand for."""
-        for alias in statement.names:
-            if isinstance(statement, ast.Import):
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
                 top = alias.name.partition(".")[0]
                 yield alias.asname or top, alias.name if alias.asname else top
-                continue
-            above = statement.module or ""
-            if statement.level:
-                keep = module.split(".") if self._is_package(module) else module.split(".")[:-1]
-                keep = keep[: len(keep) - statement.level + 1]
-                above = ".".join([*keep, above] if above else keep)
-            yield alias.asname or alias.name, above if alias.name == "*" else f"{above}.{alias.name}"
-
-    def _knows(self, dotted: str) -> bool:
-        """Whether the sources of that package are here at all: what is compiled, or not installed, is believed."""
-        return self._module(dotted.partition(".")[0]) is not None
-
-    def _is_package(self, module: str) -> bool:
-        file = self._file(module)
-        return file is not None and file.stem == "__init__"
+        elif isinstance(statement, ast.ImportFrom):
+            file = self._file(module)
+            package = module if file is not None and file.stem == "__init__" else module.rpartition(".")[0]
+            above = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+            for alias in statement.names:
+                yield alias.asname or alias.name, above if alias.name == "*" else f"{above}.{alias.name}"
 
     def _module(self, dotted: str) -> ast.Module | None:
         if dotted not in self._modules:
@@ -220,64 +189,53 @@ def _problem(name: ForeignName, sources: Sources) -> str | None:
     taken = sources.parameters(name.name)
     if taken is None:
         return "is no function any more"
-    known = [each for each, _ in taken]
+    known = dict(taken)
     removed = [] if "**" in known else [each for each in name.parameters if each not in known]
-    new = [
-        each
-        for each, required in taken
-        if each not in name.parameters and each not in {"*", "**"} and (required or name.overridden)
-    ]
+    more = {each: required for each, required in taken if each not in {"**", *name.parameters}}
+    new = [each for each, required in more.items() if required or name.overridden]
     words = [f"no longer takes {', '.join(removed)}"] if removed else []
     words += [f"takes {', '.join(new)} as well"] if new else []
     return "; ".join(words) or None
 
 
-def _parameters(function: ast.AST) -> list[tuple[str, bool]]:
-    assert isinstance(function, _Function)  # noqa: S101  # the callers have looked
+def _parameters(function: _Function, *, bound: bool) -> list[tuple[str, bool]]:
+    """`bound`: without `self`."""
     arguments = function.args
     usual = [*arguments.posonlyargs, *arguments.args]
     required = len(usual) - len(arguments.defaults)
-    found = [(each.arg, place < required) for place, each in enumerate(usual)]
-    if arguments.vararg is not None:
-        found.append(("*", False))
-    found += [
-        (each.arg, default is None) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    ]
-    return [*found, ("**", False)] if arguments.kwarg is not None else found
+    found = [(each.arg, place < required) for place, each in enumerate(usual)][int(bound) :]
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    found += [(each.arg, default is None) for each, default in named]
+    return found if arguments.kwarg is None else [*found, ("**", False)]
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def _statements(within: ast.AST) -> Iterator[ast.stmt]:
     """Yield them, and those within conditions: what is imported in an `if` or a `try` counts as well."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.If | ast.Try | ast.With):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(statement, part, ()))
-            for handler in getattr(statement, "handlers", ()):
-                yield from _statements(handler.body)
+    for node in ast.iter_child_nodes(within):
+        if isinstance(node, ast.stmt):
+            yield node
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements(node)
+
+
+def _assigned(node: ast.AST) -> list[ast.AST]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target]) if each]
 
 
 def _defined(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return {statement.name}
-    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    names = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    return {each.id for each in names if isinstance(each, ast.Name)}
+    return {each.id for each in _assigned(statement) if isinstance(each, ast.Name)}
 
 
 def _member(node: ast.ClassDef, name: str) -> ast.AST | None:
     """Look for it in the class's own body, then for what its methods set of `self`."""
-    for statement in _statements(node.body):
-        if name in _defined(statement):
-            return statement
+    own = next((statement for statement in _statements(node) if name in _defined(statement)), None)
+    if own is not None:
+        return own
     for inner in ast.walk(node):
-        targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
-        for target in [each for one in targets for each in (one.elts if isinstance(one, ast.Tuple) else [one])]:
-            if (
-                isinstance(target, ast.Attribute)
-                and target.attr == name
-                and isinstance(target.value, ast.Name)
-                and target.value.id == "self"
-            ):
-                return inner
+        attributes = [each for each in _assigned(inner) if isinstance(each, ast.Attribute) and each.attr == name]
+        if any(isinstance(each.value, ast.Name) and each.value.id == "self" for each in attributes):
+            return inner
     return None

@@ -7,35 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from prometheus_client import CollectorRegistry
+
+from engine.backends import Backend
 from engine.backends.vllm import processes
-from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
 from engine.media import ImageLimits, Pictures, image_path, image_places
-from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
-from engine.pool.times import LoadTimes
-from engine.types import ChatRequest, ModelInfo, ModelLoad, TextRequest, Urgency
+from engine.pool.records import CompiledModels, LoadTimes
+from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
+from engine.types import ChatRequest, ImageRequest, ModelHealth, ModelInfo, ModelLoad, TextRequest, Urgency
+from engine.voices.types import SpeechRequest, Voice
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-    from engine.backends import Backend
     from engine.backends.diffusers.model import ImageModel
     from engine.backends.tts.model import SpeechModel
     from engine.backends.vllm.engine import VllmChat
-    from engine.config import Config, ModelSpec
-    from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
-    from engine.types import ChatRequest, ImageRequest, ModelHealth, TextRequest
-    from engine.voices.types import SpeechRequest, Voice
-
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 
@@ -66,41 +61,32 @@ class Engine:
         Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
         loads_dir = data_dir if keep_loads else None
-        self._compiled = CompiledModels(data_dir, processes.versions)
         self._config = config
         self._created = int(time.time())
-        self._pictures = Pictures(images or ImageLimits())
         self._loader = Loader(
             config,
             weights_dir,
-            self._pictures,
+            Pictures(images or ImageLimits()),
+            CompiledModels(data_dir, processes.versions),
             mark_files=mark_files,
             data_dir=loads_dir,
-            compiled=self._compiled,
             ram_gib=ram_gib,
             vllm_metrics=vllm_metrics,
         )
-        self._pool = Pool(
-            config.models.values(),
-            self._loader.load,
-            self._loader.ledger,
-            LoadTimes(loads_dir),
-        )
+        self._pool = Pool(config.models.values(), self._loader.load, self._loader.ledger, LoadTimes(loads_dir))
 
     async def start(self) -> None:
-        """Begin to load all models."""
         self._loader.prepare()
         self._pool.start()
 
     async def stop(self) -> None:
         """End all models gracefully (a few seconds); running requests fail."""
         await self._pool.stop()
-        self._clean_up()
+        self._loader.clean_up()
 
     async def terminate(self) -> None:
-        """End all models now."""
         await self._pool.terminate()
-        self._clean_up()
+        self._loader.clean_up()
 
     async def chat(self, request: ChatRequest, stream: TokenStream) -> TokenStream:
         """Answer a conversation: its steps go into `stream`, which is returned once the request has its turn.
@@ -118,24 +104,19 @@ class Engine:
         try:
             while True:
                 self._spec(request.model, ChatModelSpec)
-                release = await self._pool.acquire_for(request, sequences)
-                try:
+                with await self._pool.acquire_for(request, sequences) as acquired:
                     backend, spec = self._chat_backend(request.model)
-                    if isinstance(request, ChatRequest):
-                        check_request(spec, request)
-                        await backend.chat(request, stream)
-                    else:
-                        check_text(spec, request)
-                        await backend.text(request, stream)
-                except NotStartedError:  # an engine that dies costs what was running on it
-                    release()
-                    if request.urgency == Urgency.INTERACTIVE:
-                        raise
-                except BaseException:
-                    release()
-                    raise
-                else:
-                    stream.on_end(partial(_released, release))
+                    check_request(spec, request)
+                    try:
+                        if isinstance(request, ChatRequest):
+                            await backend.chat(request, stream)
+                        else:
+                            await backend.text(request, stream)
+                    except NotStartedError:  # an engine that dies costs what was running on it
+                        if request.urgency == Urgency.INTERACTIVE:
+                            raise
+                        continue
+                    stream.keep(acquired.pop_all())
                     return stream
         except BaseException as error:
             stream.refuse(error)
@@ -173,12 +154,7 @@ class Engine:
         """Lease a model until `stream` ends. What the block raises ends it."""
         try:
             self._spec(model, kind)
-            lease = await self._pool.acquire(model)
-        except BaseException as error:
-            stream.refuse(error)
-            raise
-        stream.on_end(lambda _: lease.release())
-        try:
+            stream.keep(await self._pool.acquire(model))
             yield
         except BaseException as error:
             stream.refuse(error)
@@ -211,7 +187,6 @@ class Engine:
         return tuple(name for name in self._config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """All models, in the order of models.yaml."""
         return tuple(self._info(health) for health in self._pool.health())
 
     def health(self) -> tuple[ModelHealth, ...]:
@@ -220,16 +195,16 @@ class Engine:
 
     def loads(self) -> tuple[ModelLoad, ...]:
         """How busy each model is that is loaded, and with what, in the order of models.yaml."""
-        later = self._loader.ledger.later()
+        later, served = self._loader.ledger.later(), self._loader.served
         return tuple(
             ModelLoad(
                 name,
                 one.admission.running,
                 one.admission.waiting,
-                one.pids,
-                self._loader.served(name),
-                later.get(name),
-                getattr(one, "compiled", None),
+                pids=one.pids,
+                served=served(name),
+                later_bytes=later.get(name),
+                compiled=getattr(one, "compiled", None),
             )
             for name, one in self._loaded()
         )
@@ -251,7 +226,7 @@ class Engine:
     @property
     def uncompiled(self) -> list[str]:
         """Models that would answer faster on this CPU if they were compiled once, in the order of models.yaml."""
-        return [name for name in self._config.models if name in self._compiled.lacking]
+        return [name for name in self._config.models if name in self._loader.compiled.lacking]
 
     @property
     def swaps(self) -> int:
@@ -294,14 +269,6 @@ class Engine:
         longest = spec.engine.max_output_tokens or context_length
         return replace(info, context_length=context_length, max_output_tokens=longest)
 
-    def _clean_up(self) -> None:
-        self._pictures.close()
-        self._loader.clean_up()
-
-
-def _released(release: Callable[[], None], _: BaseException | None) -> None:
-    release()
-
 
 _LACKS: dict[type, tuple[str, str]] = {
     ChatModelSpec: ("does not chat", "chat"),
@@ -314,32 +281,23 @@ def of_kind(spec: ModelSpec | None, kind: type[_Spec]) -> _Spec:
     """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
     if not isinstance(spec, kind):
         lacks, capability = _LACKS[kind]
-        raise UnsupportedCapabilityError(
-            f"This model {lacks}. Pick a model with the capability `{capability}`.", param="model"
-        )
+        raise _unsupported(lacks, capability, "model")
     return spec
 
 
-def check_request(spec: ChatModelSpec, request: ChatRequest) -> None:
+def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> None:
     """Raise `UnsupportedCapabilityError`, naming the field, or `RequestError` for a limit of the model."""
-    if request.tools and "function_calling" not in spec.capabilities:
-        raise UnsupportedCapabilityError(
-            "This model cannot call tools. Pick a model with the capability `function_calling`.",
-            param="tools",
-        )
-    if "vision" not in spec.capabilities and (places := image_places(request)):
-        raise UnsupportedCapabilityError(
-            "This model cannot see images. Pick a model with the capability `vision`.", param=image_path(*places[0])
-        )
-    _check_max_tokens(spec, request.max_tokens)
-
-
-def check_text(spec: ChatModelSpec, request: TextRequest) -> None:
-    """The same for plain texts."""
-    _check_max_tokens(spec, request.max_tokens)
-
-
-def _check_max_tokens(spec: ChatModelSpec, asked: int | None) -> None:
-    most = spec.engine.max_output_tokens
+    if isinstance(request, ChatRequest):
+        if request.tools and "function_calling" not in spec.capabilities:
+            raise _unsupported("cannot call tools", "function_calling", "tools")
+        if "vision" not in spec.capabilities and (places := image_places(request)):
+            raise _unsupported("cannot see images", "vision", image_path(*places[0]))
+    most, asked = spec.engine.max_output_tokens, request.max_tokens
     if most is not None and asked is not None and asked > most:
         raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")
+
+
+def _unsupported(lacks: str, capability: str, param: str) -> UnsupportedCapabilityError:
+    return UnsupportedCapabilityError(
+        f"This model {lacks}. Pick a model with the capability `{capability}`.", param=param
+    )

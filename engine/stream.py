@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
 from engine.errors import GenerationError
@@ -22,11 +23,10 @@ from engine.types import (
     ChatResult,
     ChatStep,
     FinishedImage,
-    FinishReason,
     ImageEvent,
     ImageProgress,
-    TokenLogprob,
     ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from engine.voices.types import SpeechChunk
@@ -46,8 +46,7 @@ class Stream(Generic[T]):
 
     `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
     `abort` is the maker's: called once if the reader closes first; it may return a future that is done when the work
-    has stopped. `dispatched_at` is when its turn came, by
-    `time.monotonic`; None while it waits.
+    has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits.
     """
 
     __slots__ = ("_aborting", "_error", "_finished", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "sink")
@@ -74,6 +73,10 @@ class Stream(Generic[T]):
         else:
             self._on_end.append(callback)
 
+    def keep(self, lease: ExitStack) -> None:
+        """Close it when the stream ends."""
+        self.on_end(lambda _: lease.close())
+
     def dispatched(self) -> None:
         """Maker: its turn has come. The first call counts."""
         if self.dispatched_at is None:
@@ -83,9 +86,7 @@ class Stream(Generic[T]):
         """Maker: add an item. What comes after the end is dropped."""
         if self._finished:
             return
-        waiter = self._waiter
-        waits = waiter is not None and not waiter.done()
-        if self.sink is not None and waits and not self._items:
+        if self.sink is not None and self._waiter is not None and not (self._waiter.done() or self._items):
             try:
                 if self.sink(item):
                     return
@@ -94,8 +95,7 @@ class Stream(Generic[T]):
             if self._finished:  # the sink has ended it
                 return
         self._queue(item)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._wake()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Maker: nothing more comes. The reader gets what is queued first, then the end or `error`."""
@@ -103,8 +103,7 @@ class Stream(Generic[T]):
             return
         self._finished = True
         self._error = error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake()
         callbacks, self._on_end = self._on_end, []
         while callbacks:
             self._call(callbacks.pop())
@@ -139,11 +138,9 @@ class Stream(Generic[T]):
         return self._finished
 
     async def __aenter__(self) -> Self:
-        """Close it at the end of the block."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """See `close`."""
         self.close()
 
     def __aiter__(self) -> Self:
@@ -165,6 +162,10 @@ class Stream(Generic[T]):
 
     def _queue(self, item: T) -> None:
         self._items.append(item)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _call(self, callback: OnEnd) -> None:
         try:
@@ -189,21 +190,18 @@ class TokenStream(Stream[ChatStep]):
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all answers so far."""
         return 0 if self.last is None else self.last.usage.completion_tokens
 
     def put(self, item: ChatStep) -> None:
-        """Maker: add what one engine step brought."""
         self.last = item
         super().put(item)
 
     def _queue(self, item: ChatStep) -> None:
         """Join it to an unread one where that is possible: a slow reader costs little memory per token."""
         joined = _joined(self._items[-1], item) if self._items else None
-        if joined is None:
-            self._items.append(item)
-        else:
-            self._items[-1] = joined
+        if joined is not None:
+            self._items.pop()
+        self._items.append(joined or item)
 
 
 class BoundedStream(Stream[T]):
@@ -236,7 +234,6 @@ class ImageStream(BoundedStream[ImageEvent]):
         self.images = 0
 
     def put(self, item: ImageEvent) -> None:
-        """Maker: add an event."""
         self.images += isinstance(item, FinishedImage) and not self.finished
         super().put(item)
 
@@ -251,7 +248,6 @@ class SpeechStream(BoundedStream[SpeechChunk]):
         self.seconds = 0.0
 
     def put(self, item: SpeechChunk) -> None:
-        """Maker: add a piece."""
         self.seconds += 0 if self.finished else item.seconds
         super().put(item)
 
@@ -271,48 +267,36 @@ def _joined(first: ChatStep, second: ChatStep) -> ChatStep | None:
 
 async def fold(steps: AsyncIterator[ChatStep]) -> ChatResult:
     """Read `steps` to their end. Raises what they raise, and `GenerationError` if a choice never finished."""
-    parts: dict[int, _Parts] = {}
+    deltas: defaultdict[int, list[ChatDelta]] = defaultdict(list)
     usage: Usage | None = None
     async for step in steps:
         usage = step.usage
         for delta in step.deltas:
-            parts.setdefault(delta.index, _Parts()).add(delta)
+            deltas[delta.index].append(delta)
     if usage is None:
         raise GenerationError("The model gave no answer. Send the request again.")
-    return ChatResult(tuple(parts[index].choice(index) for index in sorted(parts)), usage)
+    return ChatResult(tuple(_choice(index, deltas[index]) for index in sorted(deltas)), usage)
 
 
-@dataclass(slots=True)
-class _Parts:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
-    logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
-    stop_text: str | None = None
-
-    def add(self, delta: ChatDelta) -> None:
-        self.content.append(delta.content)
-        self.reasoning.append(delta.reasoning)
+def _choice(index: int, deltas: list[ChatDelta]) -> ChatChoice:
+    finish_reasons = [delta.finish_reason for delta in deltas if delta.finish_reason]
+    if not finish_reasons:
+        raise GenerationError("The model stopped in the middle of its answer. Send the request again.")
+    calls: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
+    for delta in deltas:
         for piece in delta.tool_calls:
-            if piece.index not in self.calls:
-                self.calls[piece.index] = (piece.id or "", piece.name or "", [])
-            self.calls[piece.index][2].append(piece.arguments)
-        if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
-        self.finish_reason = delta.finish_reason or self.finish_reason
-        self.stop_text = delta.stop_text or self.stop_text
+            calls[piece.index].append(piece)
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return ChatChoice(
+        index=index,
+        content="".join([delta.content for delta in deltas]),
+        reasoning="".join([delta.reasoning for delta in deltas]),
+        tool_calls=tuple(_tool_call(pieces) for _, pieces in sorted(calls.items())),
+        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+        finish_reason=finish_reasons[-1],
+        stop_text=next((delta.stop_text for delta in reversed(deltas) if delta.stop_text), None),
+    )
 
-    def choice(self, index: int) -> ChatChoice:
-        if self.finish_reason is None:
-            raise GenerationError("The model stopped in the middle of its answer. Send the request again.")
-        calls = (self.calls[position] for position in sorted(self.calls))
-        return ChatChoice(
-            index=index,
-            content="".join(self.content),
-            reasoning="".join(self.reasoning),
-            tool_calls=tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, arguments in calls),
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_text=self.stop_text,
-        )
+
+def _tool_call(pieces: list[ToolCallDelta]) -> ToolCall:
+    return ToolCall(pieces[0].id or "", pieces[0].name or "", "".join([piece.arguments for piece in pieces]))

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+# What a load does, for people, and how far it is, from 0 to 1
+Report: TypeAlias = Callable[[str, float], None]
 BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
 BeforeImages: TypeAlias = "Callable[[int], Awaitable[None]]"
 
@@ -35,25 +37,20 @@ class Urgency(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """One conversation to answer, already checked field by field.
+class GenerationRequest:
+    """What a conversation and plain texts to go on with have in common, already checked field by field.
 
-    `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention.
-    `request_id` is ours, never the client's. `cache_salt` separates prefix caches: requests share cached
-    prompts only with requests of the same salt. `owner` is who asks, an opaque name, and `queue_share` their weight:
-    what waits is served fairly between owners, by `urgency` first. `before_turn` is awaited once the prompt has been
-    counted, with its tokens and the most that all answers may have, before it waits for a turn; what it raises
-    refuses the request. Of a `whole` answer only the last step is wanted, with all of the text.
-    `max_tokens` None means as much as the model allows. With `continue_answer` the last message, an assistant's,
-    is the beginning of the answer, which holds only what follows it.
+    `request_id` is ours, never the client's. `max_tokens` holds for each answer; None means as much as the model
+    allows. `cache_salt` separates prefix caches: requests share cached prompts only with requests of the same salt.
+    `owner` is who asks, an opaque name, and `queue_share` their weight: what waits is served fairly between owners, by
+    `urgency` first. `before_turn` is awaited once the prompt has been counted, with its tokens and the most that all
+    answers may have, before it waits for a turn; what it raises refuses the request.
     """
 
     request_id: str
     model: str
-    messages: list[dict[str, Any]]
     temperature: float = 1.0
     top_p: float | None = None
-    top_k: int | None = None
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -61,6 +58,25 @@ class ChatRequest:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Mapping[str, float] | None = None
+    cache_salt: str | None = None
+    ignore_eos: bool = False
+    owner: str = ""
+    urgency: Urgency = Urgency.INTERACTIVE
+    queue_share: float = 1.0
+    before_turn: BeforeTurn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(GenerationRequest):
+    """One conversation to answer.
+
+    `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention. Of a `whole`
+    answer only the last step is wanted, with all of the text. With `continue_answer` the last message, an assistant's,
+    is the beginning of the answer, which holds only what follows it.
+    """
+
+    messages: list[dict[str, Any]]
+    top_k: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     tools: list[dict[str, Any]] | None = None
@@ -69,44 +85,20 @@ class ChatRequest:
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
-    ignore_eos: bool = False
-    owner: str = ""
     continue_answer: bool = False
-    urgency: Urgency = Urgency.INTERACTIVE
-    queue_share: float = 1.0
-    before_turn: BeforeTurn | None = None
     whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest:
-    """Texts to go on with, without a chat template, already checked field by field.
+class TextRequest(GenerationRequest):
+    """Texts to go on with, without a chat template.
 
     Each prompt is text, or token ids of this very model. Answer `i` to prompt `p` has the index `p * n + i`.
-    `max_tokens` holds for each answer; None means as much as the model allows. `top_logprobs` None means no
-    probabilities. The rest as in `ChatRequest`.
+    `top_logprobs` None means no probabilities.
     """
 
-    request_id: str
-    model: str
     prompts: tuple[str | tuple[int, ...], ...]
-    temperature: float = 1.0
-    top_p: float | None = None
-    n: int = 1
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[str, float] | None = None
     top_logprobs: int | None = None
-    cache_salt: str | None = None
-    ignore_eos: bool = False
-    owner: str = ""
-    urgency: Urgency = Urgency.INTERACTIVE
-    queue_share: float = 1.0
-    before_turn: BeforeTurn | None = None
 
 
 # The three that are made for every token are structs: a frozen dataclass takes ten times as long to make.
@@ -217,7 +209,6 @@ class ModelHealth:
     """What a model is doing right now. `phase` is for people; `progress` runs from 0 to 1.
 
     `remaining_seconds` is how long a load should take yet, going by the last one; None where that is not known.
-
     `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
     wrong with a failed model to anybody. `restarts` counts deaths since the start, `waiting` the requests that wait for
     a model that takes turns to be loaded.

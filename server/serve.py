@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED, Config, Engine, ModelHealth, ModelInfo
-from engine.pool.compiled import compiler
+from engine.pool.records import compiler
 from server.app import HearthApp, create_app
 from server.http.disconnect import Drain
 from server.http.protocol import http_config

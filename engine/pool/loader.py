@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from prometheus_client import CollectorRegistry
 
 from engine.backends import Backend
+from engine.backends.vllm import processes
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
@@ -23,22 +24,14 @@ from engine.placement.needs import Footprints, demo_need, own_folders, variants_
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
 from engine.placement.report import better_ones
-from engine.placement.types import Device, Placed, Plan, Refusal
-from engine.pool.compiled import CompiledModels
+from engine.placement.types import Placed, Plan, Refusal
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
+from engine.pool.records import CompiledModels
 from engine.process.spawning import with_variables
-from engine.types import Served
+from engine.types import Report, Served
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete
-
-if TYPE_CHECKING:
-    from engine.backends.diffusers.model import ImageModel
-    from engine.backends.tts.model import SpeechModel
-    from engine.backends.vllm.engine import VllmChat
-    from engine.backends.vllm.processes import StarterThread
-
-Report = Callable[[str, float], None]
 
 _log = logging.getLogger("hearth.plan")
 
@@ -51,10 +44,10 @@ class Loader:
         config: Config,
         weights_dir: Path,
         pictures: Pictures,
+        compiled: CompiledModels,
         *,
         mark_files: bool,
         data_dir: Path | None = None,
-        compiled: CompiledModels,
         ram_gib: float | None = None,
         vllm_metrics: bool = False,
     ) -> None:
@@ -62,23 +55,22 @@ class Loader:
 
         `ram_gib` is all the RAM that models may take; None: what is free, less a margin.
         """
-        self._weights_dir = weights_dir
-        self._data_dir = data_dir
+        self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
-        self._hardware = hardware_for(on_cpu=self._on_cpu(), ram_gib=ram_gib)
-        self.under_way = self.begun = 0
+        self._on_cpu = processes.runs_on_cpu()
+        self._hardware = hardware_for(on_cpu=self._on_cpu, ram_gib=ram_gib)
+        self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
         self._pictures = pictures
+        self.compiled = compiled
         self._mark_files = mark_files
-        self._compiled = compiled
         self._vllm_metrics = vllm_metrics
-        self._starters: dict[str, StarterThread] = {}
+        self._starters: dict[str, processes.StarterThread] = {}
         self._gpu_turn = asyncio.Lock()
         self.use(config, Voices(config, weights_dir))
 
     async def read_voices(self, config: Config) -> Voices:
-        """Look on the disk for the voices of these models."""
         return await asyncio.to_thread(Voices, config, self._weights_dir, self.voices)
 
     def use(self, config: Config, voices: Voices) -> None:
@@ -120,16 +112,11 @@ class Loader:
         return found
 
     def prepare(self) -> None:
-        """Set up what all engines share."""
-        from engine.backends.vllm import processes
-
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
         processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
 
     def clean_up(self) -> None:
-        """Remove what `prepare` made."""
-        from engine.backends.vllm import processes
-
+        self._pictures.close()
         processes.clean_up()
 
     async def load(self, spec: ModelSpec, report: Report) -> Backend:
@@ -141,11 +128,19 @@ class Loader:
         self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo))
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn():
-            alone = _Alone(self)
             before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
-            with alone, planned.on_its_gpus(spec):
-                backend = await self._load_real(planned, spec, folder, is_demo, report)
-            if alone.throughout:
+            alone = self._under_way == 0
+            self._under_way += 1
+            begun = self._begun = self._begun + 1
+            try:
+                with planned.on_its_gpus(spec):
+                    if isinstance(spec, ChatModelSpec):
+                        backend: Backend = await self._load_chat(spec, planned, folder, report, is_demo=is_demo)
+                    else:
+                        backend = await self._load_images(spec, planned, folder, report, is_demo=is_demo)
+            finally:
+                self._under_way -= 1
+            if alone and begun == self._begun:  # else what was taken cannot be told apart
                 try:
                     await asyncio.to_thread(planned.keep, spec, before)
                 except BaseException:  # cancelled: nobody will ever know of it
@@ -160,7 +155,6 @@ class Loader:
         return self.planned
 
     def served(self, model: str) -> Served | None:
-        """Return what a model was last loaded with."""
         load = self._loads.get(model)
         return None if load is None else load.served
 
@@ -168,54 +162,38 @@ class Loader:
         self._loads[spec.id] = _Load(spec, planned, served)
         self.ledger.take(spec.id, served.planned_bytes)
 
-    async def _load_real(
-        self,
-        planned: Planned,
-        spec: ChatModelSpec | ImageModelSpec,
-        folder: Path,
-        is_demo: bool,  # noqa: FBT001
-        report: Report,
-    ) -> Backend:
-        if isinstance(spec, ChatModelSpec):
-            leaves = planned.leaves_by_sleep(spec)
-            return await self._load_chat(planned.chat_spec(spec, is_demo=is_demo), folder, is_demo, leaves, report)
-        return await self._load_images(planned.image_spec(spec, is_demo=is_demo), folder, is_demo, report)
-
     async def _load_chat(
-        self,
-        spec: ChatModelSpec,
-        folder: Path,
-        is_demo: bool,  # noqa: FBT001
-        leaves: tuple[tuple[int, ...], int] | None,
-        report: Report,
-    ) -> VllmChat:
-        from prometheus_client import CollectorRegistry
-
+        self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
+    ) -> Backend:
         from engine.backends.vllm.engine import VllmChat
         from engine.backends.vllm.start import Launch, Sleep
 
-        starter, grammar_starter = self._starter(spec), self._starter_named("grammars")
-        metrics = CollectorRegistry() if self._vllm_metrics else None
-        self._check_cache(spec)
+        leaves = planned.leaves_by_sleep(spec)
         sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
+        spec = planned.chat_spec(spec, is_demo=is_demo)
+        self._check_cache(spec)
+        starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
+        metrics = CollectorRegistry() if self._vllm_metrics else None
         launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
-        if not self._on_cpu():
+        if not self._on_cpu:
             return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager))
-        if not self._compiled.choose(spec, folder):
+        if not self.compiled.choose(spec, folder):
             return await VllmChat.load(replace(launch, compiled=False))
-        with self._compiled.used(spec, folder):
+        with self.compiled.used(spec, folder):
             return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None))
 
-    async def _load_images(self, spec: ImageModelSpec, folder: Path, is_demo: bool, report: Report) -> ImageModel:  # noqa: FBT001
+    async def _load_images(
+        self, spec: ImageModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
+    ) -> Backend:
         from engine.backends.diffusers.model import ImageModel
 
+        spec, threads = planned.image_spec(spec, is_demo=is_demo), self._cpu_threads(spec)
         profile = spec.profile_of(demo=is_demo)
-        threads = self._cpu_threads(spec)
         return await ImageModel.load(
-            spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
+            spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report
         )
 
-    async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> SpeechModel:
+    async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:
         from engine.backends.tts.model import SpeechModel
 
         problem = self.voices.problem(spec.id)
@@ -225,14 +203,12 @@ class Loader:
         served = self.planned.served(spec, folder, is_demo=self.voices.only_demos(spec.id))
         self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
-        return await SpeechModel.load(
-            spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu(), report=report
-        )
+        return await SpeechModel.load(spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report)
 
     def _check_cache(self, spec: ChatModelSpec) -> None:
         """Raise `LoadError` for a KV cache that this machine can never hold; vLLM's own error names no knob of ours."""
         cache_gib, ram_gib = spec.engine.kv_cache_gib or 0.0, self._hardware.ram_bytes / GIB
-        if self._on_cpu() and cache_gib > ram_gib:
+        if self._on_cpu and cache_gib > ram_gib:
             raise LoadError(
                 f"{spec.id}: `kv_cache_gib` is {cache_gib:g}, and this machine has {ram_gib:.1f} GiB of RAM in all. "
                 "Lower it in models.yaml; null takes 1."
@@ -240,16 +216,11 @@ class Loader:
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[Any]:
         """On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory."""
-        return contextlib.nullcontext() if self._on_cpu() else self._gpu_turn
+        return contextlib.nullcontext() if self._on_cpu else self._gpu_turn
 
-    def _starter(self, spec: ModelSpec) -> StarterThread:
-        return self._starter_named(f"cpu-{spec.id}" if self._on_cpu() else "gpu")
-
-    def _starter_named(self, name: str) -> StarterThread:
-        from engine.backends.vllm.processes import StarterThread
-
+    def _starter(self, name: str) -> processes.StarterThread:
         if name not in self._starters:
-            self._starters[name] = StarterThread(name)
+            self._starters[name] = processes.StarterThread(name)
         return self._starters[name]
 
     def _cpu_threads(self, spec: ModelSpec) -> int:
@@ -257,36 +228,12 @@ class Loader:
         share = max(1, (os.cpu_count() or 1) // len(self._config.models))
         return spec.engine.cpu_threads or (1 if self.planned.is_demo(spec) else share)
 
-    @staticmethod
-    def _on_cpu() -> bool:
-        from engine.backends.vllm.processes import runs_on_cpu
-
-        return runs_on_cpu()
-
 
 @dataclass(frozen=True, slots=True)
 class _Load:
     spec: ModelSpec
     planned: Planned
     served: Served
-
-
-class _Alone:
-    """Notices whether any other model loaded during a load: then what was taken cannot be told apart."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.throughout = False
-
-    def __enter__(self) -> None:
-        self._alone = self._loader.under_way == 0
-        self._loader.under_way += 1
-        self._loader.begun += 1
-        self._mine = self._loader.begun
-
-    def __exit__(self, *_: object) -> None:
-        self._loader.under_way -= 1
-        self.throughout = self._alone and self._mine == self._loader.begun
 
 
 # The demos learned no longer conversations.
@@ -309,6 +256,8 @@ class Planned:
         self.plan: Plan | Refusal = plan(config, hardware, footprints, self._own, here)
         """What is served, of what is on the disk."""
         self._best = plan(config, hardware, footprints, self._own)
+        uses = self.plan.devices if isinstance(self.plan, Plan) else ()
+        self._devices = {use.device.index: use.device for use in uses}
         self._tell(config)
 
     def _tell(self, config: Config) -> None:
@@ -316,14 +265,15 @@ class Planned:
         if refused is not None:
             _log.error("%s. Smallest change: %s.", refused.message, refused.change)
         for model, variant in better_ones(config, self._best, self.plan).items():
-            placed = self.of(model)
-            if placed is not None and placed.variant is not None:
+            served = self.of(model).variant
+            if served is not None:
                 what = "%s is served with %s. %s, which is better, fits this machine: hearth weights pull %s"
-                _log.info(what, model, placed.variant.id, variant.id, model)
+                _log.info(what, model, served.id, variant.id, model)
 
-    def of(self, model: str) -> Placed | None:
-        """Return what the plan says of a model."""
-        return self.plan.of(model) if isinstance(self.plan, Plan) else None
+    def of(self, model: str) -> Placed:
+        """What the plan says of a model. One that takes nothing, where it says nothing."""
+        placed = self.plan.of(model) if isinstance(self.plan, Plan) else None
+        return placed or Placed(model, "unplanned")
 
     def folder(self, spec: ModelSpec) -> tuple[Path, bool]:
         """Return the folder to load, and whether it is the demo: the operator's own, else the plan's, else the demo.
@@ -346,15 +296,14 @@ class Planned:
         return found, False
 
     def is_demo(self, spec: ModelSpec) -> bool:
-        """Whether the demo would answer for a model."""
         return spec.demo is not None and self._real_folder(spec) is None
 
     def _real_folder(self, spec: ModelSpec) -> Path | None:
         own = self._weights_dir / spec.weights
         if own.is_dir():
             return own
-        placed = self.of(spec.id)
-        planned = None if placed is None or placed.variant is None else self._weights_dir / placed.variant.id
+        variant = self.of(spec.id).variant
+        planned = None if variant is None else self._weights_dir / variant.id
         return planned if planned is not None and is_complete(planned) else None
 
     def memory_plan(self, config: Config) -> MemoryPlan:
@@ -364,29 +313,24 @@ class Planned:
         """
         if not isinstance(self.plan, Plan):
             return MemoryPlan()
-        devices = {use.device.index: use.device for use in self.plan.devices}
-        budgets = {index: device.budget_bytes - self._asleep_bytes(index) for index, device in devices.items()}
-        return MemoryPlan(budgets, {spec.id: self._share(spec, devices) for spec in config.models.values()})
+        budgets = {}
+        for index, device in self._devices.items():
+            sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in self.plan.models)
+            budgets[index] = device.budget_bytes - asleep_bytes(sleepers)  # which they keep while another one is awake
+        shares = {}
+        for spec in config.models.values():
+            swaps = self.of(spec.id).swap_by is not None
+            shares[spec.id] = Share(self._bytes_on(spec), swaps, spec.keep_loaded, spec.unload_after_seconds)
+        return MemoryPlan(budgets, shares)
 
-    def _share(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> Share:
+    def _bytes_on(self, spec: ModelSpec) -> dict[int | None, int]:
         placed = self.of(spec.id)
-        swaps = placed is not None and placed.swap_by is not None
-        return Share(self._bytes_on(spec, devices), swaps, spec.keep_loaded, spec.unload_after_seconds)
-
-    def _asleep_bytes(self, index: int | None) -> int:
-        """Return what sleepers keep of a GPU while another one is awake."""
-        placed = self.plan.models if isinstance(self.plan, Plan) else ()
-        sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in placed)
-        return asleep_bytes(sleepers)
-
-    def _bytes_on(self, spec: ModelSpec, devices: Mapping[int | None, Device]) -> dict[int | None, int]:
-        placed = self.of(spec.id)
-        if placed is None or placed.need is None:
+        if placed.need is None:
             return {}
         if placed.state != "demo" and self.is_demo(spec):
-            need = demo_need(spec, tuple(devices.values()))
+            need = demo_need(spec, tuple(self._devices.values()))
             return dict.fromkeys(placed.gpus[:1] or (None,), need.weights_bytes)
-        sizes: dict[int | None, int] = dict.fromkeys(placed.gpus or (None,), placed.device_bytes)
+        sizes: dict[int | None, int] = dict.fromkeys(placed.places, placed.device_bytes)
         if placed.ram_bytes and placed.swap_by != "sleep":
             sizes[None] = sizes.get(None, 0) + placed.ram_bytes
         return sizes
@@ -394,14 +338,13 @@ class Planned:
     def leaves_by_sleep(self, spec: ChatModelSpec) -> tuple[tuple[int, ...], int] | None:
         """Return which GPUs a model leaves when it sleeps, and by how many bytes; None when it is ended instead."""
         placed = self.of(spec.id)
-        if placed is None or placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
+        if placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
             return None
         return placed.gpus, placed.device_bytes - ASLEEP_BYTES
 
     def served(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Served:
         """Say what a model is loaded with that is loaded from `folder`."""
-        devices = {use.device.index: use.device for use in self.plan.devices} if isinstance(self.plan, Plan) else {}
-        planned_bytes = self._bytes_on(spec, devices)
+        planned_bytes = self._bytes_on(spec)
         if is_demo:
             return Served("demo", spec.demo or "", planned_bytes)
         own = folder == self._weights_dir / spec.weights
@@ -409,9 +352,6 @@ class Planned:
 
     def chat_spec(self, spec: ChatModelSpec, *, is_demo: bool) -> ChatModelSpec:
         """Fill in what models.yaml leaves to the plan: context, split, and the memory in bytes."""
-        return spec.model_copy(update={"engine": spec.engine.model_copy(update=self._chat_values(spec, is_demo))})
-
-    def _chat_values(self, spec: ChatModelSpec, is_demo: bool) -> dict[str, Any]:  # noqa: FBT001
         placed, engine = self.of(spec.id), spec.engine
         values: dict[str, Any] = {}
         if is_demo:
@@ -419,7 +359,7 @@ class Planned:
             if self._on_gpu:
                 # Where no plan could be made, too, demos must leave each other room
                 values |= {"kv_cache_gib": _DEMO_KV_GIB, "gpu_memory_utilization": _DEMO_SHARE}
-        elif placed is not None and placed.need is not None and placed.variant is not None:
+        elif placed.need is not None and placed.variant is not None:
             # On a CPU a folder of one's own is served as ever: by its own configuration
             if self._on_gpu or spec.id not in self._own:
                 values = {"context_length": placed.need.context_length, "dtype": placed.variant.dtype}
@@ -427,47 +367,41 @@ class Planned:
                     values["kv_cache_gib"] = placed.kv_bytes / GIB
             if placed.gpus:
                 values["tensor_parallel_size"] = placed.need.split
-        if placed is not None and placed.utilization is not None:
+        if placed.utilization is not None:
             values["gpu_memory_utilization"] = placed.utilization
         # null and auto leave it open, like a key that is not there
         said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
-        return {key: value for key, value in values.items() if key not in said}
+        left = {key: value for key, value in values.items() if key not in said}
+        return spec.model_copy(update={"engine": engine.model_copy(update=left)})
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
         """Run the planned variant by its own profile."""
-        placed = self.of(spec.id)
-        variant = None if placed is None else placed.variant
+        variant = self.of(spec.id).variant
         if is_demo or variant is None or spec.id in self._own:
             return spec
-        engine = spec.engine
-        if variant.offload is not None and engine.offload is None:
-            engine = engine.model_copy(update={"offload": variant.offload})
-        if variant.dtype != "auto" and engine.dtype is None:
-            engine = engine.model_copy(update={"dtype": variant.dtype})
+        values: dict[str, Any] = {}
+        if variant.offload is not None and spec.engine.offload is None:
+            values["offload"] = variant.offload
+        if variant.dtype != "auto" and spec.engine.dtype is None:
+            values["dtype"] = variant.dtype
+        engine = spec.engine.model_copy(update=values)
         return spec.model_copy(update={"profile": variant.profile or spec.profile, "engine": engine})
 
-    @contextlib.contextmanager
-    def on_its_gpus(self, spec: ModelSpec) -> Iterator[None]:
+    def on_its_gpus(self, spec: ModelSpec) -> contextlib.AbstractContextManager[None]:
         """Have processes that start meanwhile see the model's GPUs only. One model at a time."""
-        placed = self.of(spec.id)
-        if placed is None or not placed.gpus:
-            yield
-            return
-        ours = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        with with_variables(ours):
-            yield
+        gpus = ",".join(map(str, self.of(spec.id).gpus))
+        return with_variables({"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {})
 
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
         """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""
         placed = self.of(spec.id)
-        if is_demo or self._data_dir is None or spec.id in self._own or placed is None or placed.variant is None:
-            return None
-        return _taken(placed)
+        unknown = is_demo or self._data_dir is None or spec.id in self._own or placed.variant is None
+        return None if unknown else _taken(placed)
 
     def keep(self, spec: ModelSpec, before: dict[int, int] | None) -> None:
         """Keep what a model took that was loaded since `before`, while nothing else took or freed memory. Blocks."""
         placed = self.of(spec.id)
-        if before is None or self._data_dir is None or placed is None or not (placed.variant and placed.need):
+        if before is None or self._data_dir is None or not (placed.variant and placed.need):
             return
         took = max(used - before.get(place, 0) for place, used in _taken(placed).items()) - placed.kv_bytes
         device = self._names[placed.gpus[0]] if placed.gpus else "RAM"

@@ -1,7 +1,7 @@
 """The ledger of memory: what is planned for each model, what each really has, and which are on their way in or out.
 
 A plan that changed takes effect at a model's next load, not before: the ledger keeps both in truth. The plan itself is
-made in placement.py, and eviction.py decides which models come and go. Bytes by device: a GPU's index, None for RAM.
+made in placement/, and leases.py decides which models come and go. Bytes by device: a GPU's index, None for RAM.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Device = int | None
 Bytes = Mapping[Device, int]
 State = Literal["out", "coming", "in", "leaving"]
 
-_NOTHING: Bytes = MappingProxyType({})
 # Less than this, and less than a sixteenth, is not worth a message.
 _WORTH_SAYING_BYTES = 64 << 20
 
@@ -37,7 +35,7 @@ class Share:
 
     @property
     def evictable(self) -> bool:
-        """Whether it comes and goes, as eviction.py decides."""
+        """Whether it comes and goes, as leases.py decides."""
         return bool(self.bytes_on) and (self.swaps or self.unload_after_seconds is not None)
 
 
@@ -65,12 +63,10 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Say that something has changed."""
         self._next.set()
         self._next = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return at the next change."""
         await self._next.wait()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -88,7 +84,6 @@ class Ledger:
         self.changes = Changes()
 
     def plan(self, plan: MemoryPlan) -> None:
-        """From now on this is planned."""
         self._plan = plan
         for name, entry in self._entries.items():
             if entry.state == "leaving" and not self.is_evictable(name):
@@ -97,13 +92,11 @@ class Ledger:
 
     @property
     def evictable(self) -> dict[str, Share]:
-        """Models that come and go, as eviction.py decides; all others stay."""
+        """Models that come and go, as leases.py decides; all others stay."""
         return {name: share for name, share in self._plan.shares.items() if share.evictable}
 
     def is_evictable(self, name: str) -> bool:
-        """Whether it is one of them."""
-        share = self._plan.shares.get(name)
-        return share is not None and share.evictable
+        return self._share(name).evictable
 
     def evictable_budgets(self) -> dict[Device, int]:
         """Return what evictable models may take together: what others leave, and at least what the largest takes."""
@@ -121,17 +114,10 @@ class Ledger:
         """Return where a model is: out, granted memory and coming, in, or told to leave."""
         return self._entries[name].state
 
-    def grant(self, name: str) -> None:
-        """It may be loaded, or woken: its memory is its own until `release`."""
-        self._move(name, "coming")
-
-    def loaded(self, name: str) -> None:
-        """It answers now."""
-        self._move(name, "in")
-
-    def evict(self, name: str) -> None:
-        """It is to leave as soon as no request uses it."""
-        self._move(name, "leaving")
+    def move(self, name: str, state: State) -> None:
+        """Coming: it may be loaded or woken; its memory is its own until `release`. Leaving: when its leases end."""
+        self._entries[name].state = state
+        self.changes.notify()
 
     def release(self, name: str, *, asleep: bool = False) -> None:
         """It has nothing any more; asleep, it comes back with what it had."""
@@ -139,13 +125,11 @@ class Ledger:
         entry.has, entry.ending, entry.asleep = None, False, asleep
         if not asleep:
             entry.again = None
-        self._move(name, "out")
+        self.move(name, "out")
 
     def take(self, name: str, took: Bytes) -> None:
         """It is being loaded with so much."""
-        entry = self._entries[name]
-        entry.has = entry.again = took
-        entry.asleep = False
+        self._entries[name] = replace(self._entries[name], has=took, again=took, asleep=False)
 
     def forget(self, names: Iterable[str]) -> None:
         """These take what is planned when they are loaded again, and in no case what they had."""
@@ -175,7 +159,7 @@ class Ledger:
 
     def most(self, name: str) -> Bytes:
         """Return what it may take until models.yaml is read again: what it has or had, or what is planned."""
-        again, need = self._entries[name].again or _NOTHING, self._need(name)
+        again, need = self._entries[name].again or {}, self._share(name).bytes_on
         return {device: max(again.get(device, 0), need.get(device, 0)) for device in {**again, **need}}
 
     def later(self) -> dict[str, Bytes]:
@@ -188,44 +172,33 @@ class Ledger:
         found: set[str] = set()
         for device, budget in self._plan.budgets.items():
             while self._planned_on(device, renewed=found) > budget:
-                more = {name: self._surplus(name, device) for name in there - found}
-                name = max(sorted(more), key=more.__getitem__, default=None)
+                more = {name: self._surplus(name, device) for name in sorted(there - found)}
+                name = max(more, key=more.__getitem__, default=None)
                 if name is None or more[name] <= 0:
                     break
                 found.add(name)
         return found
 
-    def _move(self, name: str, state: State) -> None:
-        self._entries[name].state = state
-        self.changes.notify()
-
-    def _need(self, name: str) -> Bytes:
-        share = self._plan.shares.get(name)
-        return _NOTHING if share is None else share.bytes_on
+    def _share(self, name: str) -> Share:
+        return self._plan.shares.get(name) or Share({})
 
     def _next_load(self, name: str) -> Bytes:
-        return self._need(name) if self.takes_what_is_planned(name) else self._entries[name].again or _NOTHING
+        again = None if self.takes_what_is_planned(name) else self._entries[name].again
+        return self._share(name).bytes_on if again is None else again
 
     def _must_wait(self, name: str, new: Bytes) -> bool:
         """Whether others have memory that it needs, and are going to leave. Where none is, waiting would be in vain."""
+        others = {other: entry.has for other, entry in self._entries.items() if other != name and entry.has}
         for device, budget in self._plan.budgets.items():
-            others = {
-                other: entry.has.get(device, 0)
-                for other, entry in self._entries.items()
-                if other != name and entry.has is not None
-            }
-            lacks = bool(new.get(device)) and sum(others.values()) + new.get(device, 0) > budget
-            if lacks and any(size and self._leaves(other, name) for other, size in others.items()):
+            sizes = {other: has.get(device, 0) for other, has in others.items()}
+            lacks = bool(new.get(device)) and sum(sizes.values()) + new.get(device, 0) > budget
+            if lacks and any(size and self._leaves(other, name) for other, size in sizes.items()):
                 return True
         return False
 
     def _leaves(self, name: str, other: str) -> bool:
         """Whether a model leaves for another one: by a reload, or by eviction, which is granted the other's share."""
-        return self._entries[name].ending or (self._swaps(name) and not self._swaps(other))
-
-    def _swaps(self, name: str) -> bool:
-        share = self._plan.shares.get(name)
-        return share is not None and share.swaps
+        return self._entries[name].ending or (self._share(name).swaps and not self._share(other).swaps)
 
     def _planned_on(self, device: Device, renewed: Collection[str]) -> int:
         """Return what all take that there are to be, if these take what is planned and the others what they have."""
@@ -243,10 +216,10 @@ class Ledger:
         again = self._entries[name].again
         if again is None or name not in self._plan.shares:
             return 0
-        return again.get(device, 0) - self._need(name).get(device, 0)
+        return again.get(device, 0) - self._share(name).bytes_on.get(device, 0)
 
     def _differs(self, name: str) -> bool:
-        entry, need = self._entries[name], self._need(name)
+        entry, need = self._entries[name], self._share(name).bytes_on
         if entry.has is None or entry.ending:
             return False
         has = entry.has

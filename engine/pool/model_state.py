@@ -15,7 +15,7 @@ from typing import Literal
 from engine.backends import Backend
 from engine.config import ModelSpec
 from engine.errors import ModelLoadingError, UnavailableError, engine_died
-from engine.pool.times import LoadTimes
+from engine.pool.records import LoadTimes
 from engine.types import ModelHealth, ModelStatus
 
 NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
@@ -29,7 +29,7 @@ _log = logging.getLogger("hearth.pool")
 
 _LONGEST_RETRY_SECONDS = 60
 _SEE_LOG = "The server's log says why."
-
+_ASK = "Ask whoever runs this server: its log says why."
 
 _LONGEST_BACKOFF_SECONDS = 60.0
 STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
@@ -40,29 +40,16 @@ REST_SECONDS = 600.0
 Verdict = Literal["again", "rest", "never"]
 
 
+@dataclass(slots=True)
 class Streak:
     """The failures of one model in a row: starts that failed, and deaths within a minute of being ready."""
 
-    def __init__(self) -> None:
-        self.failures = 0
-        self._ready_at: float | None = None
-        self._refused = False
-
-    def refused(self) -> None:
-        """It can never be loaded as it is configured."""
-        self._refused = True
-
-    def start_failed(self) -> None:
-        """Its engine did not start."""
-        self.failures += 1
-
-    def ready(self, now_seconds: float) -> None:
-        """It answers now. Only time tells whether that ends the streak."""
-        self._ready_at = now_seconds
+    failures: int = 0
+    ready_at: float | None = None  # only time tells whether that ends the streak
+    refused: bool = False  # it can never be loaded as it is configured
 
     def died(self, now_seconds: float) -> None:
-        """Its engine is gone."""
-        ready_at = now_seconds if self._ready_at is None else self._ready_at
+        ready_at = now_seconds if self.ready_at is None else self.ready_at
         self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
 
     @property
@@ -72,7 +59,7 @@ class Streak:
         A model that was never ready is most likely not configured for this machine. One that was can be brought down by
         what is sent to it, and must come back by itself when that has passed.
         """
-        if self._refused or (self._ready_at is None and self.failures >= _FIRST_LOAD_ATTEMPTS):
+        if self.refused or (self.ready_at is None and self.failures >= _FIRST_LOAD_ATTEMPTS):
             return "never"
         return "rest" if self.failures >= _MOST_FAILURES else "again"
 
@@ -89,7 +76,7 @@ def backoff_seconds(failures: int) -> float:
 
 @dataclass(slots=True)
 class ModelState:
-    """What is known of a model, made in an event loop. What changes its state is for the pool alone."""
+    """What is known of a model, made in an event loop. Only the pool changes its state, which calls `changed`."""
 
     spec: ModelSpec
     status: ModelStatus = "loading"
@@ -110,6 +97,7 @@ class ModelState:
     wanted: ModelSpec | None = field(init=False)  # None: it is to go
     stale: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # whenever it is not loading
+    changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.wanted = self.spec
@@ -132,11 +120,12 @@ class ModelState:
         self.spec, self.streak = self.wanted, Streak()
         return True
 
-    def enter(self, status: ModelStatus, phase: str, progress: float) -> None:
+    def enter(self, status: ModelStatus, phase: str) -> None:
         """Change the state. Raises `ValueError` if it cannot follow the present one: a bug of ours."""
         if status not in NEXT[self.status]:
             raise ValueError(f"{self.spec.id}: {status} cannot follow {self.status}")
-        self.status, self.phase, self.progress, self.since = status, phase, progress, self.clock()
+        self.status, self.phase, self.since = status, phase, self.clock()
+        self.progress = 1.0 if status == "ready" else 0.0
         if status == "unloaded":
             self.died = False  # what died is gone, and nothing restarts before somebody asks
         if status == "loading":
@@ -144,13 +133,14 @@ class ModelState:
             self.phases = [(phase, self.since)]
         else:
             self.settled.set()
+        self.changed()
 
     def enter_phase(self, phase: str) -> None:
         """Say what it does, in the same state."""
         self.phase, self.since = phase, self.clock()
+        self.changed()
 
     def load_on(self, phase: str, progress: float) -> None:
-        """Say how far the load is."""
         self.phase, self.progress = phase, progress
         self.phases.append((phase, self.clock()))
 
@@ -168,38 +158,34 @@ class ModelState:
         self.backend = backend
         self.died = False
         self.error = self.reason = None
-        self.streak.ready(self.clock())
-        self.enter("ready", "ready", 1.0)
+        self.streak.ready_at = self.clock()
+        self.enter("ready", "ready")
 
     def lose(self) -> None:
-        """Its process is gone."""
         self.backend = None
         self.restarts += 1
         self.died = True
         self.streak.died(self.clock())
-        if self.streak.verdict == "again":
-            self.enter("loading", "restarting after its engine died", 0.0)
-        else:
-            self._give_up()
+        self._go_on("restarting after its engine died")
 
     def refuse(self, error: str) -> None:
         """It cannot be loaded as it is configured. `error` is for the operator alone."""
-        self.streak.refused()
+        self.streak.refused = True
         self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
-        self.enter("failed", "failed", 0.0)
+        self.enter("failed", "failed")
 
     def fail(self) -> None:
         """Its engine did not start, this time: say what follows."""
-        self.streak.start_failed()
-        if self.streak.verdict == "again":
-            self.error = f"The engine did not start. {_SEE_LOG}"
-            self.enter("loading", f"did not start; trying again in {self.streak.pause_seconds:.0f} s", 0.0)
-        else:
-            self._give_up()
+        self.streak.failures += 1
+        self.error = f"The engine did not start. {_SEE_LOG}"
+        self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s")
 
-    def _give_up(self) -> None:
-        """For good, or for a long while."""
+    def _go_on(self, phase: str) -> None:
+        """Load it again, or give it up: for good, or for a long while."""
         streak = self.streak
+        if streak.verdict == "again":
+            self.enter("loading", phase)
+            return
         if streak.verdict == "never":
             self.reason = f"Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
         else:
@@ -209,7 +195,7 @@ class ModelState:
             )
         self.error = self.reason
         _log.error("%s: %s", self.spec.id, self.reason)
-        self.enter("failed", "failed", 0.0)
+        self.enter("failed", "failed")
 
     @property
     def given_up(self) -> bool:
@@ -231,8 +217,15 @@ class ModelState:
 
     def unavailable(self) -> UnavailableError:
         """Say why it is not handed out, and for how long."""
+        if self.status == "failed" and self.streak.verdict == "never":
+            return UnavailableError(f"This model could not be loaded. {_ASK}", retry_after_seconds=None)
         if self.status == "failed":
-            return self._failed()
+            rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
+            return UnavailableError(
+                f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s "
+                f"before it is started again. {_ASK}",
+                retry_after_seconds=rest_seconds,
+            )
         if self.died or self.backend is not None:
             return engine_died()
         remaining = self.remaining_seconds()
@@ -243,19 +236,7 @@ class ModelState:
             retry_after_seconds=min(max(math.ceil(remaining), 1), _LONGEST_RETRY_SECONDS),
         )
 
-    def _failed(self) -> UnavailableError:
-        ask = "Ask whoever runs this server: its log says why."
-        if self.streak.verdict == "never":
-            return UnavailableError(f"This model could not be loaded. {ask}", retry_after_seconds=None)
-        rest_seconds = max(1, math.ceil(self.since + REST_SECONDS - self.clock()))
-        return UnavailableError(
-            f"This model failed {self.streak.failures} times in a row and is left alone for {rest_seconds} s before it "
-            f"is started again. {ask}",
-            retry_after_seconds=rest_seconds,
-        )
-
     def health(self) -> ModelHealth:
-        """Return what it is doing."""
         remaining = self.remaining_seconds()
         return ModelHealth(
             id=self.spec.id,

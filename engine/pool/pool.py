@@ -18,13 +18,12 @@ from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.errors import LoadError, UnknownModelError
-from engine.pool.leases import Lease, Leases
+from engine.pool.leases import Leases
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
-from engine.pool.times import LoadTimes
-from engine.types import ChatRequest, ModelHealth, TextRequest, Urgency
+from engine.pool.records import LoadTimes
+from engine.types import GenerationRequest, ModelHealth, Report, Urgency
 
-Report = Callable[[str, float], None]
 Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
@@ -37,7 +36,7 @@ class Pool:
         self, specs: Iterable[ModelSpec], load: Load, ledger: Ledger | None = None, times: LoadTimes | None = None
     ) -> None:
         """`ledger`: the memory that models share; None: there is enough. `times`: how long earlier loads took."""
-        self._new_model = partial(ModelState, times=times or LoadTimes())
+        self._new_model = partial(ModelState, times=times or LoadTimes(), changed=self._notify)
         self._models = {spec.id: self._new_model(spec) for spec in specs}
         self._load = load
         self._ledger = ledger or Ledger()
@@ -99,56 +98,40 @@ class Pool:
             raise model.unavailable()
         return model.backend
 
-    async def acquire(self, name: str) -> Lease:
-        """Lease a model for a request. One that comes and goes is waited for and stays meanwhile; others: see `get`."""
+    async def acquire(self, name: str) -> contextlib.ExitStack:
+        """Lease a model until what is returned is closed. One that comes and goes is waited for; others: see `get`."""
         self._model(name)  # raises: it is unknown
         return await self._leases.acquire(name, partial(self._is_loaded, name))
 
-    async def acquire_for(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
-        """Lease the model of a chat or text request, which has so many sequences. Returns what releases it.
+    async def acquire_for(self, request: GenerationRequest, sequences: int) -> contextlib.ExitStack:
+        """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
 
         An interactive one keeps what can wait from starting. What can wait is admitted first, and waits for its model
         if that is being restarted. The order matters: a leased model is not evicted, so that with a lease nothing may
         be waited for that can be taken by a request which waits for that model. Raises like `get`.
         """
-        if request.urgency != Urgency.INTERACTIVE:
-            return await self._acquire_after_admission(request, sequences)
-        lease = await self.acquire(request.model)
-        try:
-            self.get(request.model)
-            admission = self._admissions[request.model]
-        except BaseException:
-            lease.release()
-            raise
-        admission.begin_interactive()
-
-        def release() -> None:
-            admission.end_interactive()
-            lease.release()
-
-        return release
-
-    async def _acquire_after_admission(self, request: ChatRequest | TextRequest, sequences: int) -> Callable[[], None]:
-        await self.revived(request.model)  # before it waits: an unknown model is refused at once
-        ticket = self._admissions[request.model].enter(
-            request.owner,
-            prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
-            max_tokens=0,
-            sequences=sequences,
-            weight=request.queue_share,
-            urgency=request.urgency,
-        )
-        async with contextlib.AsyncExitStack() as acquired:
-            await acquired.enter_async_context(ticket)
-            lease = acquired.enter_context(await self.acquire(request.model))
-            await self.revived(request.model)
-            acquired.pop_all()
-
-        def release() -> None:
-            lease.release()
-            ticket.end(cut_off=False)
-
-        return release
+        name, interactive = request.model, request.urgency == Urgency.INTERACTIVE
+        with contextlib.ExitStack() as acquired:
+            if not interactive:
+                await self.revived(name)  # before it waits: an unknown model is refused at once
+                ticket = self._admissions[name].enter(
+                    request.owner,
+                    prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
+                    max_tokens=0,
+                    sequences=sequences,
+                    weight=request.queue_share,
+                    urgency=request.urgency,
+                )
+                await ticket.begin()
+                acquired.callback(ticket.end, cut_off=False)
+            acquired.enter_context(await self.acquire(name))
+            if interactive:
+                self.get(name)
+                self._admissions[name].begin_interactive()
+                acquired.callback(self._admissions[name].end_interactive)
+            else:
+                await self.revived(name)
+            return acquired.pop_all()
 
     def _size_admissions(self) -> None:
         for model in self._models.values():
@@ -156,11 +139,8 @@ class Pool:
             if not isinstance(spec, ChatModelSpec):
                 continue
             sequences = spec.engine.max_num_seqs - spec.engine.places_for_people
-            room = Room.before_rendering(sequences, beside_interactive=max(1, sequences // 32))
-            if spec.id in self._admissions:
-                self._admissions[spec.id].resize(room)
-            else:
-                self._admissions[spec.id] = Admission(room)
+            room = Room(sequences, waiting=0, beside_interactive=max(1, sequences // 32))
+            self._admissions.setdefault(spec.id, Admission(room)).resize(room)
 
     def _is_loaded(self, name: str) -> bool:
         model = self._model(name)
@@ -181,22 +161,18 @@ class Pool:
         look(name)
 
     def health(self) -> tuple[ModelHealth, ...]:
-        """What every model is doing, in the order of models.yaml."""
         wanted = [model for model in self._models.values() if model.wanted is not None]
         return tuple(replace(model.health(), waiting=self._leases.waiting(model.spec.id)) for model in wanted)
 
     async def wait_for_change(self) -> None:
-        """Return when any model's state or phase has changed since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
     @property
     def swaps(self) -> int:
-        """How often models were evicted for another one."""
         return self._leases.swaps
 
     async def hopeless(self) -> None:
-        """Return when every model has failed for good: nothing can be served until somebody changes something."""
         await self._hopeless.wait()
 
     def _notify(self) -> None:
@@ -235,15 +211,13 @@ class Pool:
             await first_of(asyncio.sleep(model.streak.pause_seconds), model.stale.wait())
             if model.stale.is_set() or not await self._memory_granted(model):
                 return
-            model.enter("loading", "waiting for its turn", 0.0)
-            self._notify()
+            model.enter("loading", "waiting for its turn")
             backend = await self._try_load(model)
             if backend is not None:
                 self._leases.loaded(model.spec.id)
                 await self._live(model, backend)
             if model.stale.is_set() or model.status != "loading" or not self._leases.has_memory(model.spec.id):
                 self._ledger.release(model.spec.id)  # else it starts again, in the memory that it has
-            self._notify()
 
     async def _memory_granted(self, model: ModelState) -> bool:
         """Wait for memory, if it shares that with others. False: it is to become something else first."""
@@ -252,8 +226,7 @@ class Pool:
             self._ledger.release(name)  # evicted while it was being restarted
             if model.status != "unloaded":
                 reason = "not loaded: it shares memory with others, and is loaded when it is asked for"
-                model.enter("unloaded", reason, 0.0)
-                self._notify()
+                model.enter("unloaded", reason)
         await first_of(self._leases.until_granted(name), model.stale.wait())
         if model.stale.is_set():
             self._ledger.release(name)
@@ -264,19 +237,15 @@ class Pool:
         while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
             model.become_ready(backend)
             self._leases.loaded(model.spec.id)
-            self._notify()
         model.backend, model.leaving = None, backend
         if backend.died.is_set():
             _log.error("%s: its engine is gone", model.spec.id)
             model.lose()
-            self._notify()
         elif model.stale.is_set():
-            model.enter("loading", "waiting for the last answers of its old configuration", 0.0)
-            self._notify()
+            model.enter("loading", "waiting for the last answers of its old configuration")
             await first_of(backend.idle(), backend.died.wait())
         elif model.status != "unloaded":
-            model.enter("unloaded", "evicted: others need its memory", 0.0)
-            self._notify()
+            model.enter("unloaded", "evicted: others need its memory")
         await end(backend)
         model.leaving = None
 
@@ -290,13 +259,11 @@ class Pool:
         name = model.spec.id
         _log.info("%s is evicted", name)
         model.backend, model.leaving = None, backend
-        model.enter("sleeping", "evicted: others need its memory", 0.0)
-        self._notify()
+        model.enter("sleeping", "evicted: others need its memory")
         if not await backend.sleep():
             return False
         model.enter_phase("asleep: its weights wait in RAM until it is asked for")
         self._ledger.release(name, asleep=True)
-        self._notify()
         await first_of(self._leases.until_granted(name), backend.died.wait(), model.stale.wait())
         if backend.died.is_set() or model.stale.is_set():
             return False
@@ -318,15 +285,12 @@ class Pool:
         except LoadError as error:
             _log.error("%s cannot be loaded. %s", model.spec.id, error.message)  # ours, no trace needed
             model.refuse(error.message)
-            self._notify()
             return None
         except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", model.spec.id)
             model.fail()
-            self._notify()
             return None
         model.become_ready(backend)
-        self._notify()
         return backend
 
     def _report(self, model: ModelState, phase: str, progress: float) -> None:
@@ -339,8 +303,7 @@ class Pool:
         taken = [backend for model in models for backend in (model.backend, model.leaving) if backend is not None]
         for model in models:
             model.backend = model.leaving = None
-            model.enter("unloaded", "stopped", 0.0)
-        self._notify()
+            model.enter("unloaded", "stopped")
         return taken
 
     async def _cancel_tasks(self) -> None:

@@ -1,1 +1,1 @@
-"""A model in a child process: parent.py is the server's half, child.py the other, service.py what a model must be."""
+"""A model in a child process: parent.py is the server's half, child.py the other, protocol.py what they say."""

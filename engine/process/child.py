@@ -15,27 +15,9 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, GenerationError, LoadError, OverloadedError, RequestError
-from engine.process.protocol import (
-    Cancel,
-    Done,
-    Event,
-    Failed,
-    FrameError,
-    FrameReader,
-    FromParent,
-    Load,
-    LoadFailed,
-    Loading,
-    Ping,
-    Pong,
-    Ready,
-    Shutdown,
-    Submit,
-    ToParent,
-    to_frame,
-)
-from engine.process.service import Service, ShutdownRequested
+from engine.errors import EngineError, GenerationError, LoadError
+from engine.process import protocol
+from engine.process.protocol import FrameError, FrameReader, Service, ShutdownRequested, to_frame
 from engine.process.spawning import end_with_maker_of
 
 _log = logging.getLogger("hearth.worker")
@@ -65,20 +47,19 @@ class Child:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._reader: FrameReader[FromParent] = FrameReader(FromParent)
-        self._asked: Load[msgspec.Raw] | None = None
+        self._reader: FrameReader[protocol.FromParent] = FrameReader(protocol.FromParent)
+        self._asked: protocol.Load[msgspec.Raw] | None = None
         self._service: Service | None = None
         self._open_jobs: set[int] = set()
         self._ending = False
 
     def run(self) -> int:
-        """Load and serve; return the exit status."""
         try:
             self._serve(self._load())
         except ShutdownRequested:
             return 0
         except LoadError as error:
-            self._send(LoadFailed(error.message))
+            self._send(protocol.LoadFailed(error.message))
         except Exception as error:  # noqa: BLE001  # last resort: a fresh process takes over
             _log_trace("The worker ends, because of", error, with_message=self._service is None)
         return 1
@@ -89,15 +70,13 @@ class Child:
         module, _, name = self._asked.service.partition(":")
         before = gc.get_threshold()
         gc.set_threshold(*_THRESHOLDS_AT_LOAD)
-        try:
-            opened: Service = getattr(importlib.import_module(module), name)(self._asked.options, self, self._report)
-        finally:
-            gc.set_threshold(*before)
+        opened: Service = getattr(importlib.import_module(module), name)(self._asked.options, self, self._report)
+        gc.set_threshold(*before)
         # What the load left in cycles goes now; the rest stays, and no job has to wait while it is looked through.
         gc.collect()
         gc.freeze()
         self._service = opened
-        self._send(Ready(opened.info))
+        self._send(protocol.Ready(opened.info))
         return opened
 
     def _serve(self, service: Service) -> None:
@@ -107,15 +86,12 @@ class Child:
                 self._step(service)
 
     def _step(self, service: Service) -> None:
-        failure: EngineError
         try:
             service.step()
-        except EngineError as error:
-            failure = error.with_traceback(None)
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not isinstance(error, EngineError) and not _is_out_of_memory(error):
                 raise
-            failure = _as_engine_error(error)
+            failure = _as_engine_error(error).with_traceback(None)
         else:
             return
         for job in sorted(self._open_jobs):
@@ -127,29 +103,23 @@ class Child:
         if job not in self._open_jobs:
             return
         try:
-            self._send(Event(job, payload))
+            self._send(protocol.Event(job, payload))
         except FrameError as error:
             raise GenerationError("The answer is too large to be sent. Ask for a smaller one.") from error
 
     def done(self, job: int) -> None:
         if self._close(job):
-            self._send(Done(job))
+            self._send(protocol.Done(job))
 
     def failed(self, job: int, error: EngineError) -> None:
-        if not self._close(job):
-            return
-        if isinstance(error, RequestError):
-            self._send(Failed(job, "request", error.message, param=error.param))
-        elif isinstance(error, OverloadedError):
-            self._send(Failed(job, "overloaded", error.message, retry_after_seconds=error.retry_after_seconds))
-        else:
-            self._send(Failed(job, "generation", error.message))
+        if self._close(job):
+            self._send(protocol.Failed.of(job, error))
 
     def poll(self) -> None:
         self._take_in(wait=False)
 
     def _report(self, phase: str, progress: float) -> None:
-        self._send(Loading(phase, progress))
+        self._send(protocol.Loading(phase, progress))
         self.poll()
 
     def _close(self, job: int) -> bool:
@@ -176,19 +146,19 @@ class Child:
             flags = socket.MSG_DONTWAIT
         raise ShutdownRequested
 
-    def _act(self, message: FromParent) -> None:
-        if isinstance(message, Shutdown):
+    def _act(self, message: protocol.FromParent) -> None:
+        if isinstance(message, protocol.Shutdown):
             self._ending = True
-        elif isinstance(message, Ping):
-            self._send(Pong())
-        elif isinstance(message, Load):
+        elif isinstance(message, protocol.Ping):
+            self._send(protocol.Pong())
+        elif isinstance(message, protocol.Load):
             self._asked = message
-        elif isinstance(message, Submit):
+        elif isinstance(message, protocol.Submit):
             self._submit(message)
-        elif isinstance(message, Cancel) and message.job in self._open_jobs and self._service is not None:
+        elif isinstance(message, protocol.Cancel) and message.job in self._open_jobs and self._service is not None:
             self._service.cancel(message.job)
 
-    def _submit(self, message: Submit[msgspec.Raw]) -> None:
+    def _submit(self, message: protocol.Submit[msgspec.Raw]) -> None:
         if self._service is None:
             raise FrameError("a job came before the model was loaded")
         self._open_jobs.add(message.job)
@@ -199,7 +169,7 @@ class Child:
                 _log_trace("A job could not be queued:", error)
             self.failed(message.job, _as_engine_error(error))
 
-    def _send(self, message: ToParent[Any]) -> None:
+    def _send(self, message: protocol.ToParent[Any]) -> None:
         frame = to_frame(message)
         try:
             self._end.sendall(frame)

@@ -1,6 +1,6 @@
-"""The parent's half of a worker: starts the child, runs jobs in it, sees its death, ends it.
+"""The server's half of a worker: starts the child, runs jobs in it, sees its death, ends it; and the backends' share.
 
-Knows nothing of what the jobs are; how many may run at once, and what follows a death, is for the caller.
+What jobs are is the backends' own (backends/diffusers, backends/tts); what follows a death is the pool's.
 """
 
 import asyncio
@@ -9,46 +9,25 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from engine.errors import (
-    EngineError,
-    GenerationError,
-    LoadError,
-    NotStartedError,
-    OverloadedError,
-    RequestError,
-    engine_died,
-)
-from engine.process.protocol import (
-    Cancel,
-    Done,
-    Event,
-    Failed,
-    FrameError,
-    FrameReader,
-    FromChild,
-    Load,
-    LoadFailed,
-    Loading,
-    Ping,
-    Pong,
-    Ready,
-    Shutdown,
-    Submit,
-    ToChild,
-    to_frame,
-)
+from engine.admission import Admission, Room
+from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, engine_died
+from engine.process import protocol
+from engine.process.protocol import FrameError, FrameReader, to_frame
 from engine.process.spawning import spawn
 from engine.process.watchdog import Guard, Patience
+from engine.stream import Stream
+from engine.types import Report
 
+_T = TypeVar("_T")
 _log = logging.getLogger("hearth.worker")
 
 CANCEL_SECONDS = 10.0
@@ -59,6 +38,8 @@ _EXIT_SECONDS = 2.0
 _CHUNK_BYTES = 2**18
 # More than a socket's buffer holds. A process that inherited the child's end must not keep us here.
 _MOST_LAST_READS = 64
+# A step of a tiny chat model must not wait for the rest: on a CPU the kernel lets chat go first.
+_NICE_ON_CPU = 10
 
 
 class WorkerDiedError(Exception):
@@ -80,17 +61,20 @@ class Channel:
     """
 
     def __init__(
-        self, end: socket.socket, on_message: Callable[[FromChild], None], on_lost: Callable[[str | None], None]
+        self,
+        end: socket.socket,
+        on_message: Callable[[protocol.FromChild], None],
+        on_lost: Callable[[str | None], None],
     ) -> None:
         end.setblocking(False)  # noqa: FBT003  # positional only
         self._end = end
         self._on_message, self._on_lost = on_message, on_lost
         self._loop = asyncio.get_running_loop()
-        self._reader: FrameReader[FromChild] = FrameReader(FromChild)
+        self._reader: FrameReader[protocol.FromChild] = FrameReader(protocol.FromChild)
         self._unsent = bytearray()
         self._loop.add_reader(end.fileno(), self._read)
 
-    def send(self, message: ToChild[Any]) -> None:
+    def send(self, message: protocol.ToChild[Any]) -> None:
         """Send when the child reads; what it has not taken in waits here. Raises `FrameError` for one too long."""
         frame = to_frame(message)
         if self._end.fileno() < 0:
@@ -109,7 +93,7 @@ class Channel:
                 return
 
     def close(self) -> None:
-        """Let go of the socket. Safe to call twice."""
+        """Safe to call twice."""
         if self._end.fileno() < 0:
             return
         self._loop.remove_reader(self._end.fileno())
@@ -199,7 +183,7 @@ class WorkerProcess:
         self._pid_fd = pid_fd
         self._jobs: dict[int, _Job] = {}
         self._numbers = count(1)
-        self._startup: asyncio.Queue[Loading | Ready[msgspec.Raw] | LoadFailed | None] = asyncio.Queue()
+        self._startup: asyncio.Queue[protocol.FromChild | None] = asyncio.Queue()
         self._accepts_jobs = True
         self._overdue: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -213,13 +197,13 @@ class WorkerProcess:
         cls,
         service: str,
         options: object,
-        report: Callable[[str, float], None],
+        report: Report,
         *,
         environment: Mapping[str, str] | None = None,
         nice: int = 0,
         patience: Patience | None = None,
     ) -> Self:
-        """Start a child, have it load `service` ("module:function", see service.py: `Open`), return when it is ready.
+        """Start a child, have it load `service` ("module:function", see `protocol.Open`), return when it is ready.
 
         `nice` is added to its priority once it is ready: beside busy models a load would take minutes. A child that
         hangs for longer than `patience` (watchdog.py) is killed, now and later. Raises `LoadError` if the service
@@ -229,7 +213,7 @@ class WorkerProcess:
         worker = cls(*spawn(service, environment or {}), patience)
         try:
             worker._guard.begin()
-            worker._channel.send(Load(service, options))
+            worker._channel.send(protocol.Load(service, options))
             worker.info = await worker._loaded(report)
             worker._guard.expect(worker._answer)
             worker._give_way(nice)
@@ -250,7 +234,7 @@ class WorkerProcess:
             raise engine_died(NotStartedError)
         number = next(self._numbers)
         try:
-            self._channel.send(Submit(number, payload))
+            self._channel.send(protocol.Submit(number, payload))
         except FrameError as error:
             raise RequestError("The request is too large for the model. Send a smaller one.") from error
         job = self._jobs[number] = _Job(take, self._loop.create_future())
@@ -265,12 +249,12 @@ class WorkerProcess:
         self._accepts_jobs = False
         self._guard.end()
         try:
-            self._channel.send(Shutdown())
+            self._channel.send(protocol.Shutdown())
             await self._dead(within_seconds)
         finally:
             self.terminate()
         if not await self._dead(_END_SECONDS):
-            _log.error("Worker %d does not end, although it was killed: its device may hang.", self.pid)
+            self._log_undead()
 
     def terminate(self) -> None:
         """Kill the child and what it has started, at once. Safe to call at any time."""
@@ -279,9 +263,8 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def _answer(self) -> None:
-        """Ask the child whether it lives."""
         self._pong.clear()
-        self._channel.send(Ping())
+        self._channel.send(protocol.Ping())
         await self._pong.wait()
 
     def _on_hang(self, how: str) -> None:
@@ -294,9 +277,12 @@ class WorkerProcess:
 
     def _abandon(self) -> None:
         """Not even a kill ends it: its successor must not wait for that."""
-        _log.error("Worker %d does not end, although it was killed: its device may hang.", self.pid)
+        self._log_undead()
         self._startup.put_nowait(None)
         self.died.set()
+
+    def _log_undead(self) -> None:
+        _log.error("Worker %d does not end, although it was killed: its device may hang.", self.pid)
 
     def _give_way(self, nice: int) -> None:
         """Lower the priority of all its threads. It may have ended by now, which is reported in another way."""
@@ -305,13 +291,14 @@ class WorkerProcess:
                 number = int(thread.name)
                 os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
-    async def _loaded(self, report: Callable[[str, float], None]) -> msgspec.Raw:
+    async def _loaded(self, report: Report) -> msgspec.Raw:
         while (message := await self._startup.get()) is not None:
-            if isinstance(message, Ready):
+            if isinstance(message, protocol.Ready):
                 return message.info
-            if isinstance(message, LoadFailed):
+            if isinstance(message, protocol.LoadFailed):
                 raise LoadError(message.message)
-            report(message.phase, message.progress)
+            if isinstance(message, protocol.Loading):
+                report(message.phase, message.progress)
         raise WorkerDiedError(self.exit_status)
 
     async def _dead(self, within_seconds: float) -> bool:
@@ -322,18 +309,18 @@ class WorkerProcess:
 
     async def _withdraw(self, number: int, job: _Job) -> None:
         job.take, job.ended = None, self._loop.create_future()
-        self._channel.send(Cancel(number))
+        self._channel.send(protocol.Cancel(number))
         if not (await asyncio.wait({job.ended}, timeout=CANCEL_SECONDS))[0]:
             _log.warning("Worker %d has not let go of a cancelled job within %d s.", self.pid, CANCEL_SECONDS)
 
-    def _on_message(self, message: FromChild) -> None:
-        if isinstance(message, Event):
+    def _on_message(self, message: protocol.FromChild) -> None:
+        if isinstance(message, protocol.Event):
             if message.job in self._jobs:
                 self._jobs[message.job].event(message.payload)
-        elif isinstance(message, Done | Failed):
+        elif isinstance(message, protocol.Done | protocol.Failed):
             if message.job in self._jobs:
-                self._jobs.pop(message.job).end(_error(message) if isinstance(message, Failed) else None)
-        elif isinstance(message, Pong):
+                self._jobs.pop(message.job).end(message.error() if isinstance(message, protocol.Failed) else None)
+        elif isinstance(message, protocol.Pong):
             self._pong.set()
         else:
             self._startup.put_nowait(message)
@@ -369,9 +356,88 @@ class WorkerProcess:
         self._jobs.clear()
 
 
-def _error(failed: Failed) -> EngineError:
-    if failed.kind == "request":
-        return RequestError(failed.message, param=failed.param)
-    if failed.kind == "overloaded":
-        return OverloadedError(failed.message, retry_after_seconds=failed.retry_after_seconds or 1)
-    return GenerationError(failed.message)
+async def start_worker(  # noqa: PLR0913  # what a start depends on
+    service: str,
+    options: object,
+    report: Report,
+    *,
+    threads: int,
+    on_cpu: bool,
+    stall_seconds: float | None,
+) -> WorkerProcess:
+    """Start a worker that loads `service`. Raises `LoadError` when that can never work."""
+    return await WorkerProcess.start(
+        service,
+        options,
+        report,
+        environment={"OMP_NUM_THREADS": str(threads)},
+        nice=_NICE_ON_CPU if on_cpu else 0,
+        patience=Patience.of(stall_seconds, on_cpu=on_cpu),
+    )
+
+
+class WorkerBackend:
+    """What models in a worker have in common: a queue in front, one life, thrown away whole, a stream per request."""
+
+    def __init__(self, worker: WorkerProcess, room: Room) -> None:
+        self.worker = worker
+        self.died = worker.died
+        self.admission = Admission(room)
+        self._watch = asyncio.create_task(self._watch_worker())
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self.worker.pid,)
+
+    async def idle(self) -> None:
+        await self.admission.idle()
+
+    async def sleep(self) -> bool:
+        """Memory comes back by ending the process."""
+        return False
+
+    async def wake(self) -> None:
+        """It never sleeps."""
+
+    async def shutdown(self) -> None:
+        self._watch.cancel()
+        await self.worker.shutdown()
+
+    def terminate(self) -> None:
+        self._watch.cancel()
+        self.worker.terminate()
+
+    def start(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
+        """Have `make` fill the stream. It goes on at its own pace, read or not; closing the stream cancels it."""
+        making = asyncio.create_task(self._make(stream, make))
+
+        def abort() -> asyncio.Future[None]:
+            making.cancel()
+            return making
+
+        stream.abort = abort
+
+    async def run(
+        self, job: msgspec.Struct, take: Callable[[msgspec.Raw], None], *, within_seconds: float, advice: str
+    ) -> None:
+        """Run a job (`WorkerProcess.run`). Raises `GenerationError`, whose words end with `advice`, after so long."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self.worker.run(job, take)
+        except TimeoutError as error:
+            raise GenerationError(f"It took longer than {within_seconds:g} s and was given up. {advice}") from error
+
+    async def _make(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
+        failure: Exception | None = None
+        self.admission.begin_work()
+        try:
+            await make(stream)
+        except Exception as error:  # noqa: BLE001  # raised where the stream is read
+            failure = error
+        finally:
+            self.admission.end_work()
+        stream.finish(failure)
+
+    async def _watch_worker(self) -> None:
+        await self.worker.died.wait()
+        self.admission.close()

@@ -1,19 +1,23 @@
-"""Everything that the server's process and a worker say to each other, and how it becomes bytes: never a pickle.
+"""What the server's process and a worker say to each other, how it becomes bytes, and what a service in a worker is.
 
-A frame is the length of a message in four bytes, big-endian, then msgpack. Options, info, jobs and events are the
-service's own language (backends/diffusers/protocol.py, for one): encoded here with the rest, and kept as they came
-(`msgspec.Raw`) for the one who knows their types.
+A frame is the length of a message in four bytes, big-endian, then msgpack: never a pickle. Options, info, jobs and
+events are the service's own language (backends/diffusers/protocol.py, for one): encoded here with the rest, and kept as
+they came (`msgspec.Raw`) for the one who knows their types.
 """
 
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
+
+from engine.errors import EngineError, GenerationError, OverloadedError, RequestError
+from engine.types import Report
 
 _T = TypeVar("_T")
 
 
 class Load(msgspec.Struct, Generic[_T], frozen=True, tag=True):
-    """The first message. `service` is `"module:function"`, imported in the child only (service.py: `Open`)."""
+    """The first message. `service` is `"module:function"`, imported in the child only (`Open`)."""
 
     service: str
     options: _T
@@ -75,6 +79,21 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     param: str | None = None
     retry_after_seconds: int | None = None
 
+    @classmethod
+    def of(cls, job: int, error: EngineError) -> Self:
+        if isinstance(error, RequestError):
+            return cls(job, "request", error.message, param=error.param)
+        if isinstance(error, OverloadedError):
+            return cls(job, "overloaded", error.message, retry_after_seconds=error.retry_after_seconds)
+        return cls(job, "generation", error.message)
+
+    def error(self) -> EngineError:
+        if self.kind == "request":
+            return RequestError(self.message, param=self.param)
+        if self.kind == "overloaded":
+            return OverloadedError(self.message, retry_after_seconds=self.retry_after_seconds or 1)
+        return GenerationError(self.message)
+
 
 ToChild = Load[_T] | Submit[_T] | Cancel | Ping | Shutdown
 ToParent = Loading | Ready[_T] | LoadFailed | Pong | Event[_T] | Done | Failed
@@ -111,7 +130,6 @@ class FrameReader(Generic[_T]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add what came."""
         self._buffer += data
 
     def next(self) -> _T | None:
@@ -131,3 +149,61 @@ class FrameReader(Generic[_T]):
             raise FrameError("a frame is no message") from error
         del self._buffer[:end]
         return message
+
+
+class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`
+    """The child must end now. Raised by `poll`, and by anything that speaks to a parent that has ended."""
+
+
+class Outlet(Protocol):
+    """How a service answers. Each job ends once, by `done` or `failed`; what is said of it after that is dropped."""
+
+    def event(self, job: int, payload: object) -> None:
+        """Give the parent a part of the answer, which msgspec can encode.
+
+        Raises `GenerationError` if it is longer than a frame (64 MiB).
+        """
+
+    def done(self, job: int) -> None:
+        """The answer is complete, or was cancelled."""
+
+    def failed(self, job: int, error: EngineError) -> None:
+        """There will be no answer. The class of `error` says whose fault that is, its message goes to the client."""
+
+    def poll(self) -> None:
+        """Take in what came meanwhile; raises `ShutdownRequested`. Call it between the steps of long work.
+
+        `submit` and `cancel` are called from within.
+        """
+
+
+class Service(Protocol):
+    """A loaded model that works on any number of jobs, a bounded piece of work at a time.
+
+    All of it happens in the child's main thread; the loop that drives it is child.py's.
+    """
+
+    @property
+    def info(self) -> object:
+        """What `WorkerProcess.info` shows, which msgspec can encode."""
+
+    def submit(self, job: int, payload: msgspec.Raw) -> None:
+        """Queue the job, for the service to decode. What raises has not queued it: an `EngineError` is its answer."""
+
+    def cancel(self, job: int) -> None:
+        """Drop a job that has not ended. `done` or `failed` is called for it now or in a step to come."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do; while not, the child sleeps until a message comes."""
+
+    def step(self) -> None:
+        """Do one bounded piece of work for the jobs there are.
+
+        An `EngineError`, or memory running out, fails all jobs (each is cancelled, and its end ignored) and the
+        service goes on. Any other exception ends the process.
+        """
+
+
+Open: TypeAlias = Callable[[msgspec.Raw, Outlet, Report], Service]
+"""A service by name, given its options as they were encoded. Raises `LoadError`."""

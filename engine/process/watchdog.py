@@ -51,36 +51,32 @@ class Guard:
     def __init__(
         self, patience: Patience | None, pids: Callable[[], Iterable[int]], on_hang: Callable[[str], None]
     ) -> None:
-        self._patience = patience
-        self._pids = pids
-        self._on_hang = on_hang
+        self._patience, self._pids, self._on_hang = patience, pids, on_hang
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """From now on they load: they have to compute or to read files."""
-        if self._patience is not None:
-            self._go_on_with(self._watch_loading(self._patience))
+        self._go_on(None)
 
     def expect(self, ping: Callable[[], Awaitable[object]]) -> None:
         """From now on they have to answer `ping`, between two pieces of work; during one they have to compute."""
-        if self._patience is not None:
-            self._go_on_with(self._watch_answers(ping, self._patience))
+        self._go_on(ping)
 
     def end(self) -> None:
         """Watch no more. Safe to call twice, and from `on_hang`."""
         if self._task is not None:
             self._task.cancel()
 
-    def _go_on_with(self, watching: Awaitable[None]) -> None:
+    def _go_on(self, ping: Callable[[], Awaitable[object]] | None) -> None:
         self.end()
-        self._task = asyncio.ensure_future(watching)
+        if self._patience is not None:
+            self._task = asyncio.ensure_future(self._watch(self._patience, ping))
 
-    async def _watch_loading(self, patience: Patience) -> None:
-        never: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        how = await self._silence(never, patience.loading_seconds, None)
-        self._on_hang(f"while it loads, {how}")
-
-    async def _watch_answers(self, ping: Callable[[], Awaitable[object]], patience: Patience) -> None:
+    async def _watch(self, patience: Patience, ping: Callable[[], Awaitable[object]] | None) -> None:
+        if ping is None:
+            never: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            self._on_hang(f"while it loads, {await self._silence(never, patience.loading_seconds, None)}")
+            return
         while True:
             answer = asyncio.ensure_future(ping())
             try:
@@ -138,21 +134,16 @@ def _look(pids: tuple[int, ...]) -> _Seen:
     """Blocks: all processes of the machine are read to find the children."""
     work: dict[int, tuple[float, int]] = {}
     stopped = False
+    family: list[psutil.Process] = []
     for pid in pids:
-        try:
+        with suppress(psutil.Error):
             process = psutil.Process(pid)
-            family = [process, *process.children(recursive=True)]
-        except psutil.Error:
-            continue
-        for member in family:
-            try:
-                with member.oneshot():
-                    status, times = member.status(), member.cpu_times()
-                    in_line = _seconds_in_line(member.pid)
-                    work[member.pid] = (times.user + times.system + in_line, _read_bytes(member))
-            except psutil.Error:
-                continue
-            stopped = stopped or status == psutil.STATUS_STOPPED
+            family += [process, *process.children(recursive=True)]
+    for member in family:
+        with suppress(psutil.Error), member.oneshot():
+            stopped = member.status() == psutil.STATUS_STOPPED or stopped
+            times, in_line = member.cpu_times(), _seconds_in_line(member.pid)
+            work[member.pid] = (times.user + times.system + in_line, _read_bytes(member))
     return _Seen(work, stopped)
 
 

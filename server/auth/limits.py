@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from engine import Config, TierSpec
-from engine.admission.in_flight import InFlight
+from engine.fair_queue import InFlight
 from server.errors import ApiError
 from server.store import (
     ApiKey,

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from engine import SETTLED, Config, Engine, EngineError, LoadError
 from engine.backends.vllm.processes import runs_on_cpu
 from engine.config import ChatModelSpec, load_config
-from engine.pool.compiled import compiler
 from engine.pool.loader import Planned
+from engine.pool.records import compiler
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
 from server.settings import Settings, load_settings
 from server.terminal import set_up_log

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Mapping
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.admission.in_flight import InFlight
+from engine.fair_queue import InFlight
 from server.errors import ApiError, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
@@ -131,8 +131,11 @@ class Gate:
             if self._running.has_share(record.key, self._most_running):
                 await _refuse(_too_many_requests(), scope, receive, send)
                 return
-            with self._running.one_more(record.key):
+            self._running.add(record.key)
+            try:
                 await self._app(scope, receive, send)
+            finally:
+                self._running.remove(record.key)
 
 
 async def _key_of(scope: Scope) -> ApiKey | None:

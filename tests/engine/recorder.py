@@ -1,4 +1,4 @@
-"""An outlet (engine/process/service.py) for services that are tried without a process."""
+"""An outlet (engine.process.protocol.py) for services that are tried without a process."""
 
 from __future__ import annotations
 

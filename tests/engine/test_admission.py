@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.admission import Admission, Room
-from engine.admission.fair_queue import PATIENCE_SECONDS
 from engine.errors import OverloadedError
+from engine.fair_queue import PATIENCE_SECONDS
 from engine.types import ChatRequest, Urgency
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -28,8 +27,7 @@ class Worker:
 
 
 def admission(sequences: int, *, beside: int, quiet_seconds: float = 0.25) -> Admission:
-    room = Room.before_rendering(sequences, beside_interactive=beside)
-    return Admission(replace(room, quiet_seconds=quiet_seconds))
+    return Admission(Room(sequences, waiting=0, beside_interactive=beside, quiet_seconds=quiet_seconds))
 
 
 def asking(queue: Admission, sequences: int, owner: str = "a") -> Ticket:

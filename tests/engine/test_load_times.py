@@ -9,7 +9,7 @@ import pytest
 
 from engine import load_config
 from engine.pool.model_state import ModelState
-from engine.pool.times import FILE_NAME, LoadTimes
+from engine.pool.records import TIMES_FILE, LoadTimes
 
 
 class Clock:
@@ -67,7 +67,7 @@ async def test_to_wake_up_is_no_load(tmp_path: Path, models: Path) -> None:
     clock = Clock()
     slot = slot_of(clock, LoadTimes(tmp_path), models)
     load(slot, clock)
-    slot.enter("sleeping", "makes room for another model", 0.0)
+    slot.enter("sleeping", "makes room for another model")
     clock.now += 3600
     slot.become_ready(object())  # type: ignore[arg-type]  # nobody asks it anything
     assert load(slot_of(clock, LoadTimes(tmp_path), models), clock) == [10.0, 5.0, 0.5]
@@ -97,10 +97,10 @@ async def test_who_asks_for_a_model_too_early_is_told_when_to_come_back(tmp_path
     "text", ["", "{", "[]", '{"seconds_to_ready": {"a": 1}}', '{"seconds_to_ready": {"a": {"b": "c"}}}']
 )
 async def test_a_file_that_makes_no_sense_is_as_good_as_none(tmp_path: Path, models: Path, text: str) -> None:
-    (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
+    (tmp_path / TIMES_FILE).write_text(text, encoding="utf-8")
     clock = Clock()
     assert load(slot_of(clock, LoadTimes(tmp_path), models), clock) == [None, None, None]
-    assert json.loads((tmp_path / FILE_NAME).read_text(encoding="utf-8"))["seconds_to_ready"]
+    assert json.loads((tmp_path / TIMES_FILE).read_text(encoding="utf-8"))["seconds_to_ready"]
 
 
 async def test_a_folder_that_cannot_be_written_to_costs_the_estimate_alone(tmp_path: Path, models: Path) -> None:

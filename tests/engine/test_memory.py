@@ -16,10 +16,10 @@ from test_planned import put
 from engine import ModelSpec, load_config
 from engine.media import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
-from engine.pool.compiled import CompiledModels
 from engine.pool.loader import Loader
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
+from engine.pool.records import CompiledModels
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:3]
 A, B, C = (spec.id for spec in SPECS)
@@ -191,9 +191,7 @@ class Planning:
         put(folder / "one")
         put(folder / "two")
         compiled = CompiledModels(None, str)
-        self.loader = Loader(
-            config_of(self.first), folder, Pictures(ImageLimits()), mark_files=False, compiled=compiled
-        )
+        self.loader = Loader(config_of(self.first), folder, Pictures(ImageLimits()), compiled, mark_files=False)
         self.loader._hardware = imagined("1x24")
         self.plan(self.first)
         self.alone = self.planned_bytes("a")
@@ -205,9 +203,7 @@ class Planning:
         self.loader.use(config_of(*models), self.loader.voices)
 
     def planned_bytes(self, name: str) -> int:
-        placed = self.loader.planned.of(name)
-        assert placed is not None
-        return placed.device_bytes
+        return self.loader.planned.of(name).device_bytes
 
 
 async def test_a_model_that_others_leave_no_room_beside_is_loaded_anew(tmp_path: Path) -> None:

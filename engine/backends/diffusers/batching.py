@@ -12,7 +12,7 @@ from engine.backends.diffusers.adapters import Adapter, Denoising, seeded
 from engine.backends.diffusers.families import BLANK
 from engine.backends.diffusers.jobs import OUT_OF_MEMORY, ImageService, Running
 from engine.config.models import ImageProfile
-from engine.process.service import Outlet
+from engine.process.protocol import Outlet
 
 
 class StepService(ImageService):

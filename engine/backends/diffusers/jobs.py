@@ -17,7 +17,7 @@ from engine.backends.diffusers.families import FAMILIES
 from engine.backends.diffusers.protocol import ImageJob
 from engine.config.models import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
-from engine.process.service import Outlet
+from engine.process.protocol import Outlet
 from engine.types import FinishedImage, ImageProgress, PartialImage
 
 OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -49,7 +49,7 @@ class Running:
 
 
 class ImageService:
-    """A `Service` (engine/process/service.py) but for its `step`, which is batching.py's, in one of two ways.
+    """A `Service` (engine.process.protocol.py) but for its `step`, which is batching.py's, in one of two ways.
 
     `running` are the jobs that have not ended, those that have waited longest first.
     """

@@ -17,8 +17,7 @@ from engine.admission import Room
 from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.config import ImageModelSpec
 from engine.config.models import SIZES, ImageProfile
-from engine.process.backend import WorkerBackend, start_worker
-from engine.process.parent import WorkerProcess
+from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
 from engine.stream import ImageStream, Stream
 from engine.types import ImageEvent, ImageProgress, ImageRequest
 

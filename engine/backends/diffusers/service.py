@@ -8,7 +8,7 @@ import msgspec
 
 from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.models import ImageProfile
-from engine.process.service import Outlet, Service
+from engine.process.protocol import Outlet, Service
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time

@@ -11,8 +11,7 @@ import msgspec
 
 from engine.admission import Room
 from engine.config import SpeechModelSpec
-from engine.process.backend import WorkerBackend, start_worker
-from engine.process.parent import WorkerProcess
+from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
 from engine.stream import SpeechStream, Stream
 from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
 

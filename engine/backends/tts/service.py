@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
-from engine.process.service import Outlet, Service
+from engine.process.protocol import Outlet, Service
 from engine.voices.languages import language_name
 from engine.voices.readers import FAMILIES
 from engine.voices.text import Piece, speakable
@@ -102,7 +102,7 @@ def _load(family: str, folder: Path) -> Synthesizer:
 
 
 class SpeechService:
-    """A `Service` (engine/process/service.py): `step` speaks one sentence of the job whose turn it is."""
+    """A `Service` (engine.process.protocol.py): `step` speaks one sentence of the job whose turn it is."""
 
     info = b""
 

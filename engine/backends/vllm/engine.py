@@ -23,7 +23,7 @@ from PIL import Image
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
 from engine.backends.vllm.start import Launch, fall_asleep, start_engine, wake_up
-from engine.errors import LoadError, NotStartedError, UnsupportedCapabilityError, engine_died
+from engine.errors import LoadError, UnsupportedCapabilityError
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
 from engine.types import ChatRequest
@@ -126,7 +126,7 @@ class VllmChat:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         # First: as requests end below, others would be dispatched to the dead engine.
-        self.admission.close(lambda: engine_died(NotStartedError))
+        self.admission.close()
         try:
             with compat.guarded("death"):
                 self._engine.engine_core.resources.engine_dead = True  # refuses requests that are being tokenised

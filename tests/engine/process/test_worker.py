@@ -17,7 +17,7 @@ from workers import DEADLINE_SECONDS, collect, job_of, numbers, on_both_loops, s
 
 from engine.admission import Room
 from engine.errors import EngineDiedError, GenerationError, NotStartedError, OverloadedError, RequestError
-from engine.process.backend import WorkerBackend
+from engine.process.parent import WorkerBackend
 from engine.process.protocol import MAX_FRAME_BYTES, Done, Event, FrameError, FrameReader, to_frame
 from engine.stream import BoundedStream, Stream
 

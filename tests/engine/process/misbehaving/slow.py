@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from misbehaving.well import Counter
 
 if TYPE_CHECKING:
-    from engine.process.service import Outlet, Report
+    from engine.process.protocol import Outlet, Report
 
 
 class Slow(Counter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from misbehaving.well import Counter
 
 from engine.errors import GenerationError
-from engine.process.service import Outlet, Report
+from engine.process.protocol import Outlet, Report
 
 
 class TalksOn(Counter):

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from engine.errors import GenerationError, OverloadedError, RequestError
-from engine.process.service import Outlet, Report
+from engine.process.protocol import Outlet, Report
 
 
 class Counter:

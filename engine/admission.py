@@ -12,23 +12,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from engine.admission.fair_queue import Claim, FairQueue
-from engine.admission.in_flight import InFlight
-from engine.errors import OverloadedError
+from engine.errors import NotStartedError, OverloadedError, engine_died
+from engine.fair_queue import Claim, FairQueue, InFlight
 from engine.stream import TokenStream
-from engine.types import ChatRequest, TextRequest, Urgency
+from engine.types import GenerationRequest, Urgency
 
 _LONGEST_RETRY_SECONDS = 120
 # How much the newest answer counts in the running means.
 _MEMORY = 0.05
-# After the last interactive request the next one is still to be expected: agents ask again at once. Longer than that,
-# and one person who asks now and then would halve a night's batches.
-_QUIET_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +46,9 @@ class Room:
     kv_tokens: int | None = None
     fair: bool = True
     beside_interactive: int | None = None
-    quiet_seconds: float = _QUIET_SECONDS
-
-    @classmethod
-    def before_rendering(cls, sequences: int, *, beside_interactive: int) -> Self:
-        """Return the room of an admission for what can wait, in a model that runs so many batch sequences."""
-        return cls(sequences, waiting=0, beside_interactive=beside_interactive)
+    # After the last interactive request the next one is still to be expected: agents ask again at once. Longer than
+    # that, and one person who asks now and then would halve a night's batches.
+    quiet_seconds: float = 0.25
 
 
 class _Standing(IntEnum):
@@ -73,10 +67,10 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue(fair=room.fair)
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
-        self._running: dict[str, int] = {}  # sequences by owner
+        self._running: Counter[str] = Counter()  # sequences by owner
         self._sequences = 0
         self._kv_tokens = 0
-        self._closed: Callable[[], Exception] | None = None
+        self._closed = False
         self._in_flight = InFlight()  # waiting, being rendered, or running
         self._work = 0
         self._idle = asyncio.Event()
@@ -89,12 +83,12 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many wait, of any urgency."""
+        """Requests of any urgency."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """How many sequences run."""
+        """Sequences."""
         return self._sequences
 
     def resize(self, room: Room) -> None:
@@ -102,12 +96,12 @@ class Admission:
         self._room = room
         self._dispatch()
 
-    def ticket(self, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream) -> ChatTicket:
+    def ticket(self, request: GenerationRequest, sequences: int, stream: TokenStream) -> ChatTicket:
         """Count a request in, until its `leave`. Raises `OverloadedError` where it could only be refused later."""
         self.arrive(request)
         return ChatTicket(self, request, sequences, stream)
 
-    def arrive(self, request: ChatRequest | TextRequest) -> None:
+    def arrive(self, request: GenerationRequest) -> None:
         """Count a request as in flight, waiting or running, until `depart`.
 
         Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
@@ -118,8 +112,7 @@ class Admission:
         self._in_flight.add(request.owner)
         self.begin_work()
 
-    def depart(self, request: ChatRequest | TextRequest) -> None:
-        """Say that it has ended."""
+    def depart(self, request: GenerationRequest) -> None:
         self._in_flight.remove(request.owner)
         self.end_work()
 
@@ -129,13 +122,11 @@ class Admission:
         self._idle.clear()
 
     def end_work(self) -> None:
-        """Count one less."""
         self._work -= 1
         if not self._work:
             self._idle.set()
 
     async def idle(self) -> None:
-        """Return when nothing is in flight."""
         await self._idle.wait()
 
     def begin_interactive(self) -> None:
@@ -151,14 +142,11 @@ class Admission:
         if not self._interactive:
             self._quiet = asyncio.get_running_loop().call_later(self._room.quiet_seconds, self._be_quiet)
 
-    def close(self, reason: Callable[[], Exception]) -> None:
-        """Refuse all that wait or arrive later: nothing runs here any more."""
-        self._closed = reason
-        waiting, self._waiting = self._waiting, {}
-        for claim, dispatched in waiting.items():
-            self._queue.remove(claim)
-            if not dispatched.cancelled():
-                dispatched.set_exception(reason())
+    def close(self) -> None:
+        """Its engine has died: refuse all that wait or arrive later."""
+        self._closed = True
+        for claim in list(self._waiting):
+            self._refuse(claim, engine_died(NotStartedError))
 
     def enter(  # noqa: PLR0913  # what decides about its place in the queue
         self,
@@ -176,21 +164,13 @@ class Admission:
         of an owner with many.
         """
         room = min(sequences, self._room.sequences)
-        claim = Claim(
-            owner=owner,
-            weight=weight,
-            urgency=urgency,
-            sequences=room,
-            prompt_tokens=prompt_tokens,
-            expected_answer_tokens=room * min(float(max_tokens), self._mean_answer_tokens),
-            arrived_at=self._clock(),
-        )
-        return Ticket(self, claim)
+        expected = room * min(float(max_tokens), self._mean_answer_tokens)
+        return Ticket(self, Claim(owner, weight, urgency, room, prompt_tokens, expected, self._clock()))
 
     async def begin(self, claim: Claim) -> float:
         """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
-        if self._closed is not None:
-            raise self._closed()
+        if self._closed:
+            raise engine_died(NotStartedError)
         self._queue.arrive(claim)
         if self._queue or not self._fits(claim):
             await self._wait(claim)
@@ -232,10 +212,13 @@ class Admission:
         mine = self._queue.waiting_of(claim.owner, Urgency.INTERACTIVE)
         if last is None or self._queue.waiting_of(last.owner, Urgency.INTERACTIVE) <= mine + 1 or not self._room.fair:
             raise self._overloaded()
-        self._queue.remove(last)
-        dispatched = self._waiting.pop(last)
+        self._refuse(last, self._overloaded())
+
+    def _refuse(self, claim: Claim, error: Exception) -> None:
+        self._queue.remove(claim)
+        dispatched = self._waiting.pop(claim)
         if not dispatched.cancelled():
-            dispatched.set_exception(self._overloaded())
+            dispatched.set_exception(error)
 
     def _overloaded(self) -> OverloadedError:
         ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total - self._room.sequences) + 1
@@ -286,12 +269,13 @@ class Admission:
     def _fits(self, claim: Claim) -> bool:
         if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
             return True
-        standing, kept = self._standing(claim), 0
-        if standing >= _Standing.REGULAR:
-            kept = self._room.kept_for_newcomers
-        if standing == _Standing.BATCH:
-            kept = max(kept, self._room.kept_for_interactive)
-        return not self._lacks_tokens(claim) and claim.sequences <= self._sequences_now() - self._sequences - kept
+        room, standing, free = self._room, self._standing(claim), self._sequences_now() - self._sequences
+        if standing == _Standing.NEWCOMER:  # where their tokens are too many, vLLM pauses the youngest conversation
+            return claim.sequences <= free
+        batch = standing == _Standing.BATCH
+        kept = max(room.kept_for_newcomers, room.kept_for_interactive) if batch else room.kept_for_newcomers
+        lacks_tokens = room.kv_tokens is not None and self._kv_tokens + _kv_tokens(claim) > room.kv_tokens
+        return not lacks_tokens and claim.sequences <= free - kept
 
     def _sequences_now(self) -> int:
         beside = self._room.beside_interactive
@@ -299,26 +283,15 @@ class Admission:
         return beside if held_back and beside is not None else self._room.sequences
 
     def _standing(self, claim: Claim) -> _Standing:
-        if self._is_newcomer(claim):
+        if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._running:
             return _Standing.NEWCOMER
         interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
         return _Standing.REGULAR if interactive else _Standing.BATCH
 
-    def _lacks_tokens(self, claim: Claim) -> bool:
-        """Whether there is no room for its tokens.
-
-        A newcomer's are not counted: where they are too many, vLLM pauses the youngest conversation.
-        """
-        most = self._room.kv_tokens
-        return most is not None and not self._is_newcomer(claim) and self._kv_tokens + _kv_tokens(claim) > most
-
-    def _is_newcomer(self, claim: Claim) -> bool:
-        return claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._running
-
     def _take(self, claim: Claim) -> None:
         self._sequences += claim.sequences
         self._kv_tokens += _kv_tokens(claim)
-        self._running[claim.owner] = self._running.get(claim.owner, 0) + claim.sequences
+        self._running[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
@@ -351,21 +324,17 @@ class Ticket:
         self._claim = claim
         self.answer_tokens = 0
 
-    async def __aenter__(self) -> Self:
-        """Wait. Raises like `Admission.enter`."""
-        await self.begin()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give the room back."""
-        self.end(cut_off=kind is not None)
-
-    async def begin(self) -> None:
+    async def begin(self) -> Self:
         """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
         self._since = await self._admission.begin(self._claim)
+        return self
+
+    __aenter__ = begin
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(cut_off=kind is not None)
 
     def end(self, *, cut_off: bool) -> None:
-        """Give the room back. How long an answer took that was cut off is not remembered."""
         self._admission.end(self._claim, self.answer_tokens, None if cut_off else self._since)
 
 
@@ -374,13 +343,8 @@ class ChatTicket:
 
     __slots__ = ("_admission", "_request", "_sequences", "_stream", "_ticket")
 
-    def __init__(
-        self, admission: Admission, request: ChatRequest | TextRequest, sequences: int, stream: TokenStream
-    ) -> None:
-        self._admission = admission
-        self._request = request
-        self._sequences = sequences
-        self._stream = stream
+    def __init__(self, admission: Admission, request: GenerationRequest, sequences: int, stream: TokenStream) -> None:
+        self._admission, self._request, self._sequences, self._stream = admission, request, sequences, stream
         self._ticket: Ticket | None = None  # once it has been dispatched
 
     async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:

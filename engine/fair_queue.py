@@ -10,7 +10,7 @@ the weight of the key's tier; and classes of urgency stand above the counters. P
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -38,7 +38,6 @@ class Claim:
     cost: float = 0.0
 
     def urgency_at(self, now: float) -> Urgency:
-        """Return how urgent it is by now."""
         if now - self.arrived_at < PATIENCE_SECONDS:
             return self.urgency
         return Urgency.BATCH if self.urgency == Urgency.BACKGROUND else Urgency.INTERACTIVE
@@ -54,44 +53,33 @@ class FairQueue:
     fair: bool = True
     _waiting: dict[tuple[Urgency, str], deque[Claim]] = field(default_factory=dict)
     _counters: dict[str, float] = field(default_factory=dict)
-    _waiting_of: dict[str, int] = field(default_factory=dict)
     _last_served: str | None = None
 
     def __len__(self) -> int:
-        return sum(self._waiting_of.values())
+        return sum(len(claims) for claims in self._waiting.values())
 
     def count(self, urgency: Urgency) -> int:
-        """Return how many of this urgency wait."""
         return sum(len(claims) for (kind, _), claims in self._waiting.items() if kind == urgency)
 
     def arrive(self, claim: Claim) -> None:
         """Lift the owner's counter if nothing of theirs waits. Before `push` or `charge`."""
-        if not self._waiting_of.get(claim.owner):
+        if claim.owner not in self._owners():
             self._counters[claim.owner] = max(self._counters.get(claim.owner, 0.0), self._floor())
 
     def push(self, claim: Claim) -> None:
-        """Let it wait behind what its owner has waiting already."""
         self._waiting.setdefault((claim.urgency, claim.owner), deque()).append(claim)
-        self._waiting_of[claim.owner] = self._waiting_of.get(claim.owner, 0) + 1
 
     def remove(self, claim: Claim) -> None:
         """Take a waiting claim out: it is served, or its client has left."""
         claims = self._waiting[claim.urgency, claim.owner]
-        if claims[0] is claim:
-            claims.popleft()
-        else:
-            claims.remove(claim)
+        claims.remove(claim)
         if not claims:
             del self._waiting[claim.urgency, claim.owner]
-        self._waiting_of[claim.owner] -= 1
-        if not self._waiting_of[claim.owner]:
-            del self._waiting_of[claim.owner]
 
     def in_turn(self, now: float) -> Iterator[Claim]:
         """Yield the first claim of every owner, the one to be served next first."""
-        heads = [
-            (*self._rank(claims[0], now), number, claims[0]) for number, claims in enumerate(self._waiting.values())
-        ]
+        waiting = self._waiting.values()
+        heads = [(*self._rank(claims[0], now), number, claims[0]) for number, claims in enumerate(waiting)]
         heapq.heapify(heads)  # as a rule only the first is looked at
         while heads:
             yield heapq.heappop(heads)[-1]
@@ -112,7 +100,6 @@ class FairQueue:
         return None if longest is None else longest[-1]
 
     def waiting_of(self, owner: str, urgency: Urgency) -> int:
-        """Return how many claims of one owner wait."""
         return len(self._waiting.get((urgency, owner), ()))
 
     def _rank(self, claim: Claim, now: float) -> tuple[int, float, bool, float]:
@@ -122,16 +109,44 @@ class FairQueue:
         just_served = claim.owner == self._last_served
         return claim.urgency_at(now), self._counters[claim.owner], just_served, claim.arrived_at
 
+    def _owners(self) -> set[str]:
+        return {owner for _, owner in self._waiting}
+
     def _floor(self) -> float:
-        if self._waiting_of:
-            return min(self._counters[owner] for owner in self._waiting_of)
-        return self._counters.get(self._last_served, 0.0) if self._last_served is not None else 0.0
+        last = 0.0 if self._last_served is None else self._counters.get(self._last_served, 0.0)
+        return min((self._counters[owner] for owner in self._owners()), default=last)
 
     def _forget_idle_owners(self) -> None:
         """Whoever is at or below the floor would be lifted to it on arrival: forgetting them changes nothing."""
-        floor = self._floor()
-        self._counters = {
-            owner: counter
-            for owner, counter in self._counters.items()
-            if counter > floor or owner in self._waiting_of or owner == self._last_served
-        }
+        floor, kept = self._floor(), self._owners() | {self._last_served}
+        self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
+
+
+class InFlight:
+    """How many requests each owner has in flight. None is an owner like any other: one that is not known."""
+
+    def __init__(self) -> None:
+        self._of: Counter[str | None] = Counter()
+        self.total = 0
+
+    @property
+    def owners(self) -> int:
+        return len(self._of)
+
+    def of(self, owner: str | None) -> int:
+        return self._of[owner]
+
+    def has_share(self, owner: str | None, most: int) -> bool:
+        """Whether `most` are in flight, and of these as many are the owner's as if all had equally many."""
+        return self.total >= most and self.of(owner) * self.owners >= most
+
+    def add(self, owner: str | None) -> None:
+        """Count one more, until `remove`."""
+        self.total += 1
+        self._of[owner] += 1
+
+    def remove(self, owner: str | None) -> None:
+        self.total -= 1
+        self._of[owner] -= 1
+        if not self._of[owner]:
+            del self._of[owner]

@@ -1,0 +1,158 @@
+"""What the data folder keeps of loads: how long each phase took, and which chat models were compiled on this machine.
+
+Both are small JSON files: one that is missing or broken counts as empty, one that cannot be written costs a warning.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine.config import ChatModelSpec
+from engine.errors import LoadError
+from engine.files import write_atomically
+
+TIMES_FILE = "load-times.json"
+COMPILED_FILE = "compiled.json"
+
+_log = logging.getLogger("hearth.records")
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+def _read(file: Path, kind: type[_Record], consequence: str) -> _Record:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        _log.warning("%s cannot be read (%s): %s.", file, error, consequence)
+    return kind()
+
+
+def _write(file: Path, record: msgspec.Struct) -> None:
+    write_atomically(file, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+class _Times(msgspec.Struct):
+    seconds_to_ready: dict[str, dict[str, float]] = {}
+
+
+class LoadTimes:
+    """By model and phase, the seconds from the beginning of the phase until the model was ready.
+
+    The first load of a process is told from later ones (`again`), which find libraries imported already.
+    """
+
+    def __init__(self, data_dir: Path | None = None) -> None:
+        """`data_dir` None: they are forgotten with the process."""
+        self._file = None if data_dir is None else data_dir / TIMES_FILE
+        consequence = "the next start will not say how long it takes"
+        self._known = _Times() if self._file is None else _read(self._file, _Times, consequence)
+
+    def remaining(self, model: str, phase: str, seconds_in_phase: float, *, again: bool) -> float | None:
+        """Return the seconds that it should take yet; None where it was never seen in this phase."""
+        known = self._known.seconds_to_ready.get(_key(model, again=again), {}).get(phase)
+        return None if known is None else max(0.0, known - seconds_in_phase)
+
+    def keep(self, model: str, begun: Sequence[tuple[str, float]], ready: float, *, again: bool) -> None:
+        """Keep a load: `begun` says when each phase began, `ready` when it was over, on one clock, in seconds."""
+        took = {phase: round(ready - moment, 1) for phase, moment in reversed(begun)}
+        self._known.seconds_to_ready[_key(model, again=again)] = took
+        if self._file is None:
+            return
+        try:
+            _write(self._file, self._known)
+        except OSError as error:
+            _log.warning("%s cannot be written (%s): the next start will not say how long it takes.", self._file, error)
+
+
+def _key(model: str, *, again: bool) -> str:
+    return f"{model} again" if again else model
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler that torch would use: `CXX`, else g++; None if it is not here."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+class _Compiled(msgspec.Struct):
+    compiled: dict[str, str] = {}
+
+
+class CompiledModels:
+    """By model and folder, what its code was made for. Other processes write it, too.
+
+    vLLM compiles a model at its first start, for a minute or two on a CPU, and keeps the code in its cache
+    (engine/backends/vllm/patches.py has it load that). A start on a CPU uses what is there and never waits for it.
+    """
+
+    def __init__(self, data_dir: Path | None, versions: Callable[[], str]) -> None:
+        """`versions` names what code depends on beside the model. `data_dir` None: nothing is kept, nothing known."""
+        self._file = None if data_dir is None else data_dir / COMPILED_FILE
+        self._versions = versions
+        self._unusable: set[str] = set()
+        self.lacking: set[str] = set()  # what was started uncompiled for want of code
+
+    def choose(self, spec: ChatModelSpec, weights: Path) -> bool:
+        """Whether it starts compiled: because models.yaml says so, or says nothing and it has been compiled before."""
+        self.lacking.discard(spec.id)
+        if spec.engine.enforce_eager is not None:
+            return not spec.engine.enforce_eager
+        usable = _place(spec, weights) not in self._unusable and compiler() is not None  # vLLM asks it for its version
+        if usable and self._is_known(spec, weights):
+            return True
+        self.lacking.add(spec.id)
+        return False
+
+    @contextmanager
+    def used(self, spec: ChatModelSpec, weights: Path) -> Iterator[None]:
+        """Hold while it starts compiled. If it fails, and models.yaml does not insist, the next try is uncompiled."""
+        try:
+            yield
+        except LoadError:  # of the model, not of its code
+            raise
+        except Exception:
+            if spec.engine.enforce_eager is None:
+                self._unusable.add(_place(spec, weights))
+                _log.warning(
+                    "%s does not start with the code that was compiled for it. Until the server is restarted it runs "
+                    "uncompiled, and slower. `hearth compile %s` makes new code.",
+                    *(spec.id, spec.id),
+                )
+            raise
+        if self._file is not None and not self._is_known(spec, weights):
+            self._keep(self._file, spec, weights)
+
+    def _keep(self, file: Path, spec: ChatModelSpec, weights: Path) -> None:
+        try:
+            with file.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                _write(file, _Compiled(self._read() | {_place(spec, weights): self._made_for(spec)}))
+        except OSError as error:
+            _log.warning("%s cannot be written (%s): the next start runs its models uncompiled.", file, error)
+
+    def _is_known(self, spec: ChatModelSpec, weights: Path) -> bool:
+        return self._read().get(_place(spec, weights)) == self._made_for(spec)
+
+    def _made_for(self, spec: ChatModelSpec) -> str:
+        engine = spec.engine
+        settings = f"dtype {engine.dtype}, max_num_seqs {engine.max_num_seqs}, context_length {engine.context_length}"
+        return f"{self._versions()}, {settings}"
+
+    def _read(self) -> dict[str, str]:
+        if self._file is None:
+            return {}
+        return _read(self._file, _Compiled, "models run uncompiled until `hearth compile`").compiled
+
+
+def _place(spec: ChatModelSpec, weights: Path) -> str:
+    return f"{spec.id}: {weights.resolve()}"
