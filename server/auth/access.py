@@ -1,18 +1,18 @@
-"""What a key may do: its scopes, the models of its tier and of its own list, and whether what it names is configured.
+"""What a key may do: its scopes and limits, the models of its tier and of its own list; and whether these exist.
 
 Who asks with which key is the middleware's to know; what a key's fields may hold in themselves is the store's to check.
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 
 from fastapi import Request
 
-from engine import Config, Engine, ModelInfo
+from engine import Config, Engine, ModelInfo, TierSpec
 from engine.config.messages import near_miss
 from server.errors import ApiError
-from server.store import SCOPES, ApiKey, KeyFieldError
+from server.store import SCOPES, ApiKey, KeyFieldError, KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,22 @@ def _no_such_model() -> ApiError:
         "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
         param="model",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(KeyLimits):
+    """The limits that hold for a key; None is no limit."""
+
+    queue_share: float = 1.0
+
+
+def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
+    """Return the limits of the key's tier with those that the key has of its own."""
+    tier = tiers.get(key.tier)
+    if tier is None:  # it was taken out of models.yaml: no model is left to use either
+        return Limits()
+    merged = {name: getattr(tier, name) if own is None else own for name, own in asdict(key.limits).items()}
+    return Limits(**merged, queue_share=tier.queue_share)
 
 
 def check_scopes(scopes: Iterable[str]) -> None:

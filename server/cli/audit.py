@@ -16,10 +16,10 @@ from server.instance import InstanceError, only_one, running_pid
 from server.observability.moments import iso, past
 from server.settings import database_url
 from server.store import AuditLog, Database, StoreError
-from server.store.api_key import utc_now
-from server.store.backup import restore as put_back
 from server.store.database import parse_url
+from server.store.schema import utc_now
 from server.store.sqlite import SQLITE
+from server.store.sqlite import restore as put_back
 from server.terminal import HEARTH, print_rich, table
 
 _CHANGES = {"key.update", "key.expire"}

@@ -23,7 +23,7 @@ from server.instance import running_pid
 from server.observability.moments import MomentError
 from server.settings import Settings, SettingsError, database_url, load_settings
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
-from server.store.api_key import public_id_in
+from server.store.keys import public_id_in
 from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH, keys_command
 

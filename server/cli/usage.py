@@ -16,7 +16,7 @@ from server.api.admin.usage import UsageSum, groups
 from server.cli.options import AsJson, DataDir, in_store, key_named, print_json, read_time, refuse, settings_for
 from server.observability.moments import past
 from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
-from server.store.api_key import utc_now
+from server.store.schema import utc_now
 from server.store.usage import FIELDS
 from server.terminal import chart_width, print_rich, table
 

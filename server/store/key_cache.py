@@ -12,12 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
 from typing import Self
 
-from server.store.api_key import ApiKey, ParsedKey, parse
 from server.store.errors import StoreError, StoreUnavailableError
-from server.store.keys import KeyStore
+from server.store.keys import ApiKey, KeyStore, ParsedKey, parse
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +57,7 @@ class KeyCache:
         self._flushing = asyncio.create_task(self._flush_for_ever())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -87,10 +83,12 @@ class KeyCache:
         try:
             return self._admit(await self._look_up(presented))
         except StoreUnavailableError:
-            stale = self._stale(presented)
-            if stale is None:
+            known, now = self._known.get(presented.sha256), self.clock()
+            if known is None or now - known.confirmed_at > self.stale_seconds:
                 raise
-            return self._admit(stale)
+            # One request per ttl waits for the failing store, not every one
+            known.ask_again_at = now + self.ttl_seconds
+            return self._admit(known.key)
 
     def revoked(self, public_id: str) -> None:
         """From now on nobody gets in with this key, also while the store fails: a revocation is for good."""
@@ -119,15 +117,6 @@ class KeyCache:
             return None
         self._used[key.public_id] = now
         return key
-
-    def _stale(self, presented: ParsedKey) -> ApiKey | None:
-        known = self._known.get(presented.sha256)
-        now = self.clock()
-        if known is None or now - known.confirmed_at > self.stale_seconds:
-            return None
-        # One request per ttl waits for the failing store, not every one
-        known.ask_again_at = now + self.ttl_seconds
-        return known.key
 
     async def _look_up(self, presented: ParsedKey) -> ApiKey | None:
         lookup = self._lookups.get(presented.sha256)

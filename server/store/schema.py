@@ -1,10 +1,11 @@
-"""The tables as SQLAlchemy Core sees them; `migrations/` makes them in the database.
+"""The tables as SQLAlchemy Core sees them, and whether a database has them; `migrations/` makes them.
 
 Only types that SQLite and PostgreSQL both know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 from sqlalchemy import (
@@ -25,6 +26,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
+
+from server.store.errors import StoreError
+from server.store.migrations import HEAD, VERSION_TABLE, is_known
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -121,10 +129,23 @@ audit = Table(
 
 def upsert(connection: AsyncConnection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert as postgresql_insert  # slow to load, and few need it
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
-        return postgresql_insert(table)
-    from sqlalchemy.dialects.sqlite import insert
 
-    return insert(table)
+def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
+    """The version of the schema in a database with these tables; None: it is empty, or its first start was cut off.
+
+    Raises StoreError, where `shown` names the database, for one that is another program's or a newer release's.
+    """
+    if tables and VERSION_TABLE not in tables:
+        raise StoreError(
+            f"{shown} is a database of another program: it has tables, but none named {VERSION_TABLE}. Hearth has not "
+            "changed it. Give Hearth a database of its own, or another data directory."
+        )
+    if version is not None and not is_known(version):
+        raise StoreError(
+            f"The key database {shown} has schema {version[:32]!r}; this release of Hearth knows schemas up to {HEAD}. "
+            "A newer release has used it. Run that release again, or restore the backup made before the upgrade (see "
+            "docs/keys.md). Hearth has not changed the database."
+        )
+    return version

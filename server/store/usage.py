@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 from sqlalchemy import ColumnElement, func, select
 
-from server.store.api_key import utc_now
 from server.store.database import Database
 from server.store.errors import StoreUnavailableError
-from server.store.schema import COUNTERS, upsert, usage_hour
+from server.store.schema import COUNTERS, upsert, usage_hour, utc_now
 
 GroupBy = Literal["hour", "day", "key", "model", "kind"]
 BY_DAY: tuple[GroupBy, ...] = ("day",)

@@ -1,0 +1,401 @@
+"""What has been used of limits, counted in the database and shared exactly by every process that uses it.
+
+`Buckets` are for limits per minute. A bucket is kept as one number: the time at which it would be full again (the
+generic cell rate algorithm's theoretical arrival time, ITU-T I.371), in whole nanoseconds since 1970, so that no
+rounding lets a request too many through. `Quotas` are for limits per day, and start anew at midnight UTC. What is
+limited, for whom and how much is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from typing import Any, Self
+
+from sqlalchemy import Connection, TextClause, case, delete, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from server.store.database import Database
+from server.store.errors import StoreUnavailableError
+from server.store.schema import quota_day, upsert, utc_now
+from server.tasks import SideTasks
+
+_SECOND = 1_000_000_000
+_LONGEST_WINDOW = 2**61  # nanoseconds, 73 years: with the time of day still within 64 bits
+_QUOTAS_KEPT = timedelta(days=31)
+_log = logging.getLogger("hearth.limits")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """`cost` units of the bucket with this name, which holds `burst` and refills at `rate_per_second`.
+
+    Raises ValueError for numbers that make no bucket. A bucket with burst 0 holds nothing, ever.
+    """
+
+    bucket: str
+    cost: float
+    rate_per_second: float
+    burst: float
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.cost, self.rate_per_second, self.burst))):
+            raise ValueError(f"bucket {self.bucket}: cost, rate and burst must be finite numbers")
+        if self.cost < 0 or self.burst < 0 or (self.rate_per_second <= 0 and self.burst > 0):
+            raise ValueError(f"bucket {self.bucket}: cost and burst must not be negative, the rate positive")
+        if self.window > _LONGEST_WINDOW:
+            raise ValueError(f"bucket {self.bucket}: it would take more than 73 years to refill")
+
+    @classmethod
+    def per_minute(cls, bucket: str, cost: float, limit: float) -> Self:
+        """A bucket that holds a minute's worth. With limit 0 it holds nothing."""
+        return cls(bucket, cost, limit / 60, limit)
+
+    @property
+    def nanoseconds(self) -> int:
+        """How long the cost takes to flow back."""
+        return int(self.cost / self.rate_per_second * _SECOND) if self.rate_per_second else 0
+
+    @property
+    def window(self) -> int:
+        """How long an empty bucket takes to fill, in nanoseconds."""
+        return round(self.burst / self.rate_per_second * _SECOND) if self.rate_per_second else 0
+
+    def used(self, tat: int | None, now: int) -> int:
+        """How long the bucket takes to be full again, in nanoseconds."""
+        return min(self.window, max(0, (tat or 0) - now))
+
+    def level(self, tat: int | None, now: int) -> Level:
+        """How full the bucket is."""
+        used = self.used(tat, now)
+        # A hair is added before rounding down: 20 units that were cut to whole nanoseconds are still 20
+        remaining = int((self.window - used) * self.rate_per_second / _SECOND + 1e-6)
+        return Level(self.bucket, self.burst, remaining, used / _SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How full a bucket is: for the headers x-ratelimit-limit, -remaining and -reset (seconds until full)."""
+
+    bucket: str
+    limit: float
+    remaining: int
+    reset_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """All of it was taken. `levels` are those afterwards, in the order asked."""
+
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was taken: `bucket` is too empty, and for this cost will be so for `retry_after_seconds` at least."""
+
+    bucket: str
+    retry_after_seconds: float
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Nothing was taken, and waiting will not help: the cost is more than `bucket` ever holds."""
+
+    bucket: str
+    cost: float
+    burst: float
+
+
+@dataclass(slots=True)
+class _Change:
+    """One transaction. `returns`, nanoseconds by bucket, are given back in it."""
+
+    asks: Sequence[Ask]
+    returns: Mapping[str, int]
+    deadline: float
+    committing: bool = field(default=False, init=False)  # after an error: it may have happened all the same
+
+
+class Buckets:
+    """Takes from buckets and gives back. Use as `async with`, on one event loop.
+
+    Exact: nothing is handed out ahead, so of any number of takes in any number of processes as many pass as
+    fit. What was given back is on its way to the database for up to `return_every_seconds`; a killed process
+    loses that much and gains nothing. After a jump of the clock a bucket is shut no longer than an empty one.
+    Commits are not synced: a power cut may refill what was taken in the last seconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock_nanoseconds: Callable[[], int] = time.time_ns,
+        wait_seconds: float = 5.0,
+        return_every_seconds: float = 0.5,
+    ) -> None:
+        """`clock_nanoseconds` since 1970 counts on SQLite only; PostgreSQL uses its server's."""
+        self._database = database
+        self._clock = clock_nanoseconds
+        self._statements = _STATEMENTS[database.kind]
+        # A transaction in one thread takes a quarter of what it takes through asynchronous layers
+        self._thread = ThreadPoolExecutor(1, "buckets")
+        self._wait_seconds = wait_seconds
+        self._return_every_seconds = return_every_seconds
+        self._returns: dict[str, int] = {}  # nanoseconds by bucket; at most one entry each, so it is bounded
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        with contextlib.suppress(StoreUnavailableError):  # tidying can wait for the next start
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._forget_full)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Write what was given back, and stop. A failing store does not hold up the shutdown for long."""
+        with contextlib.suppress(StoreUnavailableError):
+            await self.flush()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._thread.shutdown(wait=False)
+
+    async def take(self, *asks: Ask) -> Taken | Refused | TooLarge:
+        """Take from all these buckets, or from none. Raises StoreUnavailableError.
+
+        A caller that is cancelled gets nothing, and what was taken for it goes back.
+        """
+        for ask in asks:
+            if ask.cost > ask.burst:
+                return TooLarge(ask.bucket, ask.cost, ask.burst)
+        return await self._wait_for(self._change(*asks))
+
+    def charge(self, ask: Ask) -> None:
+        """Take afterwards, for what was done already; it counts if it fits. Does not wait or fail."""
+        self._start(self._change(ask))
+
+    def give_back(self, *asks: Ask) -> None:
+        """Give back what was taken and not used; more than full a bucket never gets. Does not wait or fail."""
+        for ask in asks:
+            self._keep({ask.bucket: ask.nanoseconds})
+
+    async def flush(self) -> None:
+        """Write now what was given back. Raises StoreUnavailableError; it is then kept for later."""
+        if self._returns:
+            await self._wait_for(self._all_returns())
+
+    def _change(self, *asks: Ask) -> _Change:
+        # What these buckets have to get back comes first, so that one's own returns are never missed
+        returns = {ask.bucket: self._returns.pop(ask.bucket) for ask in asks if ask.bucket in self._returns}
+        return _Change(asks, returns, time.monotonic() + self._wait_seconds)
+
+    def _all_returns(self) -> _Change:
+        returns, self._returns = self._returns, {}
+        return _Change((), returns, time.monotonic() + self._wait_seconds)
+
+    async def _wait_for(self, change: _Change) -> Taken | Refused:
+        answer = self._start(change)
+        try:
+            async with asyncio.timeout(2 * self._wait_seconds):
+                return await asyncio.shield(answer)
+        except TimeoutError as error:
+            answer.add_done_callback(partial(self._came_late, change))
+            raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.") from error
+        except asyncio.CancelledError:
+            answer.add_done_callback(partial(self._came_late, change))
+            raise
+
+    def _start(self, change: _Change) -> asyncio.Future[Taken | Refused]:
+        answer = asyncio.get_running_loop().run_in_executor(self._thread, self._write, change)
+        answer.add_done_callback(partial(self._ended, change))
+        return answer
+
+    def _ended(self, change: _Change, answer: asyncio.Future[Taken | Refused]) -> None:
+        # The error is seen here: whoever asked may have left
+        if (answer.cancelled() or answer.exception() is not None) and not change.committing:
+            self._keep(change.returns)
+
+    def _came_late(self, change: _Change, answer: asyncio.Future[Taken | Refused]) -> None:
+        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Taken):
+            self.give_back(*change.asks)
+
+    def _keep(self, returns: Mapping[str, int]) -> None:
+        """They are written soon, or with the next take."""
+        for bucket, cost in returns.items():
+            self._returns[bucket] = self._returns.get(bucket, 0) + cost
+        if self._returns and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._return_every_seconds, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._timer = None
+        if self._returns:
+            self._start(self._all_returns())
+
+    # From here on in the thread
+
+    def _forget_full(self) -> None:
+        """Drop the rows of full buckets: none is needed to know that."""
+        with self._database.blocking() as connection:
+            connection.execute(self._statements["forget"], {"now": self._clock()})
+
+    def _write(self, change: _Change) -> Taken | Refused:
+        if time.monotonic() > change.deadline:  # it waited behind others that found the database locked
+            raise StoreUnavailableError("The key database is busy. Try again in a few seconds.")
+        with self._database.blocking() as connection:
+            answer = self._take(connection, change)
+            change.committing = True
+        return answer
+
+    def _take(self, connection: Connection, change: _Change) -> Taken | Refused:
+        asks = {ask.bucket: ask for ask in change.asks}
+        levels: dict[str, Level] = {}
+        # In one order everywhere: on PostgreSQL two takes would else wait for each other's rows
+        for bucket in sorted(asks.keys() | change.returns.keys()):
+            if bucket in change.returns:
+                self._return(connection, bucket, change.returns[bucket])
+            if bucket in asks:
+                row = self._execute(connection, "take", asks[bucket]).one_or_none()
+                if row is None:
+                    for taken in levels:
+                        self._return(connection, taken, asks[taken].nanoseconds)
+                    return self._refused(connection, asks[bucket], change)
+                levels[bucket] = asks[bucket].level(*row)
+        return Taken(tuple(levels[bucket] for bucket in asks))
+
+    def _refused(self, connection: Connection, ask: Ask, change: _Change) -> Refused:
+        tat, now = self._execute(connection, "look", ask).one()
+        if tat is not None and tat - now > ask.window:
+            # The clock was set back, or the limit lowered: without this the bucket would stay shut until then
+            self._execute(connection, "bring_back", ask)
+        wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.window) / _SECOND
+        levels = (one.level(*self._execute(connection, "look", one).one()) for one in change.asks)
+        return Refused(ask.bucket, wait, tuple(levels))
+
+    def _return(self, connection: Connection, bucket: str, cost: int) -> None:
+        connection.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
+
+    def _execute(self, connection: Connection, statement: str, ask: Ask) -> Any:
+        # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one
+        now = self._clock()
+        values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": ask.window, "now": now}
+        return connection.execute(self._statements[statement], values)
+
+
+def _written(now: str) -> dict[str, TextClause]:
+    # :full is the bucket's time, or now where that has passed: a bucket is never more than full
+    full = "CASE WHEN bucket.tat > :now THEN bucket.tat ELSE :now END"
+    statements = {
+        # No row comes back when it does not fit. The first of a bucket always fits: see TooLarge.
+        "take": "INSERT INTO bucket (name, tat) VALUES (:bucket, :now + :cost) ON CONFLICT (name) DO UPDATE "
+        "SET tat = :full + :cost WHERE :full + :cost - :now <= :window RETURNING tat, :now",
+        "look": "SELECT (SELECT tat FROM bucket WHERE name = :bucket), :now",
+        "bring_back": "UPDATE bucket SET tat = :now + :window WHERE name = :bucket AND tat > :now + :window",
+        "give_back": "UPDATE bucket SET tat = tat - :cost WHERE name = :bucket",
+        "forget": "DELETE FROM bucket WHERE tat < :now",
+    }
+    return {name: text(sql.replace(":full", full).replace(":now", now)) for name, sql in statements.items()}
+
+
+_STATEMENTS = {
+    "sqlite": _written(":now"),
+    # The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row
+    "postgresql": _written("CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTaken:
+    """`count` were counted, on `day`."""
+
+    owner: str
+    kind: str
+    count: int
+    day: date
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaExceeded:
+    """Nothing was counted: only `remaining` of `limit` are left (`insufficient_quota`). A new day: `reset_seconds`."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class Quotas:
+    """Counts per owner (a key's public id), kind (`images`) and UTC day. Use as `async with`, on one event loop."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+        self._tidied: date | None = None
+        self._tasks = SideTasks()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Wait until everything that was taken or given back is written."""
+        await self._tasks.finish()
+
+    async def take(self, owner: str, kind: str, count: int, per_day: int) -> QuotaTaken | QuotaExceeded:
+        """Count `count` more, if no more than `per_day` are counted then. Exact across processes.
+
+        For a caller that is cancelled nothing stays counted. Raises StoreUnavailableError.
+        """
+        taking = self._tasks.start(self._take(owner, kind, count, per_day))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._came_late)
+            raise
+
+    def give_back(self, taken: QuotaTaken, unused: int) -> None:
+        """Uncount so many of what was taken. Does not wait or fail."""
+        if unused > 0:
+            self._tasks.start(self._give_back(taken, unused))
+
+    async def _take(self, owner: str, kind: str, count: int, per_day: int) -> QuotaTaken | QuotaExceeded:
+        now = self._clock().astimezone(UTC)
+        row: dict[str, Any] = {"owner": owner, "kind": kind, "day": now.date()}
+        async with self._database.writing(durable=False) as connection:
+            await self._tidy(connection, now.date())
+            if count <= per_day:
+                statement = upsert(connection, quota_day).values(**row, used=count)
+                after = quota_day.c.used + statement.excluded.used
+                statement = statement.on_conflict_do_update(
+                    index_elements=list(row), set_={"used": after}, where=after <= per_day
+                )
+                if await connection.scalar(statement.returning(quota_day.c.used)) is not None:
+                    return QuotaTaken(**row, count=count)
+            used = await connection.scalar(select(quota_day.c.used).filter_by(**row)) or 0
+        midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
+        return QuotaExceeded(per_day, max(0, per_day - used), (midnight - now).total_seconds())
+
+    async def _give_back(self, taken: QuotaTaken, unused: int) -> None:
+        fewer = update(quota_day).filter_by(owner=taken.owner, kind=taken.kind, day=taken.day)
+        left = case((quota_day.c.used >= unused, quota_day.c.used - unused), else_=0)
+        try:
+            async with self._database.writing(durable=False) as connection:
+                await connection.execute(fewer.values(used=left))
+        except StoreUnavailableError as error:
+            _log.warning("%d %s of key %s stay counted for today: %s", unused, taken.kind, taken.owner, error.message)
+
+    def _came_late(self, taking: asyncio.Task[QuotaTaken | QuotaExceeded]) -> None:
+        if not taking.cancelled() and taking.exception() is None and isinstance(taken := taking.result(), QuotaTaken):
+            self.give_back(taken, taken.count)
+
+    async def _tidy(self, connection: AsyncConnection, day: date) -> None:
+        if self._tidied != day:
+            await connection.execute(delete(quota_day).where(quota_day.c.day < day - _QUOTAS_KEPT))
+            self._tidied = day
