@@ -19,8 +19,7 @@ from engine.weights.manifest import read_manifest
 from engine.weights.safety import is_there
 from engine.weights.transfer import local_folders
 from server.cli.options import hardware_for
-from server.observability.status import ServedWith
-from server.observability.status_socket import StatusError, ask
+from server.observability.status import ServedWith, StatusError, ask
 from server.settings import Settings
 
 _ANSWER_SECONDS = 5.0

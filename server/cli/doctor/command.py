@@ -29,8 +29,7 @@ from server.cli.doctor.tls import tls
 from server.cli.doctor.weights import voices, weights
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, print_json
 from server.cli.status import standing
-from server.observability.status import Status
-from server.observability.status_socket import StatusError, ask
+from server.observability.status import Status, StatusError, ask
 from server.settings import Settings, SettingsError, load_settings
 from server.terminal import HEARTH
 
