@@ -31,7 +31,6 @@ from server.store import (
     QuotaTaken,
     Refused,
     StoreUnavailableError,
-    TooLarge,
     Usage,
     UsageBook,
 )
@@ -146,8 +145,6 @@ class KeyLimiter:
         if not asks:
             return None, ()
         taken = await self.buckets.take(*asks)
-        if isinstance(taken, TooLarge):
-            raise _never_fits(taken)
         for level in taken.levels:
             if level.bucket.endswith(":requests"):
                 self.seen = level, time.monotonic()
@@ -444,6 +441,16 @@ def _quota_spent(message: str) -> ApiError:
 
 def _refusal(refused: Refused, ask: Ask) -> ApiError:
     kind = refused.bucket.rpartition(":")[2]
+    if ask.burst == 0:
+        return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
+    if math.isinf(refused.retry_after_seconds):
+        return ApiError(
+            400,
+            "invalid_value",
+            f"This request may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your key"
+            f" has {ask.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
+            param="max_tokens",
+        )
     asked, advice = "", "Whoever runs this server can raise the limit."
     if kind == "tokens":
         asked, advice = f" This request may need {ask.cost:.0f}.", "Ask for fewer with `max_tokens`."
@@ -452,19 +459,6 @@ def _refusal(refused: Refused, ask: Ask) -> ApiError:
         f" {_duration(refused.retry_after_seconds)}. {advice}",
         refused.retry_after_seconds,
         refused.levels,
-    )
-
-
-def _never_fits(large: TooLarge) -> ApiError:
-    kind = large.bucket.rpartition(":")[2]
-    if large.burst == 0:
-        return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
-    return ApiError(
-        400,
-        "invalid_value",
-        f"This request may need {large.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your key "
-        f"has {large.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
-        param="max_tokens",
     )
 
 

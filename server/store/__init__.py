@@ -5,11 +5,10 @@ Alembic is not imported here; `Database.open` does it when a schema is behind. N
 
 from server.store.audit import Actor, AuditEntry, AuditLog, local_actor
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
 from server.store.key_cache import KeyCache
 from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey, KeyLimits, KeyStore
-from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused, Taken, TooLarge
-from server.store.schema import utc_now
+from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused, Taken
+from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError, utc_now
 from server.store.sqlite import sqlite_url
 from server.store.usage import GroupBy, Usage, UsageBook, UsageRow
 
@@ -37,7 +36,6 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "Taken",
-    "TooLarge",
     "Usage",
     "UsageBook",
     "UsageRow",

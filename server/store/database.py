@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import URL, Connection, exc, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, upgrade
+from server.store.schema import StoreError, StoreUnavailableError
 from server.store.sqlite import SQLITE, SqliteFile
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Self
 
-from server.store.errors import StoreError, StoreUnavailableError
 from server.store.keys import ApiKey, KeyStore, ParsedKey, parse
+from server.store.schema import StoreError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
 

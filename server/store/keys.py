@@ -16,15 +16,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError
-from server.store.schema import api_key, utc_now
+from server.store.schema import KeyFieldError, KeyNotFoundError, api_key, utc_now
 
 SCOPES = ("chat", "batch", "images", "audio", "models", "metrics", "admin")
 OPERATOR_SCOPES = frozenset({"metrics", "admin"})  # they show or change what concerns everybody
@@ -80,21 +79,6 @@ class ApiKey:
     def usable_at(self, now: datetime) -> bool:
         """Whether the key is neither revoked nor, at `now`, expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
-
-
-class KeyChanges(TypedDict, total=False):
-    """What `KeyStore.update` changes; what is left out stays. A limit of None is the tier's again."""
-
-    name: str
-    tier: str
-    scopes: Iterable[str]
-    models: Iterable[str] | None
-    notes: str
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    parallel_requests: int | None
-    batch_items: int | None
-    images_per_day: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +213,11 @@ class KeyStore:
             await write_entry(connection, now, by, "key.expire", public_id, detail)
         return replace(key, expires_at=None if at is None else at.astimezone(UTC))
 
-    async def update(self, public_id: str, *, by: Actor | None = None, **changes: Unpack[KeyChanges]) -> ApiKey:
-        """Change some fields. Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key."""
+    async def update(self, public_id: str, *, by: Actor | None = None, **changes: Any) -> ApiKey:
+        """Change some fields or limits; a limit of None is the tier's again.
+
+        Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key.
+        """
         async with self._changing(public_id) as (connection, old):
             _check_not_revoked(old)
             new = _changed(old, changes)
@@ -372,14 +359,13 @@ def _row_of(key: ApiKey) -> dict[str, Any]:
     return values | asdict(key.limits)
 
 
-def _changed(key: ApiKey, changes: KeyChanges) -> ApiKey:
-    values: dict[str, Any] = dict(changes)
-    limits = {name: values.pop(name) for name in LIMITS if name in values}
-    if "scopes" in values:
-        values["scopes"] = frozenset(values["scopes"])
-    if "models" in values:
-        values["models"] = _unique(values["models"])
-    return replace(key, **values, limits=replace(key.limits, **limits))
+def _changed(key: ApiKey, changes: dict[str, Any]) -> ApiKey:
+    limits = replace(key.limits, **{name: changes.pop(name) for name in LIMITS if name in changes})
+    if "scopes" in changes:
+        changes["scopes"] = frozenset(changes["scopes"])
+    if "models" in changes:
+        changes["models"] = _unique(changes["models"])
+    return replace(key, **changes, limits=limits)
 
 
 def _unique(models: Iterable[str] | None) -> tuple[str, ...] | None:

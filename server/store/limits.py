@@ -24,8 +24,7 @@ from sqlalchemy import Connection, TextClause, case, delete, select, text, updat
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.database import Database
-from server.store.errors import StoreUnavailableError
-from server.store.schema import quota_day, upsert, utc_now
+from server.store.schema import StoreUnavailableError, quota_day, upsert, utc_now
 from server.tasks import SideTasks
 
 _SECOND = 1_000_000_000
@@ -100,20 +99,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was taken: `bucket` is too empty, and for this cost will be so for `retry_after_seconds` at least."""
+    """Nothing was taken: `bucket` is too empty, and for this cost will be so for `retry_after_seconds` at least.
+
+    That is infinite, and no levels are known, where the cost is more than it ever holds.
+    """
 
     bucket: str
     retry_after_seconds: float
-    levels: tuple[Level, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """Nothing was taken, and waiting will not help: the cost is more than `bucket` ever holds."""
-
-    bucket: str
-    cost: float
-    burst: float
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass(slots=True)
@@ -167,14 +160,11 @@ class Buckets:
             self._timer.cancel()
         self._thread.shutdown(wait=False)
 
-    async def take(self, *asks: Ask) -> Taken | Refused | TooLarge:
-        """Take from all these buckets, or from none. Raises StoreUnavailableError.
-
-        A caller that is cancelled gets nothing, and what was taken for it goes back.
-        """
+    async def take(self, *asks: Ask) -> Taken | Refused:
+        """Take from all these buckets, or from none, as when its caller is cancelled. Raises StoreUnavailableError."""
         for ask in asks:
             if ask.cost > ask.burst:
-                return TooLarge(ask.bucket, ask.cost, ask.burst)
+                return Refused(ask.bucket, math.inf)
         return await self._wait_for(self._change(*asks))
 
     def charge(self, ask: Ask) -> None:
@@ -189,28 +179,24 @@ class Buckets:
     async def flush(self) -> None:
         """Write now what was given back. Raises StoreUnavailableError; it is then kept for later."""
         if self._returns:
-            await self._wait_for(self._all_returns())
+            await self._wait_for(self._change(returned=tuple(self._returns)))
 
-    def _change(self, *asks: Ask) -> _Change:
+    def _change(self, *asks: Ask, returned: Sequence[str] = ()) -> _Change:
         # What these buckets have to get back comes first, so that one's own returns are never missed
-        returns = {ask.bucket: self._returns.pop(ask.bucket) for ask in asks if ask.bucket in self._returns}
+        buckets = returned or [ask.bucket for ask in asks]
+        returns = {bucket: self._returns.pop(bucket) for bucket in buckets if bucket in self._returns}
         return _Change(asks, returns, time.monotonic() + self._wait_seconds)
-
-    def _all_returns(self) -> _Change:
-        returns, self._returns = self._returns, {}
-        return _Change((), returns, time.monotonic() + self._wait_seconds)
 
     async def _wait_for(self, change: _Change) -> Taken | Refused:
         answer = self._start(change)
         try:
             async with asyncio.timeout(2 * self._wait_seconds):
                 return await asyncio.shield(answer)
-        except TimeoutError as error:
+        except (TimeoutError, asyncio.CancelledError) as error:
             answer.add_done_callback(partial(self._came_late, change))
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.") from error
-        except asyncio.CancelledError:
-            answer.add_done_callback(partial(self._came_late, change))
-            raise
 
     def _start(self, change: _Change) -> asyncio.Future[Taken | Refused]:
         answer = asyncio.get_running_loop().run_in_executor(self._thread, self._write, change)
@@ -236,7 +222,7 @@ class Buckets:
     def _flush_now(self) -> None:
         self._timer = None
         if self._returns:
-            self._start(self._all_returns())
+            self._start(self._change(returned=tuple(self._returns)))
 
     # From here on in the thread
 
@@ -292,7 +278,7 @@ def _written(now: str) -> dict[str, TextClause]:
     # :full is the bucket's time, or now where that has passed: a bucket is never more than full
     full = "CASE WHEN bucket.tat > :now THEN bucket.tat ELSE :now END"
     statements = {
-        # No row comes back when it does not fit. The first of a bucket always fits: see TooLarge.
+        # No row comes back when it does not fit. The first of a bucket always fits: more than it holds is never asked.
         "take": "INSERT INTO bucket (name, tat) VALUES (:bucket, :now + :cost) ON CONFLICT (name) DO UPDATE "
         "SET tat = :full + :cost WHERE :full + :cost - :now <= :window RETURNING tat, :now",
         "look": "SELECT (SELECT tat FROM bucket WHERE name = :bucket), :now",

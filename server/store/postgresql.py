@@ -13,9 +13,8 @@ from psycopg import errors
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from server.store.errors import StoreError
 from server.store.migrations import HEAD, VERSION_TABLE
-from server.store.schema import known_version
+from server.store.schema import StoreError, known_version
 
 _POOL = 5
 _STATEMENT_TIMEOUT_SECONDS = 30

@@ -20,9 +20,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
-from server.store.schema import known_version
+from server.store.schema import StoreError, StoreUnavailableError, known_version
 
 SQLITE = "sqlite+aiosqlite"
 FILE_NAME = "hearth.db"

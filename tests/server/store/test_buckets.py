@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -22,7 +23,6 @@ from server.store import (
     Refused,
     StoreUnavailableError,
     Taken,
-    TooLarge,
     sqlite_url,
 )
 from server.store.schema import bucket
@@ -62,7 +62,7 @@ async def levels(buckets: Buckets, *asks: Ask) -> tuple[Level, ...]:
     return answer.levels
 
 
-def passed(answers: list[Taken | Refused | TooLarge]) -> int:
+def passed(answers: list[Taken | Refused]) -> int:
     return sum(isinstance(answer, Taken) for answer in answers)
 
 
@@ -110,8 +110,8 @@ async def test_takes_are_all_or_nothing(buckets: Buckets) -> None:
 
 
 async def test_what_never_fits_is_told_apart_and_takes_nothing(buckets: Buckets) -> None:
-    assert await buckets.take(slow(1, "a"), slow(21, "b")) == TooLarge("b", 21, 20)
-    assert await buckets.take(Ask.per_minute("c", 1, 0)) == TooLarge("c", 1, 0)
+    assert await buckets.take(slow(1, "a"), slow(21, "b")) == Refused("b", math.inf)
+    assert await buckets.take(Ask.per_minute("c", 1, 0)) == Refused("c", math.inf)
     assert [level.remaining for level in await levels(buckets, slow(name="a"), slow(name="b"))] == [20, 20]
 
 
@@ -241,7 +241,7 @@ def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
                 clock.seconds += pause
                 available = min(10.0, available + pause * 0.5)
                 answer = await it.take(Ask("k", cost, 0.5, 10))
-                assert isinstance(answer, TooLarge) == (cost > 10)
+                assert (answer == Refused("k", math.inf)) == (cost > 10)
                 if cost <= 10 and abs(available - cost) > 1e-3:
                     assert isinstance(answer, Taken) == (cost < available)
                 if isinstance(answer, Taken):
