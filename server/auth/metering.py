@@ -74,8 +74,6 @@ class KeyLimiter:
     buckets: Buckets
     quotas: Quotas
     running: int = 0
-    deferred: int = 0  # requests that are counted with their tokens
-    seen: tuple[Level, float] | None = None  # its bucket of requests as the last answer showed it, and when
 
     def begin(self) -> None:
         """Count a request as running or waiting, until `end`."""
@@ -92,70 +90,29 @@ class KeyLimiter:
         """Count one less."""
         self.running -= 1
 
-    def refuse_early(self) -> None:
-        """Refuse what has no request left at this moment by the last answer, before any work is done for it.
-
-        A key of which nothing is known passes: `take` is what counts.
-        """
+    async def take_request(self) -> Level | None:
+        """Take a request, and return how many are left. None: there is no limit."""
         most = self.limits.requests_per_minute
-        if self.seen is None or not most or self.seen[0].limit != most:
-            return
-        level, at = self.seen
-        used = level.reset_seconds - (time.monotonic() - at)
-        wait = used - 60 * (1 - 1 / most)
-        if wait > 0:
-            spent = replace(level, remaining=0, reset_seconds=used)
-            raise _refusal(Refused(level.bucket, wait, (spent,)), self._one_request(most))
+        return None if most is None else await self._take(Ask.per_minute(f"{self.key.public_id}:requests", 1, most))
 
-    def defer(self) -> bool:
-        """Whether a request may be counted later, together with its tokens, until `end_deferral`.
+    async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
+        """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
 
-        Only as many at a time as the key has requests left by its last answer: others would be rendered in vain.
+        With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
+        are what the model would allow, which is no reason to refuse a short answer: all there is will do.
         """
-        if self.limits.tokens_per_minute is None:
-            return False
-        most = self.limits.requests_per_minute
-        if most is not None:
-            left = 0 if self.seen is None or self.seen[0].limit != most else self.seen[0].remaining
-            if left - self.deferred < 1:
-                return False
-        self.deferred += 1
-        return True
+        most = self.limits.tokens_per_minute
+        if most is None:
+            return None
+        cost = tokens if asked or not most else min(tokens, most)
+        ask = Ask.per_minute(f"{self.key.public_id}:tokens", cost, most)
+        return ask, await self._take(ask)
 
-    def end_deferral(self) -> None:
-        """Count one less that is counted later."""
-        self.deferred -= 1
-
-    async def take(
-        self, tokens: int | None = None, *, request: bool = True, asked: bool = False
-    ) -> tuple[Ask | None, tuple[Level, ...]]:
-        """Take a request and `tokens` from the key's buckets, both or neither.
-
-        With `asked` the client itself asked for so many tokens: more than the bucket ever holds is then refused. Else
-        they are what the model would allow, which is no reason to refuse a short answer: all there is will do.
-        Returns the tokens that were taken, for `give_back`, and how full the buckets are.
-        """
-        asks, of_tokens = [], None
-        if request and self.limits.requests_per_minute is not None:
-            asks.append(self._one_request(self.limits.requests_per_minute))
-        if tokens is not None and (most := self.limits.tokens_per_minute) is not None:
-            cost = tokens if asked or not most else min(tokens, most)
-            of_tokens = Ask.per_minute(f"{self.key.public_id}:tokens", cost, most)
-            asks.append(of_tokens)
-        if not asks:
-            return None, ()
-        taken = await self.buckets.take(*asks)
-        for level in taken.levels:
-            if level.bucket.endswith(":requests"):
-                self.seen = level, time.monotonic()
+    async def _take(self, ask: Ask) -> Level:
+        taken = await self.buckets.take(ask)
         if isinstance(taken, Refused):
-            raise _refusal(taken, next(ask for ask in asks if ask.bucket == taken.bucket))
-        return of_tokens, taken.levels
-
-    def charge(self) -> None:
-        """Take a request whose client has left. Never waits or fails."""
-        if most := self.limits.requests_per_minute:
-            self.buckets.charge(self._one_request(most))
+            raise _refusal(taken, ask)
+        return taken
 
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
@@ -171,9 +128,6 @@ class KeyLimiter:
         if isinstance(taken, QuotaExceeded):
             raise _no_images_left(taken, images)
         return taken
-
-    def _one_request(self, most: int) -> Ask:
-        return Ask.per_minute(f"{self.key.public_id}:requests", 1, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +181,7 @@ class MeteredEngine:
 
     async def tokens(self, request: ChatRequest | TextRequest) -> TokenStream:
         """Like `Engine.chat` or `Engine.text`."""
-        call = _Call(self, request.model, takes_tokens=True)
+        call = _Call(self, request.model)
         stream = await call.open(TokenStream())
 
         async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
@@ -236,13 +190,9 @@ class MeteredEngine:
             call.queued_at = time.monotonic()
 
         owned: dict[str, Any] = {**self._owner(), "before_turn": take}
-        try:
-            if isinstance(request, ChatRequest):
-                return await self._engine.chat(replace(request, **owned), stream)
-            return await self._engine.text(replace(request, **owned), stream)
-        except BaseException as error:
-            await call.count(error)
-            raise
+        if isinstance(request, ChatRequest):
+            return await self._engine.chat(replace(request, **owned), stream)
+        return await self._engine.text(replace(request, **owned), stream)
 
     async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
         """Return a whole answer. Cancelling aborts it."""
@@ -293,9 +243,6 @@ class _Call:
 
     request: MeteredEngine
     model: str
-    takes_tokens: bool = False
-    counted: bool = False  # as a request of its key
-    deferred: bool = False  # it is counted together with its tokens
     tokens: Ask | None = None
     prompt_tokens: int = 0
     images: QuotaTaken | None = None
@@ -310,15 +257,12 @@ class _Call:
         return stream
 
     async def begin(self) -> None:
-        """Count the request, before any work is done for it; with its tokens, where those are limited."""
-        limiter = self.request.limiter
+        """Count the request, before any work is done for it."""
         try:
             self.request.begin_call()
             try:
-                limiter.refuse_early()
-                self.deferred = self.takes_tokens and limiter.defer()
-                if not self.deferred:
-                    await self._take()
+                with suppress(StoreUnavailableError):  # better unlimited for a moment than no service
+                    self._show(await self.request.limiter.take_request())
             except BaseException:
                 self.request.end_call()
                 raise
@@ -326,43 +270,23 @@ class _Call:
             self._settle(error)
             raise
 
-    def end(self, error: BaseException | None) -> None:
-        """Give back what was not used, and write down the rest."""
-        self._end_deferral()
-        self.request.end_call()
-        self._settle(error)
-
     async def take_tokens(self, tokens: int, *, asked: bool) -> None:
-        """Take them from the key's bucket, and with them the request if that is not counted so far."""
+        """Take them from the key's bucket. Raises `ApiError`."""
         if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
             before, self.tokens = self.tokens, None  # not once more, should the next lines fail
             self.request.limiter.give_back(before, int(before.cost))
-        await self._take(tokens, asked=asked)
+        with suppress(StoreUnavailableError):
+            if taken := await self.request.limiter.take_tokens(tokens, asked=asked):
+                self.tokens, level = taken
+                self._show(level)
 
-    async def count(self, error: BaseException | None) -> None:
-        """Count a request that came to no tokens: a wrong one, too many tokens, a client that left."""
-        if self.counted:
-            return
-        if _has_left(error):
-            self.request.limiter.charge()
-            return
-        with suppress(ApiError):  # it has an answer already
-            self.request.limiter.refuse_early()
-            await self._take()
+    def end(self, error: BaseException | None) -> None:
+        """Give back what was not used, and write down the rest."""
+        self.request.end_call()
+        self._settle(error)
 
-    async def _take(self, tokens: int | None = None, *, asked: bool = False) -> None:
-        self._end_deferral()
-        try:
-            self.tokens, levels = await self.request.limiter.take(tokens, request=not self.counted, asked=asked)
-        except StoreUnavailableError:
-            levels = ()  # better unlimited for a moment than no service; keys are checked all the same
-        self.counted = True
-        self.request.record.headers.update(_headers_of(levels))
-
-    def _end_deferral(self) -> None:
-        if self.deferred:
-            self.deferred = False
-            self.request.limiter.end_deferral()
+    def _show(self, level: Level | None) -> None:
+        self.request.record.headers.update(_headers_of(level))
 
     def _settle(self, error: BaseException | None) -> None:
         request, limiter, used = self.request, self.request.limiter, self._used(error)
@@ -408,15 +332,15 @@ def _has_left(error: BaseException | None) -> bool:
     return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError))
 
 
-def _headers_of(levels: tuple[Level, ...]) -> dict[str, str]:
-    """Return `x-ratelimit-*` headers, of the buckets that the key has."""
-    headers = {}
-    for level in levels:
-        kind = level.bucket.rpartition(":")[2]
-        headers[f"x-ratelimit-limit-{kind}"] = f"{level.limit:.0f}"
-        headers[f"x-ratelimit-remaining-{kind}"] = str(level.remaining)
-        headers[f"x-ratelimit-reset-{kind}"] = _duration(level.reset_seconds)
-    return headers
+def _headers_of(level: Level | None) -> dict[str, str]:
+    if level is None:
+        return {}
+    kind = level.bucket.rpartition(":")[2]
+    return {
+        f"x-ratelimit-limit-{kind}": f"{level.limit:.0f}",
+        f"x-ratelimit-remaining-{kind}": str(level.remaining),
+        f"x-ratelimit-reset-{kind}": _duration(level.reset_seconds),
+    }
 
 
 def _duration(seconds: float) -> str:
@@ -427,10 +351,10 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def _too_many(message: str, retry_after_seconds: float, levels: tuple[Level, ...] = ()) -> ApiError:
+def _too_many(message: str, retry_after_seconds: float, level: Level | None = None) -> ApiError:
     """Make the error of a limit that passes with time."""
     wait = min(max(math.ceil(retry_after_seconds), 1), _LONGEST_RETRY_SECONDS)
-    headers = {"Retry-After": str(wait), **_headers_of(levels)}
+    headers = {"Retry-After": str(wait), **_headers_of(level)}
     return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
 
 
@@ -440,15 +364,15 @@ def _quota_spent(message: str) -> ApiError:
 
 
 def _refusal(refused: Refused, ask: Ask) -> ApiError:
-    kind = refused.bucket.rpartition(":")[2]
+    kind = ask.bucket.rpartition(":")[2]
     if ask.burst == 0:
         return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
     if math.isinf(refused.retry_after_seconds):
         return ApiError(
             400,
             "invalid_value",
-            f"This request may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your key"
-            f" has {ask.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
+            f"This request may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your"
+            f" key has {ask.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
             param="max_tokens",
         )
     asked, advice = "", "Whoever runs this server can raise the limit."
@@ -458,7 +382,7 @@ def _refusal(refused: Refused, ask: Ask) -> ApiError:
         f"Rate limit reached: {ask.burst:.0f} {kind} per minute.{asked} Try again in"
         f" {_duration(refused.retry_after_seconds)}. {advice}",
         refused.retry_after_seconds,
-        refused.levels,
+        refused.level,
     )
 
 

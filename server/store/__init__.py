@@ -7,7 +7,7 @@ from server.store.audit import Actor, AuditEntry, AuditLog, local_actor
 from server.store.database import Database
 from server.store.key_cache import KeyCache
 from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey, KeyLimits, KeyStore
-from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused, Taken
+from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
 from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError, utc_now
 from server.store.sqlite import sqlite_url
 from server.store.usage import GroupBy, Usage, UsageBook, UsageRow
@@ -35,7 +35,6 @@ __all__ = [
     "Refused",
     "StoreError",
     "StoreUnavailableError",
-    "Taken",
     "Usage",
     "UsageBook",
     "UsageRow",

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -91,29 +91,21 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """All of it was taken. `levels` are those afterwards, in the order asked."""
-
-    levels: tuple[Level, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was taken: `bucket` is too empty, and for this cost will be so for `retry_after_seconds` at least.
+    """Nothing was taken: the bucket is too empty, and for this cost will be so for `retry_after_seconds` at least.
 
-    That is infinite, and no levels are known, where the cost is more than it ever holds.
+    That is infinite, and the level is not known, where the cost is more than the bucket ever holds.
     """
 
-    bucket: str
     retry_after_seconds: float
-    levels: tuple[Level, ...] = ()
+    level: Level | None = None
 
 
 @dataclass(slots=True)
 class _Change:
-    """One transaction. `returns`, nanoseconds by bucket, are given back in it."""
+    """One transaction. `returns`, nanoseconds by bucket, are given back in it, first."""
 
-    asks: Sequence[Ask]
+    ask: Ask | None
     returns: Mapping[str, int]
     deadline: float
     committing: bool = field(default=False, init=False)  # after an error: it may have happened all the same
@@ -160,34 +152,32 @@ class Buckets:
             self._timer.cancel()
         self._thread.shutdown(wait=False)
 
-    async def take(self, *asks: Ask) -> Taken | Refused:
-        """Take from all these buckets, or from none, as when its caller is cancelled. Raises StoreUnavailableError."""
-        for ask in asks:
-            if ask.cost > ask.burst:
-                return Refused(ask.bucket, math.inf)
-        return await self._wait_for(self._change(*asks))
+    async def take(self, ask: Ask) -> Level | Refused:
+        """Take, and return the level afterwards. Raises StoreUnavailableError.
 
-    def charge(self, ask: Ask) -> None:
-        """Take afterwards, for what was done already; it counts if it fits. Does not wait or fail."""
-        self._start(self._change(ask))
+        A caller that is cancelled gets nothing, and what was taken for it goes back.
+        """
+        if ask.cost > ask.burst:
+            return Refused(math.inf)
+        answer = await self._wait_for(self._change(ask.bucket, ask=ask))
+        assert answer is not None  # noqa: S101  # something was asked for
+        return answer
 
-    def give_back(self, *asks: Ask) -> None:
+    def give_back(self, ask: Ask) -> None:
         """Give back what was taken and not used; more than full a bucket never gets. Does not wait or fail."""
-        for ask in asks:
-            self._keep({ask.bucket: ask.nanoseconds})
+        self._keep({ask.bucket: ask.nanoseconds})
 
     async def flush(self) -> None:
         """Write now what was given back. Raises StoreUnavailableError; it is then kept for later."""
         if self._returns:
-            await self._wait_for(self._change(returned=tuple(self._returns)))
+            await self._wait_for(self._change(*self._returns))
 
-    def _change(self, *asks: Ask, returned: Sequence[str] = ()) -> _Change:
-        # What these buckets have to get back comes first, so that one's own returns are never missed
-        buckets = returned or [ask.bucket for ask in asks]
+    def _change(self, *buckets: str, ask: Ask | None = None) -> _Change:
+        # What these buckets have to get back is part of it, so that one's own returns are never missed
         returns = {bucket: self._returns.pop(bucket) for bucket in buckets if bucket in self._returns}
-        return _Change(asks, returns, time.monotonic() + self._wait_seconds)
+        return _Change(ask, returns, time.monotonic() + self._wait_seconds)
 
-    async def _wait_for(self, change: _Change) -> Taken | Refused:
+    async def _wait_for(self, change: _Change) -> Level | Refused | None:
         answer = self._start(change)
         try:
             async with asyncio.timeout(2 * self._wait_seconds):
@@ -198,19 +188,20 @@ class Buckets:
                 raise
             raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.") from error
 
-    def _start(self, change: _Change) -> asyncio.Future[Taken | Refused]:
+    def _start(self, change: _Change) -> asyncio.Future[Level | Refused | None]:
         answer = asyncio.get_running_loop().run_in_executor(self._thread, self._write, change)
         answer.add_done_callback(partial(self._ended, change))
         return answer
 
-    def _ended(self, change: _Change, answer: asyncio.Future[Taken | Refused]) -> None:
+    def _ended(self, change: _Change, answer: asyncio.Future[Level | Refused | None]) -> None:
         # The error is seen here: whoever asked may have left
         if (answer.cancelled() or answer.exception() is not None) and not change.committing:
             self._keep(change.returns)
 
-    def _came_late(self, change: _Change, answer: asyncio.Future[Taken | Refused]) -> None:
-        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Taken):
-            self.give_back(*change.asks)
+    def _came_late(self, change: _Change, answer: asyncio.Future[Level | Refused | None]) -> None:
+        failed = answer.cancelled() or answer.exception() is not None
+        if change.ask is not None and not failed and isinstance(answer.result(), Level):
+            self.give_back(change.ask)
 
     def _keep(self, returns: Mapping[str, int]) -> None:
         """They are written soon, or with the next take."""
@@ -222,7 +213,7 @@ class Buckets:
     def _flush_now(self) -> None:
         self._timer = None
         if self._returns:
-            self._start(self._change(returned=tuple(self._returns)))
+            self._start(self._change(*self._returns))
 
     # From here on in the thread
 
@@ -231,41 +222,27 @@ class Buckets:
         with self._database.blocking() as connection:
             connection.execute(self._statements["forget"], {"now": self._clock()})
 
-    def _write(self, change: _Change) -> Taken | Refused:
+    def _write(self, change: _Change) -> Level | Refused | None:
         if time.monotonic() > change.deadline:  # it waited behind others that found the database locked
             raise StoreUnavailableError("The key database is busy. Try again in a few seconds.")
         with self._database.blocking() as connection:
-            answer = self._take(connection, change)
+            # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
+            for bucket, cost in sorted(change.returns.items()):
+                connection.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
+            answer = None if change.ask is None else self._take(connection, change.ask)
             change.committing = True
         return answer
 
-    def _take(self, connection: Connection, change: _Change) -> Taken | Refused:
-        asks = {ask.bucket: ask for ask in change.asks}
-        levels: dict[str, Level] = {}
-        # In one order everywhere: on PostgreSQL two takes would else wait for each other's rows
-        for bucket in sorted(asks.keys() | change.returns.keys()):
-            if bucket in change.returns:
-                self._return(connection, bucket, change.returns[bucket])
-            if bucket in asks:
-                row = self._execute(connection, "take", asks[bucket]).one_or_none()
-                if row is None:
-                    for taken in levels:
-                        self._return(connection, taken, asks[taken].nanoseconds)
-                    return self._refused(connection, asks[bucket], change)
-                levels[bucket] = asks[bucket].level(*row)
-        return Taken(tuple(levels[bucket] for bucket in asks))
-
-    def _refused(self, connection: Connection, ask: Ask, change: _Change) -> Refused:
+    def _take(self, connection: Connection, ask: Ask) -> Level | Refused:
+        taken = self._execute(connection, "take", ask).one_or_none()
+        if taken is not None:
+            return ask.level(*taken)
         tat, now = self._execute(connection, "look", ask).one()
         if tat is not None and tat - now > ask.window:
             # The clock was set back, or the limit lowered: without this the bucket would stay shut until then
             self._execute(connection, "bring_back", ask)
         wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.window) / _SECOND
-        levels = (one.level(*self._execute(connection, "look", one).one()) for one in change.asks)
-        return Refused(ask.bucket, wait, tuple(levels))
-
-    def _return(self, connection: Connection, bucket: str, cost: int) -> None:
-        connection.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
+        return Refused(wait, ask.level(tat, now))
 
     def _execute(self, connection: Connection, statement: str, ask: Ask) -> Any:
         # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one

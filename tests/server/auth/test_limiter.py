@@ -1,18 +1,17 @@
-"""The limits of one key without a server: requests with their tokens, and what is refused from memory."""
+"""The limits of one key without a server: what is taken, what is refused, and what comes back."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from serving import async_poll_until
 from store_parts import quota_used
 
 from engine import load_config
-from server.auth.metering import KeyLimiter, Limiter
+from server.auth.metering import Limiter
 from server.errors import ApiError
 from server.store import ApiKey, Buckets, Database, KeyLimits, Quotas
 
@@ -31,51 +30,35 @@ def key_with(**limits: int) -> ApiKey:
     )
 
 
-def is_refused_early(limiter: KeyLimiter) -> bool:
-    try:
-        limiter.refuse_early()
-    except ApiError as error:
-        return (error.status, error.headers["x-ratelimit-remaining-requests"]) == (429, "0")
-    return False
-
-
 @pytest.fixture
 async def limiter(database: Database) -> AsyncIterator[Limiter]:
     async with Buckets(database) as buckets, Quotas(database) as quotas:
         yield Limiter(CONFIG, buckets, quotas)
 
 
-async def test_a_key_without_requests_is_refused_from_memory_until_one_has_flowed_back(limiter: Limiter) -> None:
-    key = key_with(requests_per_minute=30)
-    one = limiter.of(key)
-    assert not is_refused_early(one)
-    began = time.monotonic()
-    while not is_refused_early(one):
-        await one.take()
-    assert not is_refused_early(limiter.of(key_with(requests_per_minute=31)))  # the limit was raised meanwhile
-    assert limiter.of(key) is one
-    await async_poll_until(lambda: not is_refused_early(one), 4)
-    assert time.monotonic() - began > 1
-    await one.take()
-
-
-async def test_tokens_that_do_not_fit_take_no_request(limiter: Limiter) -> None:
+async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_nothing(limiter: Limiter) -> None:
     one = limiter.of(key_with(requests_per_minute=10, tokens_per_minute=100))
-    taken, levels = await one.take(60, asked=True)
+    left = await one.take_request()
+    assert left is not None
+    assert (left.limit, left.remaining) == (10, 9)
+    taken = await one.take_tokens(60, asked=True)
     assert taken is not None
-    assert [(level.limit, level.remaining) for level in levels] == [(10, 9), (100, 40)]
-    with pytest.raises(ApiError, match="100 tokens per minute"):
-        await one.take(60, asked=True)
-    one.give_back(taken, 60)
-    _, levels = await one.take(60, asked=True)
-    assert levels[0].remaining == 8
+    assert (taken[1].limit, taken[1].remaining) == (100, 40)
+    with pytest.raises(ApiError, match="100 tokens per minute") as caught:
+        await one.take_tokens(60, asked=True)
+    assert caught.value.headers["x-ratelimit-remaining-tokens"] == "40"
+    one.give_back(taken[0], 60)
+    assert await one.take_tokens(60, asked=True)
+    with pytest.raises(ApiError, match="may need 101 tokens"):
+        await one.take_tokens(101, asked=True)
 
 
-async def test_a_request_that_is_charged_afterwards_counts(limiter: Limiter) -> None:
-    one = limiter.of(key_with(requests_per_minute=10))
-    one.charge()
-    _, levels = await one.take()
-    assert levels[0].remaining == 8
+async def test_what_has_no_limit_takes_nothing(limiter: Limiter) -> None:
+    one = limiter.of(key_with())
+    one.limits = replace(one.limits, requests_per_minute=None, tokens_per_minute=None, images_per_day=None)
+    assert await one.take_request() is None
+    assert await one.take_tokens(10**9, asked=True) is None
+    assert await one.take_images(10**9) is None
 
 
 async def test_a_limit_that_is_changed_meanwhile_holds_for_requests_that_run(limiter: Limiter) -> None:

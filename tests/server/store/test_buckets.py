@@ -22,7 +22,6 @@ from server.store import (
     Level,
     Refused,
     StoreUnavailableError,
-    Taken,
     sqlite_url,
 )
 from server.store.schema import bucket
@@ -56,19 +55,20 @@ def slow(cost: float = 1, name: str = "k") -> Ask:
     return Ask(name, cost, 1 / 180, 20)
 
 
-async def levels(buckets: Buckets, *asks: Ask) -> tuple[Level, ...]:
-    answer = await buckets.take(*(replace(ask, cost=0) for ask in asks))
-    assert isinstance(answer, (Taken, Refused))
-    return answer.levels
+async def level(buckets: Buckets, ask: Ask) -> Level:
+    answer = await buckets.take(replace(ask, cost=0))
+    found = answer.level if isinstance(answer, Refused) else answer
+    assert found is not None
+    return found
 
 
-def passed(answers: list[Taken | Refused]) -> int:
-    return sum(isinstance(answer, Taken) for answer in answers)
+def passed(answers: list[Level | Refused]) -> int:
+    return sum(isinstance(answer, Level) for answer in answers)
 
 
 _TAKER = """
 import asyncio, sys
-from server.store import Ask, Buckets, Database, Taken
+from server.store import Ask, Buckets, Database, Level
 
 async def main():
     async with (
@@ -77,8 +77,8 @@ async def main():
     ):
         print("ready", flush=True)
         sys.stdin.readline()
-        asks = [buckets.take(Ask("k", 1, 1 / 180, 20), Ask("other", 1, 1, 1000)) for _ in range(500)]
-        print(sum(isinstance(answer, Taken) for answer in await asyncio.gather(*asks)))
+        asks = [buckets.take(Ask("k", 1, 1 / 180, 20)) for _ in range(500)]
+        print(sum(isinstance(answer, Level) for answer in await asyncio.gather(*asks)))
 asyncio.run(main())
 """
 
@@ -92,33 +92,19 @@ async def test_of_a_thousand_takes_in_two_processes_exactly_the_burst_passes(dat
         assert await taker.stdout.readline() == b"ready\n"
     outputs = await asyncio.gather(*(taker.communicate(b"go\n") for taker in takers))
     assert sum(int(output) for output, _ in outputs) == 20
-    async with await Database.open(database_url) as database, Buckets(database) as buckets:
-        [other] = await levels(buckets, Ask("other", 0, 1, 1000))
-        assert other.remaining >= 1000 - 20
-
-
-async def test_takes_are_all_or_nothing(buckets: Buckets) -> None:
-    answer = await buckets.take(slow(15, "a"), slow(15, "b"))
-    assert isinstance(answer, Taken)
-    assert [(level.bucket, level.remaining) for level in answer.levels] == [("a", 5), ("b", 5)]
-    assert isinstance(await buckets.take(slow(3, "b")), Taken)
-    for asks in ((slow(5, "a"), slow(5, "b")), (slow(5, "b"), slow(5, "a"))):
-        refused = await buckets.take(*asks)
-        assert isinstance(refused, Refused)
-        assert refused.bucket == "b"
-        assert sorted((level.bucket, level.remaining) for level in refused.levels) == [("a", 5), ("b", 2)]
 
 
 async def test_what_never_fits_is_told_apart_and_takes_nothing(buckets: Buckets) -> None:
-    assert await buckets.take(slow(1, "a"), slow(21, "b")) == Refused("b", math.inf)
-    assert await buckets.take(Ask.per_minute("c", 1, 0)) == Refused("c", math.inf)
-    assert [level.remaining for level in await levels(buckets, slow(name="a"), slow(name="b"))] == [20, 20]
+    assert await buckets.take(slow(21)) == Refused(math.inf)
+    assert await buckets.take(Ask.per_minute("c", 1, 0)) == Refused(math.inf)
+    assert (await level(buckets, slow())).remaining == 20
 
 
 async def test_unused_budget_comes_back_at_once_and_never_beyond_full(buckets: Buckets, database: Database) -> None:
-    assert isinstance(await buckets.take(slow(20)), Taken)
-    buckets.give_back(slow(12), slow(3))
-    assert isinstance(await buckets.take(slow(15)), Taken)
+    assert isinstance(await buckets.take(slow(20)), Level)
+    buckets.give_back(slow(12))
+    buckets.give_back(slow(3))
+    assert isinstance(await buckets.take(slow(15)), Level)
     assert isinstance(await buckets.take(slow(1)), Refused)
     buckets.give_back(slow(500))
     await buckets.flush()
@@ -128,10 +114,10 @@ async def test_unused_budget_comes_back_at_once_and_never_beyond_full(buckets: B
 
 async def test_what_was_given_back_reaches_other_processes_by_itself(database: Database) -> None:
     async with Buckets(database, return_every_seconds=0.01) as one, Buckets(database) as other:
-        assert isinstance(await one.take(slow(20)), Taken)
+        assert isinstance(await one.take(slow(20)), Level)
         one.give_back(slow(20))
         async with asyncio.timeout(10):
-            while not isinstance(await other.take(slow(20)), Taken):  # noqa: ASYNC110 - the database tells nobody
+            while not isinstance(await other.take(slow(20)), Level):  # noqa: ASYNC110 - the database tells nobody
                 await asyncio.sleep(0.01)
 
 
@@ -140,20 +126,20 @@ async def test_stopping_writes_what_was_given_back(database: Database) -> None:
         await buckets.take(slow(20))
         buckets.give_back(slow(20))
     async with Buckets(database) as buckets:
-        assert isinstance(await buckets.take(slow(20)), Taken)
+        assert isinstance(await buckets.take(slow(20)), Level)
 
 
 async def test_a_refusal_says_when_it_will_fit(file: Path, buckets: Buckets, clock: Clock) -> None:
     ask = Ask.per_minute("k", 10, 60)
     for _ in range(6):
-        assert isinstance(await buckets.take(ask), Taken)
+        assert isinstance(await buckets.take(ask), Level)
     clock.seconds += 4
     refused = await buckets.take(ask)
     assert isinstance(refused, Refused)
     assert refused.retry_after_seconds == pytest.approx(6, abs=1e-5)
-    assert refused.levels == (Level("k", 60, 4, pytest.approx(56, abs=1e-5)),)
+    assert refused.level == Level("k", 60, 4, pytest.approx(56, abs=1e-5))
     clock.seconds += refused.retry_after_seconds + 1e-5
-    assert isinstance(await buckets.take(ask), Taken)
+    assert isinstance(await buckets.take(ask), Level)
     assert isinstance(await buckets.take(ask), Refused)
 
 
@@ -167,7 +153,7 @@ async def test_a_jump_of_the_clock_and_back_shuts_a_bucket_no_longer_than_an_emp
         clock.seconds += jump
         await buckets.take(ask)  # whatever it answers, it brings the bucket back
         clock.seconds += 1.001
-        assert isinstance(await buckets.take(ask), Taken)
+        assert isinstance(await buckets.take(ask), Level)
         clock.seconds += 60
         assert passed([await buckets.take(ask) for _ in range(80)]) == 60
 
@@ -185,7 +171,7 @@ async def test_a_bucket_filled_until_the_day_after_tomorrow_is_brought_back(
     async with database.reading() as connection:
         [tat] = (await connection.execute(select(bucket.c.tat))).scalars()
     async with Buckets(database) as fresh:
-        [now] = await levels(fresh, ask)
+        now = await level(fresh, ask)
     assert now.reset_seconds <= 0.1
     assert tat > 0
 
@@ -197,7 +183,7 @@ async def test_a_caller_that_leaves_gets_its_budget_back(buckets: Buckets) -> No
         caller.cancel()
     await asyncio.gather(*callers, return_exceptions=True)
     async with asyncio.timeout(10):
-        while not isinstance(await buckets.take(slow(20)), Taken):  # noqa: ASYNC110 - their takes end in a thread
+        while not isinstance(await buckets.take(slow(20)), Level):  # noqa: ASYNC110 - their takes end in a thread
             await asyncio.sleep(0.01)
 
 
@@ -207,11 +193,12 @@ async def test_a_locked_database_is_unavailable_and_what_was_given_back_is_kept(
         buckets.give_back(slow(20))
         with pytest.raises(StoreUnavailableError, match="locked"):
             await buckets.take(slow(20))
-    assert isinstance(await buckets.take(slow(20)), Taken)
+    assert isinstance(await buckets.take(slow(20)), Level)
 
 
 async def test_full_buckets_are_forgotten_at_the_next_start(file: Path, buckets: Buckets, database: Database) -> None:
-    await buckets.take(slow(1, "a"), Ask("b", 1, 1, 1))
+    await buckets.take(slow(1, "a"))
+    await buckets.take(Ask("b", 1, 1, 1))
     later = Clock()
     later.seconds += 60
     async with Buckets(database, clock_nanoseconds=later), database.reading() as connection:
@@ -241,10 +228,10 @@ def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
                 clock.seconds += pause
                 available = min(10.0, available + pause * 0.5)
                 answer = await it.take(Ask("k", cost, 0.5, 10))
-                assert (answer == Refused("k", math.inf)) == (cost > 10)
+                assert (answer == Refused(math.inf)) == (cost > 10)
                 if cost <= 10 and abs(available - cost) > 1e-3:
-                    assert isinstance(answer, Taken) == (cost < available)
-                if isinstance(answer, Taken):
+                    assert isinstance(answer, Level) == (cost < available)
+                if isinstance(answer, Level):
                     spent, available = spent + cost, available - cost
                     if unused:
                         it.give_back(Ask("k", cost, 0.5, 10))

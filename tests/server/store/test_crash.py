@@ -10,7 +10,7 @@ from asyncio.subprocess import Process
 import pytest
 from crash_store import ROOT, check_nothing_is_lost, kill_writers
 
-from server.store import Ask, Buckets, Database, Taken
+from server.store import Ask, Buckets, Database, Level
 
 # Takes one at a time, gives half of it back at once, and says so.
 _SPENDER = """
@@ -52,6 +52,6 @@ async def test_a_killed_process_gains_no_budget(database_url: str) -> None:
         for _ in range(3):
             left -= await spend_until_killed(database_url)
             answer = await buckets.take(ask)
-            assert isinstance(answer, Taken)
-            assert answer.levels[0].remaining <= left
-            left = answer.levels[0].remaining
+            assert isinstance(answer, Level)
+            assert answer.remaining <= left
+            left = answer.remaining

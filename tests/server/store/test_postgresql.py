@@ -18,9 +18,9 @@ from server.store import (
     Database,
     KeyCache,
     KeyStore,
+    Level,
     StoreError,
     StoreUnavailableError,
-    Taken,
     Usage,
     UsageBook,
     migrations,
@@ -121,7 +121,7 @@ async def test_through_an_outage_known_keys_work_usage_is_kept_and_all_goes_on_a
         text, key = await store.create("laptop", "standard")
         async with KeyCache(store, clock=clock) as cache, Buckets(database) as buckets, UsageBook(database) as book:
             assert await cache.authenticate(text) == key
-            assert isinstance(await buckets.take(ask), Taken)
+            assert isinstance(await buckets.take(ask), Level)
             async with Outage(postgres):
                 seconds += 6
                 book.add("key1", "plus", "chat", Usage(requests=1))
@@ -136,7 +136,7 @@ async def test_through_an_outage_known_keys_work_usage_is_kept_and_all_goes_on_a
                 assert [type(error) for error in errors] == [StoreUnavailableError] * 4
             seconds += 6
             assert await cache.authenticate(text) == await store.find(key.public_id)
-            assert isinstance(await buckets.take(ask), Taken)
+            assert isinstance(await buckets.take(ask), Level)
             await book.flush()
             assert [row.usage.requests for row in await book.read(utc_now(), utc_now())] == [1]
     told = "".join("".join(traceback.format_exception(error)) for error in errors if isinstance(error, Exception))
@@ -147,9 +147,9 @@ async def test_a_server_restarted_between_two_calls_is_not_noticed(postgres: Pos
     async with await Database.open(postgres.new_database()) as database, Buckets(database) as buckets:
         store = KeyStore(database)
         await store.create("laptop", "standard")
-        assert isinstance(await buckets.take(Ask.per_minute("k", 1, 60)), Taken)
+        assert isinstance(await buckets.take(Ask.per_minute("k", 1, 60)), Level)
         async with Outage(postgres):
             pass
         await store.create("tablet", "standard")
         answer = await buckets.take(Ask.per_minute("k", 1, 60))
-        assert isinstance(answer, Taken)
+        assert isinstance(answer, Level)
