@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from engine import ChatRequest, ChatResult, Config, Engine, ImageRequest, SpeechRequest, TextRequest
@@ -183,13 +184,7 @@ class MeteredEngine:
         """Like `Engine.chat` or `Engine.text`."""
         call = _Call(self, request.model)
         stream = await call.open(TokenStream())
-
-        async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
-            call.prompt_tokens = prompt_tokens
-            await call.take_tokens(prompt_tokens + longest_answer_tokens, asked=request.max_tokens is not None)
-            call.queued_at = time.monotonic()
-
-        owned: dict[str, Any] = {**self._owner(), "before_turn": take}
+        owned = self._owned(partial(call.take_tokens, asked=request.max_tokens is not None))
         if isinstance(request, ChatRequest):
             return await self._engine.chat(replace(request, **owned), stream)
         return await self._engine.text(replace(request, **owned), stream)
@@ -216,22 +211,16 @@ class MeteredEngine:
         """Images that were not finished are not counted, neither for the day nor as used."""
         call = _Call(self, request.model)
         stream = await call.open(ImageStream())
-
-        async def take(images: int) -> None:
-            with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than no service
-                call.images = await self.limiter.take_images(images)
-            call.queued_at = time.monotonic()
-
-        owned: dict[str, Any] = {**self._owner(), "before_turn": take}
-        return await self._engine.images(replace(request, **owned), stream)
+        return await self._engine.images(replace(request, **self._owned(call.take_images)), stream)
 
     async def speech(self, request: SpeechRequest) -> SpeechStream:
         """What was spoken until its client left or it failed is counted."""
         stream = await _Call(self, request.model).open(SpeechStream())
-        return await self._engine.speech(replace(request, **self._owner()), stream)
+        return await self._engine.speech(replace(request, **self._owned()), stream)
 
-    def _owner(self) -> dict[str, Any]:
-        return {"owner": self.limiter.key.public_id, "queue_share": self.limits.queue_share}
+    def _owned(self, before_turn: Callable[..., Awaitable[None]] | None = None) -> dict[str, Any]:
+        owned: dict[str, Any] = {"owner": self.limiter.key.public_id, "queue_share": self.limits.queue_share}
+        return owned if before_turn is None else {**owned, "before_turn": before_turn}
 
 
 @dataclass(slots=True, eq=False)
@@ -260,25 +249,34 @@ class _Call:
         """Count the request, before any work is done for it."""
         try:
             self.request.begin_call()
-            try:
-                with suppress(StoreUnavailableError):  # better unlimited for a moment than no service
-                    self._show(await self.request.limiter.take_request())
-            except BaseException:
-                self.request.end_call()
-                raise
         except BaseException as error:
             self._settle(error)
             raise
+        try:
+            with suppress(StoreUnavailableError):  # better unlimited for a moment than no service
+                self._show(await self.request.limiter.take_request())
+        except BaseException as error:
+            self.end(error)
+            raise
 
-    async def take_tokens(self, tokens: int, *, asked: bool) -> None:
-        """Take them from the key's bucket. Raises `ApiError`."""
+    async def take_tokens(self, prompt_tokens: int, longest_answer_tokens: int, *, asked: bool) -> None:
+        """Take them from the key's bucket, before its turn. Raises `ApiError`."""
+        self.prompt_tokens = prompt_tokens
+        limiter = self.request.limiter
         if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
             before, self.tokens = self.tokens, None  # not once more, should the next lines fail
-            self.request.limiter.give_back(before, int(before.cost))
+            limiter.give_back(before, int(before.cost))
         with suppress(StoreUnavailableError):
-            if taken := await self.request.limiter.take_tokens(tokens, asked=asked):
+            if taken := await limiter.take_tokens(prompt_tokens + longest_answer_tokens, asked=asked):
                 self.tokens, level = taken
                 self._show(level)
+        self.queued_at = time.monotonic()
+
+    async def take_images(self, images: int) -> None:
+        """Take them from the key's quota, before its turn. Raises `ApiError`."""
+        with suppress(StoreUnavailableError):
+            self.images = await self.request.limiter.take_images(images)
+        self.queued_at = time.monotonic()
 
     def end(self, error: BaseException | None) -> None:
         """Give back what was not used, and write down the rest."""

@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import get_args
 
@@ -161,25 +161,22 @@ class CachedPage:
 
 
 def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:
-    """Return the text; blocks, some 20 ms: `now`, and all that the collectors hold."""
-    return generate_latest(_Merged(chain(now, *(collector.collect() for collector in collectors))))
+    """Return the text; blocks, some 20 ms: `now`, and all that the collectors hold.
+
+    Families of one name, each model's vLLM having its own, stand together as the format wants it.
+    """
+    merged = _Families()
+    for family in chain(now, *(collector.collect() for collector in collectors)):
+        kept = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
+        # Without the hundreds of lines that say when a counter was made
+        kept.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
+    return generate_latest(merged)
 
 
-class _Merged(Collector):
-    """Families of one name, each model's vLLM having its own, stand together as the format wants it."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families: dict[str, Metric] = {}
-        for family in families:
-            merged = self._families.setdefault(
-                family.name, Metric(family.name, family.documentation, family.type, family.unit)
-            )
-            # Without the hundreds of lines that say when a counter was made
-            merged.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
-
-    def collect(self) -> Iterator[Metric]:
+class _Families(dict[str, Metric], Collector):
+    def collect(self) -> Iterable[Metric]:
         """Yield each family once."""
-        yield from self._families.values()
+        return self.values()
 
 
 def server_gauges(engine: Engine, drain: Drain) -> list[Metric]:

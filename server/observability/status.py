@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Self
@@ -217,10 +218,7 @@ def _inspect(pids: Mapping[str, Sequence[int]]) -> tuple[dict[int, str], dict[st
 
 
 def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
-    holders = [
-        GpuHolder(pid=one.pid, name=one.name, used_bytes=one.used_bytes, model=families.get(one.pid))
-        for one in gpu.holders
-    ]
+    holders = [GpuHolder(**asdict(one), model=families.get(one.pid)) for one in gpu.holders]
     return GpuState(
         index=gpu.index,
         name=gpu.name,

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sqlalchemy import URL, Connection, exc, make_url
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import URL, Connection, Engine, exc, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from server.store.migrations import HEAD, upgrade
 from server.store.schema import StoreError, StoreUnavailableError
@@ -35,8 +35,8 @@ class Database:
 
     def __init__(self, place: SqliteFile | PostgresqlServer) -> None:
         self._place = place
-        self._engine = place.engine()
-        self._blocking_engine = place.blocking_engine().execution_options(durable=False)
+        self._engine: AsyncEngine = place.engine(blocking=False)
+        self._blocking_engine: Engine = place.engine(blocking=True).execution_options(durable=False)
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:

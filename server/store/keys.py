@@ -171,12 +171,7 @@ class KeyStore:
         return text, key
 
     async def rotate(
-        self,
-        public_id: str,
-        overlap: timedelta,
-        *,
-        expires_at: datetime | None = None,
-        by: Actor | None = None,
+        self, public_id: str, overlap: timedelta, *, expires_at: datetime | None = None, by: Actor | None = None
     ) -> tuple[str, ApiKey]:
         """Make a successor with the same rights; the old key works for `overlap` more, never longer than it had.
 
@@ -280,20 +275,11 @@ class KeyStore:
         """The usable key presented, or None; the same work whether its public id is known or not."""
         # The id itself or the next one there is: a row is read either way, which costs what would tell them apart.
         # Beyond the last id there is none, which says nothing of any other.
-        nearest = (
-            select(api_key.c.public_id, api_key.c.secret_sha256)
-            .where(api_key.c.public_id >= presented.public_id)
-            .order_by(api_key.c.public_id)
-            .limit(1)
-        )
+        nearest = select(api_key).where(api_key.c.public_id >= presented.public_id).order_by(api_key.c.public_id)
         async with self._database.reading() as connection:
-            found_id, sha256 = (await connection.execute(nearest)).one_or_none() or ("", _UNKNOWN_SHA256)
-            right = hmac.compare_digest(presented.sha256, sha256)
-            if not (right and found_id == presented.public_id):
-                return None
-            is_it = api_key.c.public_id == presented.public_id
-            row = (await connection.execute(select(*_COLUMNS).where(is_it))).mappings().one_or_none()
-        if row is None:
+            row = (await connection.execute(nearest.limit(1))).mappings().one_or_none()
+        right = hmac.compare_digest(presented.sha256, _UNKNOWN_SHA256 if row is None else row["secret_sha256"])
+        if row is None or not right or row["public_id"] != presented.public_id:
             return None
         key = _key_of(row)
         return key if key.usable_at(self.clock()) else None
@@ -346,7 +332,7 @@ async def _found(connection: AsyncConnection, public_id: str, *, lock: bool = Fa
 
 
 def _key_of(row: RowMapping) -> ApiKey:
-    values = dict(row)
+    values = {column.name: row[column.name] for column in _COLUMNS}
     limits = KeyLimits(**{name: values.pop(name) for name in LIMITS})
     values["scopes"] = frozenset(row["scopes"])
     values["models"] = None if row["models"] is None else tuple(row["models"])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from psycopg import errors
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
+from sqlalchemy import URL, Connection, create_engine, event, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from server.store.migrations import HEAD, VERSION_TABLE
@@ -31,14 +31,32 @@ class PostgresqlServer:
         self._url = url
         self._busy_timeout_seconds = busy_timeout_seconds
 
-    def engine(self) -> AsyncEngine:
-        engine: AsyncEngine = self._made(create_async_engine, _POOL)
-        event.listen(engine.sync_engine, "begin", _begin)
-        return engine
-
-    def blocking_engine(self) -> Engine:
-        engine: Engine = self._made(create_engine, 1)
-        event.listen(engine, "begin", _begin)
+    def engine(self, *, blocking: bool) -> Any:
+        given = self._url.query.get("options", "")
+        settings = {
+            "lock_timeout": f"{max(1, round(self._busy_timeout_seconds * 1000))}",
+            "statement_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
+            "idle_in_transaction_session_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
+            "synchronous_commit": "on",
+        }
+        engine = (create_engine if blocking else create_async_engine)(
+            self._url,
+            connect_args={
+                "application_name": "hearth",
+                "client_encoding": "utf8",
+                "connect_timeout": max(2, round(self._busy_timeout_seconds)),
+                # A server that vanished without a word must not hold up its callers for the kernel's fifteen minutes
+                "tcp_user_timeout": 10_000,
+                "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
+            },
+            hide_parameters=True,  # errors must not carry hashes
+            pool_size=1 if blocking else _POOL,
+            max_overflow=0,
+            pool_timeout=self._busy_timeout_seconds,
+            pool_pre_ping=True,  # the server may have been restarted since
+            pool_recycle=_RECYCLE_SECONDS,
+        )
+        event.listen(getattr(engine, "sync_engine", engine), "begin", _begin)
         return engine
 
     async def prepare(self, engine: AsyncEngine) -> str | None:
@@ -91,32 +109,6 @@ class PostgresqlServer:
                 f'ALTER DATABASE "{self._url.database}" OWNER TO "{self._url.username}"'
             )
         return version
-
-    def _made(self, create: Any, pool_size: int) -> Any:
-        given = self._url.query.get("options", "")
-        settings = {
-            "lock_timeout": f"{max(1, round(self._busy_timeout_seconds * 1000))}",
-            "statement_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
-            "idle_in_transaction_session_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
-            "synchronous_commit": "on",
-        }
-        return create(
-            self._url,
-            connect_args={
-                "application_name": "hearth",
-                "client_encoding": "utf8",
-                "connect_timeout": max(2, round(self._busy_timeout_seconds)),
-                # A server that vanished without a word must not hold up its callers for the kernel's fifteen minutes
-                "tcp_user_timeout": 10_000,
-                "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
-            },
-            hide_parameters=True,  # errors must not carry hashes
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=self._busy_timeout_seconds,
-            pool_pre_ping=True,  # the server may have been restarted since
-            pool_recycle=_RECYCLE_SECONDS,
-        )
 
     @property
     def _shown(self) -> str:

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
@@ -51,14 +51,23 @@ class SqliteFile:
         self._identity: tuple[int, int] | None = None
         self.writer_turn = asyncio.Lock()
 
-    def engine(self) -> AsyncEngine:
-        engine: AsyncEngine = self._made(create_async_engine, SQLITE, _READERS + 1)
-        _listen(engine.sync_engine)
-        return engine
-
-    def blocking_engine(self) -> Engine:
-        engine: Engine = self._made(create_engine, "sqlite+pysqlite", 1)
-        _listen(engine)
+    def engine(self, *, blocking: bool) -> Any:
+        engine = (create_engine if blocking else create_async_engine)(
+            # mode=rw: a file that vanished must be an error, never a fresh empty database
+            URL.create(
+                "sqlite+pysqlite" if blocking else SQLITE,
+                database=self._path.absolute().as_uri(),
+                query={"mode": "rw", "uri": "true"},
+            ),
+            connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
+            hide_parameters=True,  # errors must not carry hashes
+            pool_size=1 if blocking else _READERS + 1,
+            max_overflow=0,
+            pool_timeout=self._busy_timeout_seconds,
+        )
+        plain = getattr(engine, "sync_engine", engine)
+        event.listen(plain, "connect", _set_up)
+        event.listen(plain, "begin", _begin)
         return engine
 
     async def prepare(self, _engine: AsyncEngine) -> str | None:
@@ -88,22 +97,6 @@ class SqliteFile:
     async def backup(self, path: Path) -> None:
         self.check()
         await asyncio.to_thread(_back_up, self._path, path)
-
-    def _made(self, create: Any, driver: str, pool_size: int) -> Any:
-        # mode=rw: a file that vanished must be an error, never a fresh empty database
-        return create(
-            URL.create(driver, database=self._path.absolute().as_uri(), query={"mode": "rw", "uri": "true"}),
-            connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
-            hide_parameters=True,  # errors must not carry hashes
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=self._busy_timeout_seconds,
-        )
-
-
-def _listen(engine: Engine) -> None:
-    event.listen(engine, "connect", _set_up)
-    event.listen(engine, "begin", _begin)
 
 
 def _set_up(connection: Any, _record: object) -> None:
