@@ -111,7 +111,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     )
     app.state.drain = Drain()
     app.state.engine = engine
-    app.state.access = Access(app.state.config, engine)
+    app.state.access = Access(lambda: app.state.config, engine)
     try:
         async with (
             await Database.open(database_url(settings)) as database,
@@ -125,7 +125,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             app.state.keys = keys
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(app.state.config, buckets, quotas), book, app.state.metrics)
+            app.state.meter = Meter(Limiter(lambda: app.state.config, buckets, quotas), book, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

@@ -43,38 +43,31 @@ _Stream = TypeVar("_Stream", bound=Stream[Any])
 class Limiter:
     """What all keys may still do. One per process; buckets and quotas are shared with other processes."""
 
-    def __init__(self, config: Config, buckets: Buckets, quotas: Quotas) -> None:
-        self._config = config
-        self._buckets = buckets
-        self._quotas = quotas
+    def __init__(self, config: Callable[[], Config], buckets: Buckets, quotas: Quotas) -> None:
+        self.config = config
+        self.buckets = buckets
+        self.quotas = quotas
         self._keys: dict[str, KeyLimiter] = {}
 
-    def use(self, config: Config) -> None:
-        """From now on these are the tiers."""
-        self._config = config
-        for one in self._keys.values():
-            one.limits = limits_of(one.key, config.tiers)
-
     def of(self, key: ApiKey) -> KeyLimiter:
-        """Return the limiter of one key, with the limits that it has now."""
-        one = self._keys.get(key.public_id)
-        if one is None:
-            one = KeyLimiter(key, limits_of(key, self._config.tiers), self._buckets, self._quotas)
-            self._keys[key.public_id] = one
-        elif one.key is not key:  # another object: the key was read again, and may have changed
-            one.key, one.limits = key, limits_of(key, self._config.tiers)
+        """Return the limiter of a key, which is from now on the key as it was just read."""
+        one = self._keys.setdefault(key.public_id, KeyLimiter(self, key))
+        one.key = key
         return one
 
 
 @dataclass(slots=True, eq=False)
 class KeyLimiter:
-    """What one key may still do in all of its requests. Any method but those that give back may raise `ApiError`."""
+    """What one key may still do in all of its requests. What takes raises `ApiError` and StoreUnavailableError."""
 
+    shared: Limiter
     key: ApiKey
-    limits: Limits
-    buckets: Buckets
-    quotas: Quotas
     running: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        """The limits as they are now."""
+        return limits_of(self.key, self.shared.config().tiers)
 
     def begin(self) -> None:
         """Count a request as running or waiting, until `end`."""
@@ -94,7 +87,7 @@ class KeyLimiter:
     async def take_request(self) -> Level | None:
         """Take a request, and return how many are left. None: there is no limit."""
         most = self.limits.requests_per_minute
-        return None if most is None else await self._take(Ask.per_minute(f"{self.key.public_id}:requests", 1, most))
+        return None if most is None else await self._take(Ask(f"{self.key.public_id}:requests", 1, most))
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
         """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
@@ -106,11 +99,11 @@ class KeyLimiter:
         if most is None:
             return None
         cost = tokens if asked or not most else min(tokens, most)
-        ask = Ask.per_minute(f"{self.key.public_id}:tokens", cost, most)
+        ask = Ask(f"{self.key.public_id}:tokens", cost, most)
         return ask, await self._take(ask)
 
     async def _take(self, ask: Ask) -> Level:
-        taken = await self.buckets.take(ask)
+        taken = await self.shared.buckets.take(ask)
         if isinstance(taken, Refused):
             raise _refusal(taken, ask)
         return taken
@@ -118,14 +111,14 @@ class KeyLimiter:
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
         if unused > 0:
-            self.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
+            self.shared.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
 
     async def take_images(self, images: int) -> QuotaTaken | None:
         """Count images, all or none; what is returned goes to `Quotas.give_back`. None: there is no limit."""
         per_day = self.limits.images_per_day
         if per_day is None:
             return None
-        taken = await self.quotas.take(self.key.public_id, "images", images, per_day)
+        taken = await self.shared.quotas.take(self.key.public_id, "images", images, per_day)
         if isinstance(taken, QuotaExceeded):
             raise _no_images_left(taken, images)
         return taken
@@ -291,7 +284,7 @@ class _Call:
         if self.tokens is not None:
             limiter.give_back(self.tokens, int(self.tokens.cost) - self._tokens_spent(used))
         if self.images is not None:
-            limiter.quotas.give_back(self.images, self.images.count - used.images)
+            limiter.shared.quotas.give_back(self.images, self.images.count - used.images)
         if isinstance(self.stream, ImageStream):
             request.record.images = used.images or None
         if isinstance(self.stream, SpeechStream):
@@ -363,21 +356,21 @@ def _quota_spent(message: str) -> ApiError:
 
 def _refusal(refused: Refused, ask: Ask) -> ApiError:
     kind = ask.bucket.rpartition(":")[2]
-    if ask.burst == 0:
+    if ask.limit == 0:
         return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
     if math.isinf(refused.retry_after_seconds):
         return ApiError(
             400,
             "invalid_value",
             f"This request may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your"
-            f" key has {ask.burst:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
+            f" key has {ask.limit:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
             param="max_tokens",
         )
     asked, advice = "", "Whoever runs this server can raise the limit."
     if kind == "tokens":
         asked, advice = f" This request may need {ask.cost:.0f}.", "Ask for fewer with `max_tokens`."
     return _too_many(
-        f"Rate limit reached: {ask.burst:.0f} {kind} per minute.{asked} Try again in"
+        f"Rate limit reached: {ask.limit:.0f} {kind} per minute.{asked} Try again in"
         f" {_duration(refused.retry_after_seconds)}. {advice}",
         refused.retry_after_seconds,
         refused.level,

@@ -246,11 +246,9 @@ class KeyStore:
             await connection.execute(delete(api_key).where(api_key.c.public_id == public_id))
             await write_entry(connection, self.clock(), by, "key.delete", public_id, {"name": key.name})
 
-    async def list(self, include_revoked: bool = True) -> list[ApiKey]:  # noqa: FBT001, FBT002 - reads well by name
+    async def list(self) -> list[ApiKey]:
         """All keys, oldest first."""
         query = select(*_COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
-        if not include_revoked:
-            query = query.where(api_key.c.revoked_at.is_(None))
         async with self._database.reading() as connection:
             return [_key_of(row) for row in (await connection.execute(query)).mappings()]
 

@@ -28,45 +28,28 @@ from server.store.schema import StoreUnavailableError, quota_day, upsert, utc_no
 from server.tasks import SideTasks
 
 _SECOND = 1_000_000_000
-_LONGEST_WINDOW = 2**61  # nanoseconds, 73 years: with the time of day still within 64 bits
 _QUOTAS_KEPT = timedelta(days=31)
 _log = logging.getLogger("hearth.limits")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """`cost` units of the bucket with this name, which holds `burst` and refills at `rate_per_second`.
-
-    Raises ValueError for numbers that make no bucket. A bucket with burst 0 holds nothing, ever.
-    """
+    """`cost` units of the bucket with this name, which holds `limit` and refills in `seconds`."""
 
     bucket: str
     cost: float
-    rate_per_second: float
-    burst: float
-
-    def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.cost, self.rate_per_second, self.burst))):
-            raise ValueError(f"bucket {self.bucket}: cost, rate and burst must be finite numbers")
-        if self.cost < 0 or self.burst < 0 or (self.rate_per_second <= 0 and self.burst > 0):
-            raise ValueError(f"bucket {self.bucket}: cost and burst must not be negative, the rate positive")
-        if self.window > _LONGEST_WINDOW:
-            raise ValueError(f"bucket {self.bucket}: it would take more than 73 years to refill")
-
-    @classmethod
-    def per_minute(cls, bucket: str, cost: float, limit: float) -> Self:
-        """A bucket that holds a minute's worth. With limit 0 it holds nothing."""
-        return cls(bucket, cost, limit / 60, limit)
+    limit: float
+    seconds: float = 60.0
 
     @property
     def nanoseconds(self) -> int:
         """How long the cost takes to flow back."""
-        return int(self.cost / self.rate_per_second * _SECOND) if self.rate_per_second else 0
+        return int(self.cost / self.limit * self.window) if self.limit else 0
 
     @property
     def window(self) -> int:
         """How long an empty bucket takes to fill, in nanoseconds."""
-        return round(self.burst / self.rate_per_second * _SECOND) if self.rate_per_second else 0
+        return round(self.seconds * _SECOND)
 
     def used(self, tat: int | None, now: int) -> int:
         """How long the bucket takes to be full again, in nanoseconds."""
@@ -76,8 +59,8 @@ class Ask:
         """How full the bucket is."""
         used = self.used(tat, now)
         # A hair is added before rounding down: 20 units that were cut to whole nanoseconds are still 20
-        remaining = int((self.window - used) * self.rate_per_second / _SECOND + 1e-6)
-        return Level(self.bucket, self.burst, remaining, used / _SECOND)
+        remaining = int((self.window - used) / self.window * self.limit + 1e-6)
+        return Level(self.bucket, self.limit, remaining, used / _SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +140,7 @@ class Buckets:
 
         A caller that is cancelled gets nothing, and what was taken for it goes back.
         """
-        if ask.cost > ask.burst:
+        if ask.cost > ask.limit:
             return Refused(math.inf)
         answer = await self._wait_for(self._change(ask.bucket, ask=ask))
         assert answer is not None  # noqa: S101  # something was asked for

@@ -52,7 +52,7 @@ async def buckets(database: Database, clock: Clock) -> AsyncIterator[Buckets]:
 
 def slow(cost: float = 1, name: str = "k") -> Ask:
     """Of a bucket with 20 units that gets one back in three minutes: none during a test."""
-    return Ask(name, cost, 1 / 180, 20)
+    return Ask(name, cost, 20, 3600)
 
 
 async def level(buckets: Buckets, ask: Ask) -> Level:
@@ -77,7 +77,7 @@ async def main():
     ):
         print("ready", flush=True)
         sys.stdin.readline()
-        asks = [buckets.take(Ask("k", 1, 1 / 180, 20)) for _ in range(500)]
+        asks = [buckets.take(Ask("k", 1, 20, 3600)) for _ in range(500)]
         print(sum(isinstance(answer, Level) for answer in await asyncio.gather(*asks)))
 asyncio.run(main())
 """
@@ -96,7 +96,7 @@ async def test_of_a_thousand_takes_in_two_processes_exactly_the_burst_passes(dat
 
 async def test_what_never_fits_is_told_apart_and_takes_nothing(buckets: Buckets) -> None:
     assert await buckets.take(slow(21)) == Refused(math.inf)
-    assert await buckets.take(Ask.per_minute("c", 1, 0)) == Refused(math.inf)
+    assert await buckets.take(Ask("c", 1, 0)) == Refused(math.inf)
     assert (await level(buckets, slow())).remaining == 20
 
 
@@ -130,7 +130,7 @@ async def test_stopping_writes_what_was_given_back(database: Database) -> None:
 
 
 async def test_a_refusal_says_when_it_will_fit(file: Path, buckets: Buckets, clock: Clock) -> None:
-    ask = Ask.per_minute("k", 10, 60)
+    ask = Ask("k", 10, 60)
     for _ in range(6):
         assert isinstance(await buckets.take(ask), Level)
     clock.seconds += 4
@@ -147,7 +147,7 @@ async def test_a_refusal_says_when_it_will_fit(file: Path, buckets: Buckets, clo
 async def test_a_jump_of_the_clock_and_back_shuts_a_bucket_no_longer_than_an_empty_one(
     file: Path, buckets: Buckets, clock: Clock, days: int
 ) -> None:
-    ask = Ask.per_minute("k", 1, 60)
+    ask = Ask("k", 1, 60)
     for jump in (days * DAY, -days * DAY):
         await buckets.take(ask)
         clock.seconds += jump
@@ -161,7 +161,7 @@ async def test_a_jump_of_the_clock_and_back_shuts_a_bucket_no_longer_than_an_emp
 async def test_a_bucket_filled_until_the_day_after_tomorrow_is_brought_back(
     buckets: Buckets, database: Database
 ) -> None:
-    ask = Ask("k", 1, 200, 20)
+    ask = Ask("k", 1, 20, 0.1)
     await buckets.take(ask)
     async with database.writing() as connection:
         await connection.execute(update(bucket).values(tat=bucket.c.tat + 2 * DAY * 10**9))
@@ -205,15 +205,6 @@ async def test_full_buckets_are_forgotten_at_the_next_start(file: Path, buckets:
         assert (await connection.execute(select(bucket.c.name))).scalars().all() == ["a"]
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [(-1, 1, 1), (1, 0, 1), (1, -1, 1), (1, 1, -1), (1, 1e-9, 1e9), (float("nan"), 1, 1), (1, 1, float("inf"))],
-)
-def test_numbers_that_make_no_bucket_are_refused(numbers: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="bucket k: "):
-        Ask("k", *numbers)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 12), st.booleans()), max_size=40))
 def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
@@ -227,14 +218,14 @@ def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
             for pause, cost, unused in steps:
                 clock.seconds += pause
                 available = min(10.0, available + pause * 0.5)
-                answer = await it.take(Ask("k", cost, 0.5, 10))
+                answer = await it.take(Ask("k", cost, 10, 20))
                 assert (answer == Refused(math.inf)) == (cost > 10)
                 if cost <= 10 and abs(available - cost) > 1e-3:
                     assert isinstance(answer, Level) == (cost < available)
                 if isinstance(answer, Level):
                     spent, available = spent + cost, available - cost
                     if unused:
-                        it.give_back(Ask("k", cost, 0.5, 10))
+                        it.give_back(Ask("k", cost, 10, 20))
                         spent, available = spent - cost, available + cost
                 assert spent <= 10 + (clock.seconds - start) * 0.5 + 1e-3
 
@@ -242,7 +233,7 @@ def test_no_more_than_the_burst_and_what_flowed_back_ever_passes(
 
 
 def test_levels_are_whole_units_and_never_negative() -> None:
-    ask = Ask.per_minute("k", 1, 7)
+    ask = Ask("k", 1, 7)
     assert ask.level(None, 0) == Level("k", 7, 7, 0)
     assert ask.level(10**20, 0).remaining == 0
     assert [ask.level(n * ask.nanoseconds, 0).remaining for n in range(8)] == [7, 6, 5, 4, 3, 2, 1, 0]

@@ -115,7 +115,7 @@ async def test_through_an_outage_known_keys_work_usage_is_kept_and_all_goes_on_a
     caplog.set_level(logging.DEBUG)
     seconds = 1000.0
     clock: Callable[[], float] = lambda: seconds  # noqa: E731 - reads the variable of this test
-    ask = Ask.per_minute("k", 1, 60)
+    ask = Ask("k", 1, 60)
     async with await Database.open(postgres.new_database()) as database:
         store = KeyStore(database)
         text, key = await store.create("laptop", "standard")
@@ -147,9 +147,9 @@ async def test_a_server_restarted_between_two_calls_is_not_noticed(postgres: Pos
     async with await Database.open(postgres.new_database()) as database, Buckets(database) as buckets:
         store = KeyStore(database)
         await store.create("laptop", "standard")
-        assert isinstance(await buckets.take(Ask.per_minute("k", 1, 60)), Level)
+        assert isinstance(await buckets.take(Ask("k", 1, 60)), Level)
         async with Outage(postgres):
             pass
         await store.create("tablet", "standard")
-        answer = await buckets.take(Ask.per_minute("k", 1, 60))
+        answer = await buckets.take(Ask("k", 1, 60))
         assert isinstance(answer, Level)
