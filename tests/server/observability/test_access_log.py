@@ -1,4 +1,4 @@
-"""The access log: a line for every request that ends, none lost at the end."""
+"""The access log: a line for every request that ends, written in bunches, none lost at the end."""
 
 from __future__ import annotations
 
