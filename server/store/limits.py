@@ -120,19 +120,18 @@ class Buckets:
         self._wait_seconds = wait_seconds
         self._return_every_seconds = return_every_seconds
         self._returns: dict[str, int] = {}  # nanoseconds by bucket; at most one entry each, so it is bounded
-        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = SideTasks()
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(StoreUnavailableError):  # tidying can wait for the next start
             await asyncio.get_running_loop().run_in_executor(self._thread, self._forget_full)
+        self._tasks.every(self._return_every_seconds, self._try_to_flush)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Write what was given back, and stop. A failing store does not hold up the shutdown for long."""
-        with contextlib.suppress(StoreUnavailableError):
-            await self.flush()
-        if self._timer is not None:
-            self._timer.cancel()
+        await self._tasks.cancel()
+        await self._try_to_flush()
         self._thread.shutdown(wait=False)
 
     async def take(self, ask: Ask) -> Level | Refused:
@@ -190,13 +189,10 @@ class Buckets:
         """They are written soon, or with the next take."""
         for bucket, cost in returns.items():
             self._returns[bucket] = self._returns.get(bucket, 0) + cost
-        if self._returns and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._return_every_seconds, self._flush_now)
 
-    def _flush_now(self) -> None:
-        self._timer = None
-        if self._returns:
-            self._start(self._change(*self._returns))
+    async def _try_to_flush(self) -> None:
+        with contextlib.suppress(StoreUnavailableError):
+            await self.flush()
 
     # From here on in the thread
 

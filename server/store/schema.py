@@ -35,9 +35,7 @@ class StoreError(Exception):
 class StoreUnavailableError(StoreError):
     """It cannot answer now. The message is safe to show; `retry_after_seconds` is an honest guess."""
 
-    def __init__(self, message: str, *, retry_after_seconds: int = 5) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
+    retry_after_seconds = 5
 
 
 class KeyNotFoundError(StoreError):

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, RowMapping, func, select
 
 from server.store.database import Database
 from server.store.schema import COUNTERS, StoreUnavailableError, upsert, usage_hour, utc_now
+from server.tasks import SideTasks
 
 GroupBy = Literal["hour", "day", "key", "model", "kind"]
 _BY_DAY: tuple[GroupBy, ...] = ("day",)
@@ -76,10 +77,10 @@ class UsageBook:
         self._max_lines = max_lines
         self._lines: dict[_Line, Usage] = {}
         self._writing = asyncio.Lock()
-        self._flushing: asyncio.Task[None] | None = None
+        self._tasks = SideTasks()
 
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(self._flush_for_ever())
+        self._tasks.every(self._flush_every_seconds, self._try_to_flush)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -87,8 +88,7 @@ class UsageBook:
 
     async def close(self) -> None:
         """Stop, and write what is left. A failing store does not hold up the shutdown."""
-        if self._flushing is not None:
-            self._flushing.cancel()
+        await self._tasks.cancel()
         await self._try_to_flush()
 
     def add(self, key: str, model: str, kind: str, usage: Usage, at: datetime | None = None) -> None:
@@ -166,11 +166,6 @@ class UsageBook:
             del self._lines[line]
         if dropped:
             _log.error("usage of %d key-hours is lost: the key database has failed for too long", len(dropped))
-
-    async def _flush_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self._flush_every_seconds)
-            await self._try_to_flush()
 
     async def _try_to_flush(self) -> None:
         try:
