@@ -160,7 +160,8 @@ class Buckets:
         return _Change(ask, returns, time.monotonic() + self._wait_seconds)
 
     async def _wait_for(self, change: _Change) -> Level | Refused | None:
-        answer = self._start(change)
+        answer = asyncio.get_running_loop().run_in_executor(self._thread, self._write, change)
+        answer.add_done_callback(partial(self._ended, change))
         try:
             async with asyncio.timeout(2 * self._wait_seconds):
                 return await asyncio.shield(answer)
@@ -169,11 +170,6 @@ class Buckets:
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.") from error
-
-    def _start(self, change: _Change) -> asyncio.Future[Level | Refused | None]:
-        answer = asyncio.get_running_loop().run_in_executor(self._thread, self._write, change)
-        answer.add_done_callback(partial(self._ended, change))
-        return answer
 
     def _ended(self, change: _Change, answer: asyncio.Future[Level | Refused | None]) -> None:
         # The error is seen here: whoever asked may have left
