@@ -27,8 +27,7 @@ from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
 from server.auth.access import Access
-from server.auth.limits import ImageQuota, Limiter
-from server.auth.metering import Meter
+from server.auth.metering import Limiter, Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Gate, RequestContext
@@ -112,21 +111,21 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     )
     app.state.drain = Drain()
     app.state.engine = engine
-    app.state.access = Access(app.state.config, engine)
+    app.state.access = Access(lambda: app.state.config, engine)
     try:
         async with (
             await Database.open(database_url(settings)) as database,
             KeyCache(KeyStore(database)) as keys,
             Buckets(database) as buckets,
             UsageBook(database) as book,
-            ImageQuota(Quotas(database)) as image_quota,
+            Quotas(database) as quotas,
             ImageFiles(_image_folder(settings)) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
             app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(app.state.config, buckets), book, image_quota, app.state.metrics)
+            app.state.meter = Meter(Limiter(lambda: app.state.config, buckets, quotas), book, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

@@ -69,8 +69,6 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         models = _difference(_named(app.state.config), _named(config))
         outdated = await engine.reload(config)
         models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
-        app.state.access.use(config)
-        app.state.meter.limiter.use(config)
         app.state.config = config
         voices = _difference(before, _voices(config, engine))
         warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))

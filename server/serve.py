@@ -29,8 +29,7 @@ from server.http.disconnect import Drain
 from server.http.protocol import http_config
 from server.http.tls import Certificate, certificate_of
 from server.instance import only_one
-from server.observability.status import read_status
-from server.observability.status_socket import StatusSocket
+from server.observability.status import StatusSocket, read_status
 from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
 from server.store import SCOPES, Database, KeyStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -21,6 +21,22 @@ class SideTasks:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` again and again, with a pause before each time, until `cancel`."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await work()
+
+        self.start(repeat())
+
+    async def cancel(self) -> None:
+        """End all that was begun, and wait for it."""
+        for task in self._tasks:
+            task.cancel()
+        await self.finish()
 
     async def finish(self) -> None:
         """Wait until all that was begun has ended."""

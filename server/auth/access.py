@@ -1,18 +1,19 @@
-"""What a key may do: its scopes, the models of its tier and of its own list, and whether what it names is configured.
+"""What a key may do: its scopes and limits, the models of its tier and of its own list; and whether these exist.
 
 Who asks with which key is the middleware's to know; what a key's fields may hold in themselves is the store's to check.
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
 
-from engine import Config, Engine, ModelInfo
+from engine import Config, Engine, ModelInfo, TierSpec
 from engine.config.messages import near_miss
 from server.errors import ApiError
-from server.store import SCOPES, ApiKey, KeyFieldError
+from server.store import SCOPES, ApiKey, KeyFieldError, KeyLimits
+from server.store.keys import LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,9 @@ class KeyIfSent(RequiresScope):
 class Access:
     """Which models a key may use: those of its tier, and of its own list if it has one."""
 
-    def __init__(self, config: Config, engine: Engine) -> None:
+    def __init__(self, config: Callable[[], Config], engine: Engine) -> None:
         self._config = config
         self._engine = engine
-
-    def use(self, config: Config) -> None:
-        """From now on these are the tiers."""
-        self._config = config
 
     def models(self, key: ApiKey) -> list[ModelInfo]:
         """Return what the key may use, in the order of models.yaml."""
@@ -83,12 +80,12 @@ class Access:
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
-        spec = self._config.models.get(model)
+        spec = self._config().models.get(model)
         if spec is None or not self._allows(key, model, spec.tier):
             raise _no_such_model()
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
-        own = self._config.tiers.get(key.tier)
+        own = self._config().tiers.get(key.tier)
         return own is not None and tier in own.models and (key.models is None or model in key.models)
 
 
@@ -99,6 +96,23 @@ def _no_such_model() -> ApiError:
         "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
         param="model",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(KeyLimits):
+    """The limits that hold for a key; None is no limit."""
+
+    queue_share: float = 1.0
+
+
+def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
+    """Return the limits of the key's tier with those that the key has of its own."""
+    tier = tiers.get(key.tier)
+    if tier is None:  # it was taken out of models.yaml: no model is left to use either
+        return Limits()
+    own = {name: getattr(key.limits, name) for name in LIMITS}
+    merged = {name: getattr(tier, name) if limit is None else limit for name, limit in own.items()}
+    return Limits(**merged, queue_share=tier.queue_share)
 
 
 def check_scopes(scopes: Iterable[str]) -> None:

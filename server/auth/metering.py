@@ -1,27 +1,127 @@
 """The engine as one HTTP request may use it: every call is held to the key's limits and written into the usage book.
 
-Routes call it like the engine itself. What the limits are, and how they are taken, is limits.py's.
+Limits are taken before work begins and given back after it. Exactness is the store's; which requests count, and what a
+refused client reads, is decided here. Routes call `MeteredEngine` like the engine itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
+from engine import ChatRequest, ChatResult, Config, Engine, ImageRequest, SpeechRequest, TextRequest
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
-from server.auth.limits import ImageQuota, Limiter, Limits, headers_of
+from server.auth.access import Limits, limits_of
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import Metrics
-from server.store import ApiKey, Ask, QuotaTaken, StoreUnavailableError, Usage, UsageBook
+from server.store import (
+    ApiKey,
+    Ask,
+    Buckets,
+    Level,
+    QuotaExceeded,
+    Quotas,
+    QuotaTaken,
+    Refused,
+    StoreUnavailableError,
+    Usage,
+    UsageBook,
+)
 
+_LONGEST_RETRY_SECONDS = 120
 _Stream = TypeVar("_Stream", bound=Stream[Any])
+
+
+class Limiter:
+    """What all keys may still do. One per process; buckets and quotas are shared with other processes."""
+
+    def __init__(self, config: Callable[[], Config], buckets: Buckets, quotas: Quotas) -> None:
+        self.config = config
+        self.buckets = buckets
+        self.quotas = quotas
+        self._keys: dict[str, KeyLimiter] = {}
+
+    def of(self, key: ApiKey) -> KeyLimiter:
+        """Return the limiter of a key, which is from now on the key as it was just read."""
+        one = self._keys.setdefault(key.public_id, KeyLimiter(self, key))
+        one.key = key
+        return one
+
+
+@dataclass(slots=True, eq=False)
+class KeyLimiter:
+    """What one key may still do in all of its requests. What takes raises `ApiError` and StoreUnavailableError."""
+
+    shared: Limiter
+    key: ApiKey
+    running: int = 0
+
+    @property
+    def limits(self) -> Limits:
+        """The limits as they are now."""
+        return limits_of(self.key, self.shared.config().tiers)
+
+    def begin(self) -> None:
+        """Count a request as running or waiting, until `end`."""
+        most = self.limits.parallel_requests
+        if most == 0:
+            raise _quota_spent("Your key may run no requests at all. Ask whoever runs this server.")
+        if most is not None and self.running >= most:
+            raise _too_many(
+                f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.", 1
+            )
+        self.running += 1
+
+    def end(self) -> None:
+        """Count one less."""
+        self.running -= 1
+
+    async def take_request(self) -> Level | None:
+        """Take a request, and return how many are left. None: there is no limit."""
+        most = self.limits.requests_per_minute
+        return None if most is None else await self._take(Ask(f"{self.key.public_id}:requests", 1, most))
+
+    async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
+        """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
+
+        With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
+        are what the model would allow, which is no reason to refuse a short answer: all there is will do.
+        """
+        most = self.limits.tokens_per_minute
+        if most is None:
+            return None
+        cost = tokens if asked or not most else min(tokens, most)
+        ask = Ask(f"{self.key.public_id}:tokens", cost, most)
+        return ask, await self._take(ask)
+
+    async def _take(self, ask: Ask) -> Level:
+        taken = await self.shared.buckets.take(ask)
+        if isinstance(taken, Refused):
+            raise _refusal(taken, ask)
+        return taken
+
+    def give_back(self, ask: Ask, unused: int) -> None:
+        """Give back tokens of what was taken. Never waits or fails."""
+        if unused > 0:
+            self.shared.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
+
+    async def take_images(self, images: int) -> QuotaTaken | None:
+        """Count images, all or none; what is returned goes to `Quotas.give_back`. None: there is no limit."""
+        per_day = self.limits.images_per_day
+        if per_day is None:
+            return None
+        taken = await self.shared.quotas.take(self.key.public_id, "images", images, per_day)
+        if isinstance(taken, QuotaExceeded):
+            raise _no_images_left(taken, images)
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +130,27 @@ class Meter:
 
     limiter: Limiter
     book: UsageBook
-    images: ImageQuota
     metrics: Metrics
 
 
-@dataclass(slots=True, eq=False)
 class MeteredEngine:
     """One per HTTP request: all its calls together count as one that runs. `kind` names them in the usage book.
 
     Its methods are those of `Engine`, and raise `ApiError` where a limit is met.
     """
 
-    engine: Engine
-    meter: Meter
-    key: ApiKey
-    record: RequestRecord
-    kind: str
-    calls: int = 0
+    def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, kind: str) -> None:
+        self.limiter = meter.limiter.of(key)
+        self.meter = meter
+        self.record = record
+        self.kind = kind
+        self._engine = engine
+        self._calls = 0
 
     @property
     def limits(self) -> Limits:
         """What the key may do now."""
-        return self.meter.limiter.limits(self.key)
+        return self.limiter.limits
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -64,34 +163,24 @@ class MeteredEngine:
 
     def begin_call(self) -> None:
         """Count one more call. Raises `ApiError` where the key has too many requests that run."""
-        if self.calls == 0:
-            self.meter.limiter.begin(self.key)
-        self.calls += 1
+        if self._calls == 0:
+            self.limiter.begin()
+        self._calls += 1
 
     def end_call(self) -> None:
         """Count one less."""
-        self.calls -= 1
-        if self.calls == 0:
-            self.meter.limiter.end(self.key)
+        self._calls -= 1
+        if self._calls == 0:
+            self.limiter.end()
 
     async def tokens(self, request: ChatRequest | TextRequest) -> TokenStream:
         """Like `Engine.chat` or `Engine.text`."""
-        call = MeteredCall(self, request.model, takes_tokens=True)
+        call = _Call(self, request.model)
         stream = await call.open(TokenStream())
-
-        async def take(prompt_tokens: int, longest_answer_tokens: int) -> None:
-            call.prompt_tokens = prompt_tokens
-            await call.take_tokens(prompt_tokens + longest_answer_tokens, asked=request.max_tokens is not None)
-            call.queued_at = time.monotonic()
-
-        owned: dict[str, Any] = {**self._owner(), "before_turn": take}
-        try:
-            if isinstance(request, ChatRequest):
-                return await self.engine.chat(replace(request, **owned), stream)
-            return await self.engine.text(replace(request, **owned), stream)
-        except BaseException as error:
-            await call.count(error)
-            raise
+        owned = self._owned(partial(call.take_tokens, asked=request.max_tokens is not None))
+        if isinstance(request, ChatRequest):
+            return await self._engine.chat(replace(request, **owned), stream)
+        return await self._engine.text(replace(request, **owned), stream)
 
     async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
         """Return a whole answer. Cancelling aborts it."""
@@ -101,142 +190,108 @@ class MeteredEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """It costs a request and no tokens."""
-        async with MeteredCall(self, request.model):
-            return await self.engine.count_tokens(request)
+        call = _Call(self, request.model)
+        await call.begin()
+        try:
+            counted = await self._engine.count_tokens(request)
+        except BaseException as error:
+            call.end(error)
+            raise
+        call.end(None)
+        return counted
 
     async def images(self, request: ImageRequest) -> ImageStream:
         """Images that were not finished are not counted, neither for the day nor as used."""
-        call = MeteredCall(self, request.model)
+        call = _Call(self, request.model)
         stream = await call.open(ImageStream())
-
-        async def take(images: int) -> None:
-            if (per_day := self.limits.images_per_day) is None:
-                return
-            with suppress(StoreUnavailableError):  # as for tokens: better unlimited for a moment than no service
-                call.images_taken = await self.meter.images.take(self.key.public_id, images, per_day)
-                call.images_asked = images
-            call.queued_at = time.monotonic()
-
-        owned: dict[str, Any] = {**self._owner(), "before_turn": take}
-        return await self.engine.images(replace(request, **owned), stream)
+        return await self._engine.images(replace(request, **self._owned(call.take_images)), stream)
 
     async def speech(self, request: SpeechRequest) -> SpeechStream:
         """What was spoken until its client left or it failed is counted."""
-        stream = await MeteredCall(self, request.model).open(SpeechStream())
-        return await self.engine.speech(replace(request, **self._owner()), stream)
+        stream = await _Call(self, request.model).open(SpeechStream())
+        return await self._engine.speech(replace(request, **self._owned()), stream)
 
-    def _owner(self) -> dict[str, Any]:
-        return {"owner": self.key.public_id, "queue_share": self.limits.queue_share}
+    def _owned(self, before_turn: Callable[..., Awaitable[None]] | None = None) -> dict[str, Any]:
+        owned: dict[str, Any] = {"owner": self.limiter.key.public_id, "queue_share": self.limits.queue_share}
+        return owned if before_turn is None else {**owned, "before_turn": before_turn}
 
 
 @dataclass(slots=True, eq=False)
-class MeteredCall:
+class _Call:
     """One call of the engine: what was taken for it, what it uses, and what goes back when it ends.
 
-    `open` ties it to a stream, which ends it; a call without one is an `async with`. Both raise `ApiError`.
+    `open` begins it and ties its end to a stream; else its maker calls `begin` and `end`.
     """
 
     request: MeteredEngine
     model: str
-    takes_tokens: bool = False
-    counted: bool = False  # as a request of its key
-    deferred: bool = False  # it is counted together with its tokens
-    reserved: int = 0
     tokens: Ask | None = None
     prompt_tokens: int = 0
+    images: QuotaTaken | None = None
     stream: Stream[Any] | None = None
-    images_asked: int = 0
-    images_taken: QuotaTaken | None = None
     queued_at: float = field(default_factory=time.monotonic)
 
-    async def __aenter__(self) -> Self:
-        await self._begin()
-        return self
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        try:
-            await self.count(error)
-        finally:
-            self._end(error)
-
     async def open(self, stream: _Stream) -> _Stream:
-        """Begin; the call ends when the stream does."""
-        await self._begin()
+        """Begin; the call ends when the stream does. Raises `ApiError`."""
+        await self.begin()
         self.stream = stream
-        stream.on_end(self._end)
+        stream.on_end(self.end)
         return stream
 
-    async def _begin(self) -> None:
-        """Count the request, before any work is done for it; with its tokens, where those are limited."""
+    async def begin(self) -> None:
+        """Count the request, before any work is done for it."""
         try:
             self.request.begin_call()
-            try:
-                self.request.meter.limiter.refuse_early(self.request.key)
-                if not (self.takes_tokens and self.request.meter.limiter.defer(self.request.key)):
-                    await self._take()
-                else:
-                    self.deferred = True
-            except BaseException:
-                self.request.end_call()
-                raise
         except BaseException as error:
             self._settle(error)
             raise
+        try:
+            with suppress(StoreUnavailableError):  # better unlimited for a moment than no service
+                self._show(await self.request.limiter.take_request())
+        except BaseException as error:
+            self.end(error)
+            raise
 
-    def _end(self, error: BaseException | None) -> None:
-        self._end_deferral()
+    async def take_tokens(self, prompt_tokens: int, longest_answer_tokens: int, *, asked: bool) -> None:
+        """Take them from the key's bucket, before its turn. Raises `ApiError`."""
+        self.prompt_tokens = prompt_tokens
+        limiter = self.request.limiter
+        if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
+            before, self.tokens = self.tokens, None  # not once more, should the next lines fail
+            limiter.give_back(before, int(before.cost))
+        with suppress(StoreUnavailableError):
+            if taken := await limiter.take_tokens(prompt_tokens + longest_answer_tokens, asked=asked):
+                self.tokens, level = taken
+                self._show(level)
+        self.queued_at = time.monotonic()
+
+    async def take_images(self, images: int) -> None:
+        """Take them from the key's quota, before its turn. Raises `ApiError`."""
+        with suppress(StoreUnavailableError):
+            self.images = await self.request.limiter.take_images(images)
+        self.queued_at = time.monotonic()
+
+    def end(self, error: BaseException | None) -> None:
+        """Give back what was not used, and write down the rest."""
         self.request.end_call()
         self._settle(error)
 
-    async def take_tokens(self, tokens: int, *, asked: bool) -> None:
-        """Take them from the key's bucket, and with them the request if that is not counted so far."""
-        if self.tokens is not None:  # a batch's item that starts over, since the engine died before its turn
-            self.request.meter.limiter.give_back(self.tokens, self.reserved)
-            self.tokens, self.reserved = None, 0  # not once more, should the next lines fail
-        await self._take(tokens, asked=asked)
-        self.reserved = 0 if self.tokens is None else int(self.tokens.cost)
-
-    async def _take(self, tokens: int | None = None, *, asked: bool = False) -> None:
-        limiter, key = self.request.meter.limiter, self.request.key
-        self._end_deferral()
-        try:
-            self.tokens, levels = await limiter.take(key, tokens, request=not self.counted, asked=asked)
-        except StoreUnavailableError:
-            levels = ()  # better unlimited for a moment than no service; keys are checked all the same
-        self.counted = True
-        self.request.record.headers.update(headers_of(levels))
-
-    def _end_deferral(self) -> None:
-        if self.deferred:
-            self.deferred = False
-            self.request.meter.limiter.end_deferral(self.request.key)
-
-    async def count(self, error: BaseException | None) -> None:
-        """Count a request that came to no tokens: a wrong one, too many tokens, a client that left."""
-        if self.counted:
-            return
-        if _has_left(error):
-            self.request.meter.limiter.charge(self.request.key)
-            return
-        with suppress(ApiError):  # it has an answer already
-            self.request.meter.limiter.refuse_early(self.request.key)
-            await self._take()
+    def _show(self, level: Level | None) -> None:
+        self.request.record.headers.update(_headers_of(level))
 
     def _settle(self, error: BaseException | None) -> None:
-        """Give back what was not used, and write down the rest."""
-        meter, key, record, kind = self.request.meter, self.request.key, self.request.record, self.request.kind
-        used = self._used(error)
+        request, limiter, used = self.request, self.request.limiter, self._used(error)
         if self.tokens is not None:
-            meter.limiter.give_back(self.tokens, self.reserved - self._tokens_spent(used))
-        if self.images_taken is not None:
-            meter.images.give_back(key.public_id, self.images_asked - used.images, self.images_taken)
+            limiter.give_back(self.tokens, int(self.tokens.cost) - self._tokens_spent(used))
+        if self.images is not None:
+            limiter.shared.quotas.give_back(self.images, self.images.count - used.images)
         if isinstance(self.stream, ImageStream):
-            record.images = used.images or None
+            request.record.images = used.images or None
         if isinstance(self.stream, SpeechStream):
-            record.audio_seconds = round(used.audio_seconds, 3) or None
-        meter.book.add(key.public_id, self.model, kind, used)
+            request.record.audio_seconds = round(used.audio_seconds, 3) or None
+        request.meter.book.add(limiter.key.public_id, self.model, request.kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
-        meter.metrics.used(self.model, kind, used, None if at is None else at - self.queued_at)
+        request.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
 
     def _tokens_spent(self, used: Usage) -> int:
         """How many of the tokens that were taken for it are not given back."""
@@ -244,7 +299,7 @@ class MeteredCall:
             return used.prompt_tokens + used.completion_tokens
         # Left before its end, and not streamed: how far it had come is not known, so what was taken stays taken.
         dispatched = self.stream is not None and self.stream.dispatched_at
-        return self.reserved if dispatched and used.aborted else 0
+        return int(self.tokens.cost) if self.tokens is not None and dispatched and used.aborted else 0
 
     def _used(self, error: BaseException | None) -> Usage:
         left, stream = _has_left(error), self.stream
@@ -266,3 +321,69 @@ class MeteredCall:
 
 def _has_left(error: BaseException | None) -> bool:
     return isinstance(error, (asyncio.CancelledError, GeneratorExit, StreamClosedError, ClientDisconnectedError))
+
+
+def _headers_of(level: Level | None) -> dict[str, str]:
+    if level is None:
+        return {}
+    kind = level.bucket.rpartition(":")[2]
+    return {
+        f"x-ratelimit-limit-{kind}": f"{level.limit:.0f}",
+        f"x-ratelimit-remaining-{kind}": str(level.remaining),
+        f"x-ratelimit-reset-{kind}": _duration(level.reset_seconds),
+    }
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as the convention writes it: `350ms`, `12s`, `1m5s`."""
+    if 0 < seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+def _too_many(message: str, retry_after_seconds: float, level: Level | None = None) -> ApiError:
+    """Make the error of a limit that passes with time."""
+    wait = min(max(math.ceil(retry_after_seconds), 1), _LONGEST_RETRY_SECONDS)
+    headers = {"Retry-After": str(wait), **_headers_of(level)}
+    return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
+
+
+def _quota_spent(message: str) -> ApiError:
+    """Make the error of a limit that does not pass soon: clients should not try again by themselves."""
+    return ApiError(429, "insufficient_quota", message, type="rate_limit_error", headers={"x-should-retry": "false"})
+
+
+def _refusal(refused: Refused, ask: Ask) -> ApiError:
+    kind = ask.bucket.rpartition(":")[2]
+    if ask.limit == 0:
+        return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
+    if math.isinf(refused.retry_after_seconds):
+        return ApiError(
+            400,
+            "invalid_value",
+            f"This request may need {ask.cost:.0f} tokens (the prompt, and as many as `max_tokens` allows), and your"
+            f" key has {ask.limit:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
+            param="max_tokens",
+        )
+    asked, advice = "", "Whoever runs this server can raise the limit."
+    if kind == "tokens":
+        asked, advice = f" This request may need {ask.cost:.0f}.", "Ask for fewer with `max_tokens`."
+    return _too_many(
+        f"Rate limit reached: {ask.limit:.0f} {kind} per minute.{asked} Try again in"
+        f" {_duration(refused.retry_after_seconds)}. {advice}",
+        refused.retry_after_seconds,
+        refused.level,
+    )
+
+
+def _no_images_left(spent: QuotaExceeded, images: int) -> ApiError:
+    if spent.limit == 0:
+        return _quota_spent("Your key may make no images at all. Ask whoever runs this server.")
+    hours, minutes = divmod(int(spent.reset_seconds) // 60, 60)
+    fewer = " Ask for fewer with `n`, or" if 0 < spent.remaining < images else " Until then"
+    return _quota_spent(
+        f"Your key may make {spent.limit} images a day and has {spent.remaining} of them left; this request asks for"
+        f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask whoever runs this"
+        " server for more."
+    )

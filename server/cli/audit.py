@@ -15,10 +15,10 @@ from server.instance import InstanceError, only_one, running_pid
 from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
 from server.store import AuditEntry, AuditLog, StoreError
-from server.store.api_key import utc_now
-from server.store.backup import restore as put_back
 from server.store.database import parse_url
+from server.store.schema import utc_now
 from server.store.sqlite import SQLITE
+from server.store.sqlite import restore as put_back
 from server.terminal import HEARTH, table
 
 _COLUMNS = ("when (UTC)", "who", "from", "what", "of", "detail")

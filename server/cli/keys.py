@@ -14,13 +14,13 @@ from engine import TierSpec
 from engine.config import load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
-from server.auth.access import check_rights, check_scopes
-from server.auth.limits import limits_of
+from server.auth.access import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
-from server.store.api_key import LIMITS, utc_now
+from server.store.keys import LIMITS
+from server.store.schema import utc_now
 from server.terminal import HEARTH, table
 
 _CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
@@ -279,7 +279,7 @@ def _effective(key: ApiKey, tiers: Tiers | None) -> dict[str, int | None] | None
     """Return the limits that hold, by name; null is no limit. None where the tiers are not known."""
     if tiers is None:
         return None
-    limits = limits_of(key, tiers.get(key.tier))
+    limits = limits_of(key, tiers)
     return {name: getattr(limits, name) for name in LIMITS}
 
 

@@ -21,10 +21,10 @@ from engine.errors import EngineError
 from engine.placement.hardware import Hardware, read_hardware, with_ram
 from server.instance import InstanceError, running_pid
 from server.observability.moments import MomentError
-from server.observability.status_socket import StatusError
+from server.observability.status import StatusError
 from server.settings import Settings, SettingsError, database_url
 from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
-from server.store.api_key import public_id_in
+from server.store.keys import public_id_in
 from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH, keys_command, print_rich
 

@@ -16,8 +16,7 @@ from rich.text import Text
 from engine.config import load_config
 from server.cli.options import AsJson, DataDir, Models, refuse
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
-from server.observability.status import GpuState, Memory, ModelState, Status
-from server.observability.status_socket import StatusError, ask
+from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
 from server.settings import SettingsError, load_settings
 from server.terminal import HEARTH, print_rich, size_text, table, time_left
 

@@ -18,7 +18,7 @@ from server.cli.options import AsJson, DataDir, in_store, key_named, read_time, 
 from server.observability.moments import past
 from server.settings import load_settings
 from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
-from server.store.api_key import utc_now
+from server.store.schema import utc_now
 from server.store.usage import FIELDS
 from server.terminal import chart_width, table
 

@@ -35,8 +35,7 @@ from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
 from server.instance import running_pid
-from server.observability.status import ServedWith
-from server.observability.status_socket import StatusError, ask
+from server.observability.status import ServedWith, StatusError, ask
 from server.settings import Settings, load_settings
 from server.terminal import HEARTH, size_text, table
 

@@ -1,7 +1,7 @@
 """What surrounds every request, as pure ASGI, from the outside in.
 
 Its id and access line; the drain at the server's end; who asks; how many requests run at once. What a key may have
-running at most is server/auth/limits.py's, and the queue of a model the engine's: the limit here is for the flood
+running at most is server/auth/metering.py's, and the queue of a model the engine's: the limit here is for the flood
 beyond all of that, which costs least where it is refused first, before anything is read of it.
 """
 

@@ -58,7 +58,7 @@ class RequestRecord:
     def first_token(self) -> None:
         """Note the time of the first token, once."""
         if self.time_to_first_token_seconds is None:
-            self.time_to_first_token_seconds = round(time.monotonic() - self.started, 4)
+            self.time_to_first_token_seconds = round(self.seconds(), 4)
 
     def used(self, usage: Usage) -> None:
         """Note the tokens of the answer so far."""

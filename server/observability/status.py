@@ -1,7 +1,8 @@
 """How the server stands, as `hearth status --json` and `GET /v1/admin/status` show it: models, memory, queues, GPUs.
 
-`Status` is what they show, with sizes in bytes; `LastMinute` counts what models did just now, since Prometheus keeps
-the rest; `read_status` gathers it.
+`Status` is what they show, with sizes in bytes; `read_status` gathers it. `StatusSocket`, in the data directory and for
+its owner alone, answers each connection with it, and `ask` is its other end: no key is needed for what the directory's
+owner may know anyway, and it answers also while HTTP is closed to new work.
 """
 
 from __future__ import annotations
@@ -9,24 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import logging
 import os
+import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
 import psutil
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine import ModelHealth, ModelLoad
 from engine.placement.hardware import Gpu, Hardware, read_hardware
+from server.observability.metrics import LastMinute
 from server.observability.moments import iso
 from server.settings import Settings
+from server.terminal import HEARTH
 
-SPAN_SECONDS = 60.0
+FILE = "status.sock"
+_MOST_BYTES = 2**24
+_log = logging.getLogger("hearth.status")
 
 
 class _Part(BaseModel):
@@ -154,51 +161,6 @@ class Status(_Part):
     paths: Paths
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Amounts of answers that have ended."""
-
-    tokens: int = 0
-    images: int = 0
-    audio_seconds: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.tokens + other.tokens, self.images + other.images, self.audio_seconds + other.audio_seconds)
-
-
-class LastMinute:
-    """What each model has done in the last minute. At most one entry per model and second."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began_at = clock()
-        self._done: dict[str, deque[tuple[int, Work]]] = {}
-
-    @property
-    def seconds(self) -> float:
-        """The time that `of` covers: a minute, or since the start."""
-        return min(SPAN_SECONDS, max(self._clock() - self._began_at, 1.0))
-
-    def add(self, model: str, work: Work) -> None:
-        """Count an answer that has ended."""
-        second, done = int(self._clock()), self._done.setdefault(model, deque())
-        if done and done[-1][0] == second:
-            work += done.pop()[1]
-        done.append((second, work))
-        self._drop_old(done)
-
-    def of(self, model: str) -> Work:
-        """Return what this model has done."""
-        done = self._done.get(model, deque())
-        self._drop_old(done)
-        return sum((work for _, work in done), Work())
-
-    def _drop_old(self, done: deque[tuple[int, Work]]) -> None:
-        oldest = int(self._clock()) - SPAN_SECONDS
-        while done and done[0][0] <= oldest:
-            done.popleft()
-
-
 async def read_status(app: FastAPI) -> Status:
     """Look at everything once. What belongs to the event loop is read on it, processes and GPUs in a thread (50 ms)."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
@@ -207,9 +169,10 @@ async def read_status(app: FastAPI) -> Status:
     draining, recent = drain.draining, app.state.metrics.last_minute
     families, ram, hardware = await asyncio.to_thread(_inspect, {name: load.pids for name, load in loads.items()})
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
-    states = [
-        _model(one, loads.get(one.id), _memory(loads.get(one.id), ram.get(one.id), gpus), recent) for one in health
-    ]
+    states = []
+    for one in health:
+        load = loads.get(one.id)
+        states.append(_model(one, load, _memory(one.id, load, ram.get(one.id), gpus), recent))
     started_at = psutil.Process().create_time()
     return Status(
         status="draining" if draining else _overall(health),
@@ -235,13 +198,8 @@ def _overall(models: Sequence[ModelHealth]) -> Literal["ready", "loading", "fail
 
 
 def _paths(settings: Settings) -> Paths:
-    return Paths(
-        data_dir=str(settings.data_dir.absolute()),
-        weights_dir=str(settings.weights_dir.absolute()),
-        models=str(settings.models.absolute()),
-        tls_cert=None if settings.tls_cert is None else str(settings.tls_cert.absolute()),
-        tls_key=None if settings.tls_key is None else str(settings.tls_key.absolute()),
-    )
+    given = {name: getattr(settings, name) for name in Paths.model_fields}
+    return Paths.model_validate({name: path and str(path.absolute()) for name, path in given.items()})
 
 
 def _inspect(pids: Mapping[str, Sequence[int]]) -> tuple[dict[int, str], dict[str, int], Hardware]:
@@ -249,27 +207,18 @@ def _inspect(pids: Mapping[str, Sequence[int]]) -> tuple[dict[int, str], dict[st
     families: dict[int, str] = {}
     ram: dict[str, int] = {}
     for model, own in pids.items():
-        for process in _family(own):
-            families[process.pid] = model
+        for pid in own:
             with contextlib.suppress(psutil.Error):  # ended meanwhile
-                ram[model] = ram.get(model, 0) + process.memory_full_info().uss
+                process = psutil.Process(pid)
+                for one in (process, *process.children(recursive=True)):
+                    families[one.pid] = model
+                    with contextlib.suppress(psutil.Error):
+                        ram[model] = ram.get(model, 0) + one.memory_full_info().uss
     return families, ram, read_hardware(server_pid=os.getpid())
 
 
-def _family(pids: Sequence[int]) -> list[psutil.Process]:
-    found = []
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            found += [process, *process.children(recursive=True)]
-    return found
-
-
 def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
-    holders = [
-        GpuHolder(pid=one.pid, name=one.name, used_bytes=one.used_bytes, model=families.get(one.pid))
-        for one in gpu.holders
-    ]
+    holders = [GpuHolder(**asdict(one), model=families.get(one.pid)) for one in gpu.holders]
     return GpuState(
         index=gpu.index,
         name=gpu.name,
@@ -280,37 +229,31 @@ def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
     )
 
 
-def _memory(load: ModelLoad | None, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
-    planned = load.served.planned_bytes if load is not None and load.served is not None else {}
-    on_gpus = [size for place, size in planned.items() if place is not None]
-    later = (None if load is None else load.later_bytes) or {}
-    name = None if load is None else load.id
-    used_bytes = [one.used_bytes for gpu in gpus for one in gpu.holders if name is not None and one.model == name]
+def _memory(model: str, load: ModelLoad | None, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
+    planned = {} if load is None or load.served is None else load.served.planned_bytes
+    later = {} if load is None or load.later_bytes is None else load.later_bytes
+    used_bytes = [one.used_bytes for gpu in gpus for one in gpu.holders if one.model == model]
     known = [used for used in used_bytes if used is not None]
     return Memory(
-        planned_gpu_bytes=sum(on_gpus) or None,
+        planned_gpu_bytes=_on_gpus(planned),
         planned_ram_bytes=planned.get(None),
-        next_gpu_bytes=sum(size for place, size in later.items() if place is not None) or None,
+        next_gpu_bytes=_on_gpus(later),
         next_ram_bytes=later.get(None),
         gpu_bytes=sum(known) if known and len(known) == len(used_bytes) else None,
         ram_bytes=ram_bytes,
     )
 
 
-def _served_with(load: ModelLoad | None) -> ServedWith | None:
-    if load is None or load.served is None:
-        return None
-    return ServedWith(source=load.served.source, folder=load.served.folder, compiled=load.compiled)
-
-
-def _without_name(reason: str | None, model: str) -> str | None:
-    """Drop the name that some reasons begin with, since the reader is told the model first."""
-    return None if reason is None else reason.removeprefix(f"{model}: ")
+def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
+    return sum(size for place, size in planned.items() if place is not None) or None
 
 
 def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: LastMinute) -> ModelState:
     served = None if load is None else load.served
-    work = recent.of(health.id)
+    served_with = None
+    if load is not None and served is not None:
+        served_with = ServedWith(source=served.source, folder=served.folder, compiled=load.compiled)
+    reason, done = health.error or health.reason, recent.of(health.id)
     return ModelState(
         id=health.id,
         status=health.status,
@@ -318,18 +261,108 @@ def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: 
         progress=health.progress,
         for_seconds=health.elapsed_seconds,
         remaining_seconds=health.remaining_seconds,
-        reason=_without_name(health.error or health.reason, health.id),
+        reason=None if reason is None else reason.removeprefix(f"{health.id}: "),  # the reader is told the model first
         restarts=health.restarts,
-        served_with=_served_with(load),
-        gpus=[] if served is None else [place for place in served.planned_bytes if place is not None],
+        served_with=served_with,
+        gpus=[place for place in served.planned_bytes if place is not None] if served else [],
         memory=memory,
-        pids=[] if load is None else list(load.pids),
-        running=0 if load is None else load.running,
-        waiting=health.waiting + (0 if load is None else load.waiting),
+        pids=list(load.pids) if load else [],
+        running=load.running if load else 0,
+        waiting=health.waiting + (load.waiting if load else 0),
         last_minute=LastMinuteWork(
             seconds=round(recent.seconds, 1),
-            tokens_per_second=round(work.tokens / recent.seconds, 1),
-            images=work.images,
-            audio_seconds=round(work.audio_seconds, 1),
+            tokens_per_second=round(done.completion_tokens / recent.seconds, 1),
+            images=done.images,
+            audio_seconds=round(done.audio_seconds, 1),
         ),
     )
+
+
+class StatusError(Exception):
+    """A server runs and does not answer; the message says what to do."""
+
+
+class StatusSocket:
+    """The server's end. `open` makes it; its caller closes it."""
+
+    def __init__(self, path: Path, server: asyncio.AbstractServer | None) -> None:
+        self._path = path
+        self._server = server
+
+    @classmethod
+    async def open(cls, data_dir: Path, read: Callable[[], Awaitable[Status]]) -> Self:
+        """Listen. A file system without sockets costs a log line: the server is there for others."""
+
+        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer), contextlib.suppress(OSError):  # it did not wait
+                writer.write((await read()).model_dump_json().encode())
+                await writer.drain()
+
+        path = data_dir / FILE
+        try:
+            return cls(path, await asyncio.start_unix_server(answer, sock=_bound(data_dir)))
+        except OSError as error:
+            _log.warning("`hearth status` will get no answer: %s cannot be made (%s).", path, error.strerror)
+            return cls(path, None)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+
+def ask(data_dir: Path, seconds: float) -> Status | None:
+    """Return how the server of this directory stands, None if none listens there. Blocks.
+
+    Raises `StatusError` when one is there and does not answer, or may not be asked.
+    """
+    try:
+        with _near(data_dir) as address, socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(seconds)
+            connection.connect(address)
+            with connection.makefile("rb") as stream:
+                said = stream.read(_MOST_BYTES)
+        return Status.model_validate_json(said)
+    except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+        return None
+    except TimeoutError as error:
+        raise StatusError(
+            f"The server of {data_dir} has not answered for {seconds:.0f} s: its event loop does not move, or it is "
+            "stopped. Its log may say why; restart it if it stays so."
+        ) from error
+    except PermissionError as error:
+        raise StatusError(
+            f"The data directory {data_dir} is not yours. Run this as the user that runs the server, like: "
+            f"sudo -u hearth {HEARTH} ..."
+        ) from error
+    except (OSError, ValidationError) as error:
+        raise StatusError(
+            f"The server of {data_dir} says something else than expected. It is ending, or of another release: run "
+            "the `hearth` that belongs to it, or restart it."
+        ) from error
+
+
+def _bound(data_dir: Path) -> socket.socket:
+    (data_dir / FILE).unlink(missing_ok=True)  # of a server that was killed: we hold the directory's lock
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with _near(data_dir) as address:
+            listener.bind(address)
+        (data_dir / FILE).chmod(0o600)  # before it listens, so that no other user ever gets in
+        listener.listen(16)
+        listener.settimeout(0)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def _near(data_dir: Path) -> Iterator[str]:
+    """Name the socket by way of an open directory: an address has room for 107 bytes, a path may be longer."""
+    folder = os.open(data_dir, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{FILE}"
+    finally:
+        os.close(folder)

@@ -3,14 +3,12 @@
 Alembic is not imported here; `Database.open` does it when a schema is behind. Nor is PostgreSQL's driver.
 """
 
-from server.store.api_key import DEFAULT_SCOPES, SCOPES, ApiKey, KeyChanges, KeyLimits
 from server.store.audit import Actor, AuditEntry, AuditLog, local_actor
-from server.store.buckets import Ask, Buckets, Level, Refused, Taken, TooLarge
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
 from server.store.key_cache import KeyCache
-from server.store.keys import KeyStore
-from server.store.quotas import QuotaExceeded, Quotas, QuotaTaken
+from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey, KeyLimits, KeyStore
+from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
+from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError, utc_now
 from server.store.sqlite import sqlite_url
 from server.store.usage import GroupBy, Usage, UsageBook, UsageRow
 
@@ -26,7 +24,6 @@ __all__ = [
     "Database",
     "GroupBy",
     "KeyCache",
-    "KeyChanges",
     "KeyFieldError",
     "KeyLimits",
     "KeyNotFoundError",
@@ -38,11 +35,10 @@ __all__ = [
     "Refused",
     "StoreError",
     "StoreUnavailableError",
-    "Taken",
-    "TooLarge",
     "Usage",
     "UsageBook",
     "UsageRow",
     "local_actor",
     "sqlite_url",
+    "utc_now",
 ]

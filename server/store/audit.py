@@ -15,9 +15,8 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store.api_key import utc_now
 from server.store.database import Database
-from server.store.schema import audit
+from server.store.schema import audit, utc_now
 
 _LARGEST_ANSWER = 10_000
 

@@ -12,12 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
 from typing import Self
 
-from server.store.api_key import ApiKey, ParsedKey, parse
-from server.store.errors import StoreError, StoreUnavailableError
-from server.store.keys import KeyStore
+from server.store.keys import ApiKey, KeyStore, ParsedKey, parse
+from server.store.schema import StoreError, StoreUnavailableError
+from server.tasks import SideTasks
 
 logger = logging.getLogger(__name__)
 
@@ -53,23 +52,18 @@ class KeyCache:
     _lookups: dict[bytes, asyncio.Task[ApiKey | None]] = field(default_factory=dict, init=False, repr=False)
     _used: dict[str, datetime] = field(default_factory=dict, init=False, repr=False)
     _revoked: set[str] = field(default_factory=set, init=False, repr=False)
-    _flushing: asyncio.Task[None] | None = field(default=None, init=False, repr=False)
+    _tasks: SideTasks = field(default_factory=SideTasks, init=False, repr=False)
 
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(self._flush_for_ever())
+        self._tasks.every(self.flush_every_seconds, self._try_to_flush)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Stop, and write the last-used dates. A failing store does not hold up the shutdown."""
-        tasks = [*self._lookups.values(), *([self._flushing] if self._flushing else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await self._try_to_flush()
 
     async def authenticate(self, text: str) -> ApiKey | None:
@@ -87,10 +81,12 @@ class KeyCache:
         try:
             return self._admit(await self._look_up(presented))
         except StoreUnavailableError:
-            stale = self._stale(presented)
-            if stale is None:
+            known, now = self._known.get(presented.sha256), self.clock()
+            if known is None or now - known.confirmed_at > self.stale_seconds:
                 raise
-            return self._admit(stale)
+            # One request per ttl waits for the failing store, not every one
+            known.ask_again_at = now + self.ttl_seconds
+            return self._admit(known.key)
 
     def revoked(self, public_id: str) -> None:
         """From now on nobody gets in with this key, also while the store fails: a revocation is for good."""
@@ -120,22 +116,13 @@ class KeyCache:
         self._used[key.public_id] = now
         return key
 
-    def _stale(self, presented: ParsedKey) -> ApiKey | None:
-        known = self._known.get(presented.sha256)
-        now = self.clock()
-        if known is None or now - known.confirmed_at > self.stale_seconds:
-            return None
-        # One request per ttl waits for the failing store, not every one
-        known.ask_again_at = now + self.ttl_seconds
-        return known.key
-
     async def _look_up(self, presented: ParsedKey) -> ApiKey | None:
         lookup = self._lookups.get(presented.sha256)
         if lookup is None:
             # A task of its own: callers that leave must not take the answer away from the others
-            lookup = asyncio.create_task(self._ask(presented))
+            lookup = self._tasks.start(self._ask(presented))
             self._lookups[presented.sha256] = lookup
-            lookup.add_done_callback(lambda done: self._landed(presented, done))
+            lookup.add_done_callback(lambda _: self._lookups.pop(presented.sha256))
         await asyncio.wait({lookup}, timeout=self.lookup_timeout_seconds)
         if not lookup.done() or lookup.cancelled():
             raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.")
@@ -157,16 +144,6 @@ class KeyCache:
             while len(entries) > self.max_entries:
                 entries.popitem(last=False)
         return key
-
-    def _landed(self, presented: ParsedKey, lookup: asyncio.Task[ApiKey | None]) -> None:
-        self._lookups.pop(presented.sha256, None)
-        if not lookup.cancelled():
-            lookup.exception()  # callers may have stopped waiting; an unread error would be printed
-
-    async def _flush_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self.flush_every_seconds)
-            await self._try_to_flush()
 
     async def _try_to_flush(self) -> None:
         try:

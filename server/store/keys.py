@@ -1,45 +1,129 @@
-"""API keys in the database: made, listed, recognised, changed, rotated and ended, each change with its audit entry.
+"""API keys: their text and fields, and their rows, each change of which is written together with its audit entry.
 
-`api_key.py` owns the fields and the text. Requests go through `key_cache.py`.
+A key's text is `hk_<12 public id>_<43 secret><6 checksum>` in base62; only its SHA-256 is on disk. What a tier allows
+is decided by whoever asks. Requests go through `key_cache.py`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+import string
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Unpack
+from typing import Any
 
-from sqlalchemy import bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import RowMapping, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store.api_key import (
-    COLUMNS,
-    DEFAULT_SCOPES,
-    LIMITS,
-    ApiKey,
-    KeyChanges,
-    KeyLimits,
-    NewKey,
-    ParsedKey,
-    check,
-    check_end,
-    is_public_id,
-    key_of,
-    new_key,
-    parse,
-    row_of,
-    utc_now,
-)
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
-from server.store.errors import KeyFieldError, KeyNotFoundError
-from server.store.schema import api_key
+from server.store.schema import KeyFieldError, KeyNotFoundError, api_key, utc_now
 
+SCOPES = ("chat", "batch", "images", "audio", "models", "metrics", "admin")
+OPERATOR_SCOPES = frozenset({"metrics", "admin"})  # they show or change what concerns everybody
+DEFAULT_SCOPES = tuple(scope for scope in SCOPES if scope not in OPERATOR_SCOPES)
+NAME_LENGTH = 64
+NOTES_LENGTH = 1000
+LARGEST_LIMIT = 2**31 - 1
 LONGEST_OVERLAP = timedelta(days=366)
+
+ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+PUBLIC_ID_LENGTH = 12
+SECRET_LENGTH = 43  # 62**43 > 2**256
+_CHECKSUM_LENGTH = 6
+_KEY = re.compile(r"(hk_([0-9A-Za-z]{12})_[0-9A-Za-z]{43})([0-9A-Za-z]{6})")
+_PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
+_NAMED = re.compile(r"(?:hk_)?([0-9A-Za-z]{12})(?:_.*)?", re.DOTALL)
+
+_COLUMNS = [column for column in api_key.c if column.name != "secret_sha256"]
 _UNKNOWN_SHA256 = secrets.token_bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may use, where that is not what its tier says. None: as the tier; 0: nothing."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    parallel_requests: int | None = None
+    batch_items: int | None = None
+    images_per_day: int | None = None
+
+
+LIMITS = tuple(field.name for field in fields(KeyLimits))
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of a key, without its secret. Datetimes are UTC; `models` None means all of its tier."""
+
+    public_id: str
+    name: str
+    tier: str
+    scopes: frozenset[str]
+    models: tuple[str, ...] | None
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+    notes: str = ""
+    replaced_by: str | None = None
+    limits: KeyLimits = KeyLimits()
+
+    def usable_at(self, now: datetime) -> bool:
+        """Whether the key is neither revoked nor, at `now`, expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedKey:
+    """A well-formed key, without its secret. `sha256` is of the whole text, 32 bytes."""
+
+    public_id: str
+    sha256: bytes = field(repr=False)
+
+
+def new_key() -> str:
+    """Make the text of a key, with a 256 bit secret from the system's random source. To be shown once."""
+    public_id = "".join(secrets.choice(ALPHABET) for _ in range(PUBLIC_ID_LENGTH))
+    body = f"hk_{public_id}_{_base62(secrets.randbits(256), SECRET_LENGTH)}"
+    return body + _checksum(body)
+
+
+def parse(text: str) -> ParsedKey | None:
+    """Take a presented key apart; None for any text that is not a key or was mistyped. Never raises.
+
+    The checksum spares the database from garbage. It is no security: anyone can compute it.
+    """
+    match = _KEY.fullmatch(text)
+    if match is None or match[3] != _checksum(match[1]):
+        return None
+    # A slow hash would add nothing to 256 random bits, and would let strangers burn our CPU
+    return ParsedKey(match[2], hashlib.sha256(text.encode("ascii")).digest())
+
+
+def public_id_in(text: str) -> str | None:
+    """The public id in what a person typed: the id, `hk_<id>`, or a whole key, mistyped or not."""
+    match = _NAMED.fullmatch(text.strip())
+    return match.group(1) if match else None
+
+
+def _checksum(body: str) -> str:
+    return _base62(zlib.crc32(body.encode("ascii")), _CHECKSUM_LENGTH)
+
+
+def _base62(number: int, length: int) -> str:
+    digits = ""
+    for _ in range(length):
+        number, digit = divmod(number, len(ALPHABET))
+        digits = ALPHABET[digit] + digits
+    return digits
 
 
 class KeyStore:
@@ -61,40 +145,33 @@ class KeyStore:
         expires_at: datetime | None = None,
         *,
         notes: str = "",
-        limits: KeyLimits = KeyLimits(),  # noqa: B008 - frozen
+        limits: KeyLimits = KeyLimits(),
         by: Actor | None = None,
     ) -> tuple[str, ApiKey]:
         """Make a key. The text exists only in what this returns; it is on disk, as a hash, by then.
 
         Whether tier and models are configured is the caller's to check. Raises KeyFieldError.
         """
-        now = self.clock()
-        made = new_key()
         key = ApiKey(
-            public_id=made.public_id,
+            public_id="",
             name=name,
             tier=tier,
             scopes=frozenset(scopes),
             models=_unique(models),
-            created_at=now,
+            created_at=self.clock(),
             expires_at=expires_at,
             notes=notes,
             limits=limits,
         )
-        check(key)
-        check_end(expires_at, now)
+        _check(key)
+        _check_end(expires_at, key.created_at)
         async with self._database.writing() as connection:
-            await _insert_key(connection, made, key)
-            await write_entry(connection, now, by, "key.create", key.public_id, _audited(key))
-        return made.text, key
+            text, key = await _insert_key(connection, key)
+            await write_entry(connection, key.created_at, by, "key.create", key.public_id, _audited(key))
+        return text, key
 
     async def rotate(
-        self,
-        public_id: str,
-        overlap: timedelta,
-        *,
-        expires_at: datetime | None = None,
-        by: Actor | None = None,
+        self, public_id: str, overlap: timedelta, *, expires_at: datetime | None = None, by: Actor | None = None
     ) -> tuple[str, ApiKey]:
         """Make a successor with the same rights; the old key works for `overlap` more, never longer than it had.
 
@@ -104,20 +181,18 @@ class KeyStore:
         if not timedelta() <= overlap <= LONGEST_OVERLAP:
             raise KeyFieldError("overlap", f"The overlap is between 0 and {LONGEST_OVERLAP.days} days.")
         now = self.clock()
-        check_end(expires_at, now)
-        made = new_key()
-        async with self._database.writing() as connection:
-            old = await _found(connection, public_id, lock=True)
+        _check_end(expires_at, now)
+        async with self._changing(public_id) as (connection, old):
             _check_rotatable(old, now)
             if expires_at is None and old.expires_at is not None:
                 expires_at = now + (old.expires_at - old.created_at)
-            key = replace(old, public_id=made.public_id, created_at=now, expires_at=expires_at, last_used_at=None)
-            await _insert_key(connection, made, key)
+            successor = replace(old, created_at=now, expires_at=expires_at, last_used_at=None)
+            text, key = await _insert_key(connection, successor)
             end = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
             await _set_fields(connection, public_id, expires_at=end, replaced_by=key.public_id)
             detail = {"replaced_by": key.public_id, "expires_at": end.isoformat()}
             await write_entry(connection, now, by, "key.rotate", public_id, detail)
-        return made.text, key
+        return text, key
 
     async def expire(self, public_id: str, at: datetime | None, *, by: Actor | None = None) -> ApiKey:
         """Set when a key ends; None: never. An expired key works again with a later end.
@@ -125,23 +200,24 @@ class KeyStore:
         Raises KeyNotFoundError, and KeyFieldError for a date that has passed or a revoked key.
         """
         now = self.clock()
-        check_end(at, now)
-        async with self._database.writing() as connection:
-            key = await _found(connection, public_id, lock=True)
+        _check_end(at, now)
+        async with self._changing(public_id) as (connection, key):
             _check_not_revoked(key)
             await _set_fields(connection, public_id, expires_at=at)
             detail = {"expires_at": [_iso(key.expires_at), _iso(at)]}
             await write_entry(connection, now, by, "key.expire", public_id, detail)
         return replace(key, expires_at=None if at is None else at.astimezone(UTC))
 
-    async def update(self, public_id: str, *, by: Actor | None = None, **changes: Unpack[KeyChanges]) -> ApiKey:
-        """Change some fields. Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key."""
-        async with self._database.writing() as connection:
-            old = await _found(connection, public_id, lock=True)
+    async def update(self, public_id: str, *, by: Actor | None = None, **changes: Any) -> ApiKey:
+        """Change some fields or limits; a limit of None is the tier's again.
+
+        Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key.
+        """
+        async with self._changing(public_id) as (connection, old):
             _check_not_revoked(old)
             new = _changed(old, changes)
-            check(new)
-            before, after = row_of(old), row_of(new)
+            _check(new)
+            before, after = _row_of(old), _row_of(new)
             different = {name: value for name, value in after.items() if before[name] != value}
             if different:
                 await _set_fields(connection, public_id, **different)
@@ -154,8 +230,7 @@ class KeyStore:
     async def revoke(self, public_id: str, *, by: Actor | None = None) -> ApiKey:
         """End a key for good; a key revoked before keeps its date. Raises KeyNotFoundError."""
         now = self.clock()
-        async with self._database.writing() as connection:
-            key = await _found(connection, public_id, lock=True)
+        async with self._changing(public_id) as (connection, key):
             if key.revoked_at is not None:
                 return key
             await _set_fields(connection, public_id, revoked_at=now)
@@ -167,19 +242,15 @@ class KeyStore:
 
         What people were given is revoked instead and stays in the list. The audit entries stay, and what it has used.
         """
-        now = self.clock()
-        async with self._database.writing() as connection:
-            key = await _found(connection, public_id, lock=True)
+        async with self._changing(public_id) as (connection, key):
             await connection.execute(delete(api_key).where(api_key.c.public_id == public_id))
-            await write_entry(connection, now, by, "key.delete", public_id, {"name": key.name})
+            await write_entry(connection, self.clock(), by, "key.delete", public_id, {"name": key.name})
 
-    async def list(self, include_revoked: bool = True) -> list[ApiKey]:  # noqa: FBT001, FBT002 - reads well by name
+    async def list(self) -> list[ApiKey]:
         """All keys, oldest first."""
-        query = select(*COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
-        if not include_revoked:
-            query = query.where(api_key.c.revoked_at.is_(None))
+        query = select(*_COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
         async with self._database.reading() as connection:
-            return [key_of(row) for row in await connection.execute(query)]
+            return [_key_of(row) for row in (await connection.execute(query)).mappings()]
 
     async def find(self, public_id: str) -> ApiKey:
         """The key with this public id, usable or not. Raises KeyNotFoundError."""
@@ -202,22 +273,13 @@ class KeyStore:
         """The usable key presented, or None; the same work whether its public id is known or not."""
         # The id itself or the next one there is: a row is read either way, which costs what would tell them apart.
         # Beyond the last id there is none, which says nothing of any other.
-        nearest = (
-            select(api_key.c.public_id, api_key.c.secret_sha256)
-            .where(api_key.c.public_id >= presented.public_id)
-            .order_by(api_key.c.public_id)
-            .limit(1)
-        )
+        nearest = select(api_key).where(api_key.c.public_id >= presented.public_id).order_by(api_key.c.public_id)
         async with self._database.reading() as connection:
-            found_id, sha256 = (await connection.execute(nearest)).one_or_none() or ("", _UNKNOWN_SHA256)
-            right = hmac.compare_digest(presented.sha256, sha256)
-            if not (right and found_id == presented.public_id):
-                return None
-            is_it = api_key.c.public_id == presented.public_id
-            row = (await connection.execute(select(*COLUMNS).where(is_it))).one_or_none()
-        if row is None:
+            row = (await connection.execute(nearest.limit(1))).mappings().one_or_none()
+        right = hmac.compare_digest(presented.sha256, _UNKNOWN_SHA256 if row is None else row["secret_sha256"])
+        if row is None or not right or row["public_id"] != presented.public_id:
             return None
-        key = key_of(row)
+        key = _key_of(row)
         return key if key.usable_at(self.clock()) else None
 
     async def record_use(self, last_used_at: Mapping[str, datetime]) -> None:
@@ -235,9 +297,20 @@ class KeyStore:
         async with self._database.writing(durable=False) as connection:
             await connection.execute(statement, rows)
 
+    @asynccontextmanager
+    async def _changing(self, public_id: str) -> AsyncIterator[tuple[AsyncConnection, ApiKey]]:
+        async with self._database.writing() as connection:
+            yield connection, await _found(connection, public_id, lock=True)
 
-async def _insert_key(connection: AsyncConnection, made: NewKey, key: ApiKey) -> None:
-    await connection.execute(insert(api_key).values(**row_of(key), secret_sha256=made.sha256))
+
+async def _insert_key(connection: AsyncConnection, fields: ApiKey) -> tuple[str, ApiKey]:
+    """Make a key with these fields. Returns its text, and the key with its public id."""
+    text = new_key()
+    parsed = parse(text)
+    assert parsed is not None  # noqa: S101  # we made it
+    key = replace(fields, public_id=parsed.public_id)
+    await connection.execute(insert(api_key).values(**_row_of(key), secret_sha256=parsed.sha256))
+    return text, key
 
 
 async def _set_fields(connection: AsyncConnection, public_id: str, **values: Any) -> None:
@@ -245,28 +318,72 @@ async def _set_fields(connection: AsyncConnection, public_id: str, **values: Any
 
 
 async def _found(connection: AsyncConnection, public_id: str, *, lock: bool = False) -> ApiKey:
-    if not is_public_id(public_id):
+    if _PUBLIC_ID.fullmatch(public_id) is None:
         raise KeyNotFoundError(public_id)
-    query = select(*COLUMNS).where(api_key.c.public_id == public_id)
+    query = select(*_COLUMNS).where(api_key.c.public_id == public_id)
     # SQLite has no row locks and needs none: its write transaction is the only one
-    row = (await connection.execute(query.with_for_update() if lock else query)).one_or_none()
+    found = await connection.execute(query.with_for_update() if lock else query)
+    row = found.mappings().one_or_none()
     if row is None:
         raise KeyNotFoundError(public_id)
-    return key_of(row)
+    return _key_of(row)
 
 
-def _changed(key: ApiKey, changes: KeyChanges) -> ApiKey:
-    values: dict[str, Any] = dict(changes)
-    limits = {name: values.pop(name) for name in LIMITS if name in values}
-    if "scopes" in values:
-        values["scopes"] = frozenset(values["scopes"])
-    if "models" in values:
-        values["models"] = _unique(values["models"])
-    return replace(key, **values, limits=replace(key.limits, **limits))
+def _key_of(row: RowMapping) -> ApiKey:
+    values = {column.name: row[column.name] for column in _COLUMNS}
+    limits = KeyLimits(**{name: values.pop(name) for name in LIMITS})
+    values["scopes"] = frozenset(row["scopes"])
+    values["models"] = None if row["models"] is None else tuple(row["models"])
+    return ApiKey(**values, limits=limits)
+
+
+def _row_of(key: ApiKey) -> dict[str, Any]:
+    values = {column.name: getattr(key, column.name) for column in _COLUMNS if column.name not in LIMITS}
+    values["scopes"] = sorted(key.scopes, key=SCOPES.index)
+    return values | asdict(key.limits)
+
+
+def _changed(key: ApiKey, changes: dict[str, Any]) -> ApiKey:
+    limits = replace(key.limits, **{name: changes.pop(name) for name in LIMITS if name in changes})
+    if "scopes" in changes:
+        changes["scopes"] = frozenset(changes["scopes"])
+    if "models" in changes:
+        changes["models"] = _unique(changes["models"])
+    return replace(key, **changes, limits=limits)
 
 
 def _unique(models: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if models is None else tuple(dict.fromkeys(models))
+
+
+def _check(key: ApiKey) -> None:
+    """Raise KeyFieldError for a field that cannot be. Whether tier and models are configured is not known here."""
+    if not (1 <= len(key.name) <= NAME_LENGTH and key.name.isprintable() and key.name.strip()):
+        raise KeyFieldError("name", f"A key's name is 1 to {NAME_LENGTH} printable characters, not all blank.")
+    if not (1 <= len(key.tier) <= NAME_LENGTH and key.tier.isprintable()):
+        raise KeyFieldError("tier", "A key needs a tier.")
+    unknown = sorted(key.scopes.difference(SCOPES))
+    if unknown or not key.scopes:
+        named = f"Unknown scope {unknown[0]!r}." if unknown else "A key needs at least one scope."
+        raise KeyFieldError("scopes", f"{named} Scopes are: {', '.join(SCOPES)}.")
+    if key.models is not None and not all(model and model.isprintable() for model in key.models):
+        raise KeyFieldError("models", "A model's name is empty or has unprintable characters.")
+    if key.models == ():
+        raise KeyFieldError("models", "An empty list of models would make a key for nothing; leave it out for all.")
+    if len(key.notes) > NOTES_LENGTH or not all(letter.isprintable() or letter in "\n\t" for letter in key.notes):
+        raise KeyFieldError("notes", f"Notes are at most {NOTES_LENGTH} printable characters, tabs and line ends.")
+    for name in LIMITS:
+        limit = getattr(key.limits, name)
+        if limit is not None and (isinstance(limit, bool) or not 0 <= limit <= LARGEST_LIMIT):
+            raise KeyFieldError(name, f"{name} is a number from 0 to {LARGEST_LIMIT}, or null for the tier's.")
+
+
+def _check_end(expires_at: datetime | None, now: datetime) -> None:
+    """Raise KeyFieldError for an end that has no time zone or has passed."""
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise KeyFieldError("expires_at", "An expiry date must carry its time zone.")
+    if expires_at is not None and expires_at <= now:
+        raise KeyFieldError("expires_at", "The expiry date has passed already.")
 
 
 def _check_not_revoked(key: ApiKey) -> None:

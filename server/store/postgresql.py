@@ -5,40 +5,63 @@ Imported only when a URL asks for it, because the driver is an optional part of 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import psycopg
 from psycopg import errors
-from sqlalchemy import URL, exc
+from sqlalchemy import URL, Connection, create_engine, event, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from server.store.errors import StoreError
-from server.store.migrations import HEAD, VERSION_TABLE, is_known
+from server.store.migrations import HEAD, VERSION_TABLE
+from server.store.schema import StoreError, known_version
 
 _POOL = 5
 _STATEMENT_TIMEOUT_SECONDS = 30
 _RECYCLE_SECONDS = 1800  # before a firewall forgets an idle connection
+_TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
 
 
-class PostgresqlConnections:
-    """Connections to one database; what `database.Database` has too is described there."""
+class PostgresqlServer:
+    """One database. What `sqlite.SqliteFile` has too is described in `database.Database`."""
 
-    kind = "postgresql"
-    driver_errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    writer_turn = nullcontext()  # rows are locked, not the database
 
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         self._url = url
         self._busy_timeout_seconds = busy_timeout_seconds
-        self._engine = self._made_engine()
-        self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
-    async def prepare(self) -> str | None:
-        """Judge the database, return its schema version (None: it is empty). Raises StoreError."""
+    def engine(self, *, blocking: bool) -> Any:
+        given = self._url.query.get("options", "")
+        settings = {
+            "lock_timeout": f"{max(1, round(self._busy_timeout_seconds * 1000))}",
+            "statement_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
+            "idle_in_transaction_session_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
+            "synchronous_commit": "on",
+        }
+        engine = (create_engine if blocking else create_async_engine)(
+            self._url,
+            connect_args={
+                "application_name": "hearth",
+                "client_encoding": "utf8",
+                "connect_timeout": max(2, round(self._busy_timeout_seconds)),
+                # A server that vanished without a word must not hold up its callers for the kernel's fifteen minutes
+                "tcp_user_timeout": 10_000,
+                "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
+            },
+            hide_parameters=True,  # errors must not carry hashes
+            pool_size=1 if blocking else _POOL,
+            max_overflow=0,
+            pool_timeout=self._busy_timeout_seconds,
+            pool_pre_ping=True,  # the server may have been restarted since
+            pool_recycle=_RECYCLE_SECONDS,
+        )
+        event.listen(getattr(engine, "sync_engine", engine), "begin", _begin)
+        return engine
+
+    async def prepare(self, engine: AsyncEngine) -> str | None:
         try:
-            async with self._engine.connect() as connection:
+            async with engine.execution_options(durable=True).connect() as connection:
                 return await self._judge(connection)
         except (exc.DBAPIError, OSError) as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
@@ -51,25 +74,7 @@ class PostgresqlConnections:
     def check(self) -> None:
         """Nothing to do: a database that was dropped or moved answers with an error."""
 
-    def blocking_connection(self) -> Any:
-        _, arguments = self._engine.dialect.create_connect_args(self._url)
-        # Prepared from the first call on: the statements of the buckets are few and always the same
-        connection = psycopg.connect(**{**arguments, **self._arguments()}, autocommit=True, prepare_threshold=1)
-        connection.execute("SET synchronous_commit = off")
-        return connection
-
-    def reading(self) -> AsyncConnection:
-        return self._reader.connect()
-
-    @asynccontextmanager
-    async def writing(self, *, durable: bool) -> AsyncIterator[AsyncConnection]:
-        async with self._engine.begin() as connection:
-            if not durable:
-                await connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
-            yield connection
-
     def error_message(self, error: BaseException) -> str:
-        """Return what a caller is told about an error of the driver."""
         if isinstance(error, (errors.LockNotAvailable, errors.QueryCanceled, errors.DeadlockDetected)):
             return "The key database is busy. Try again in a few seconds."
         return (
@@ -77,24 +82,12 @@ class PostgresqlConnections:
             "PostgreSQL server runs and can be reached."
         )
 
-    def permission_error(self, error: BaseException) -> StoreError | None:
-        """Return the error for an upgrade that was not permitted; None: it failed for another reason."""
-        if isinstance(error, errors.InsufficientPrivilege):
-            return StoreError(
-                f"The user of {self._shown} may not create tables there. As PostgreSQL's administrator, run: "
-                f'ALTER DATABASE "{self._url.database}" OWNER TO "{self._url.username}"'
-            )
-        return None
-
     async def backup(self, path: Path) -> None:
         del path
         raise StoreError(
             f"A PostgreSQL database is backed up with PostgreSQL's own tool: pg_dump --format=custom --file=FILE "
             f"{self._url.database}"
         )
-
-    async def close(self) -> None:
-        await self._engine.dispose()
 
     async def _judge(self, connection: AsyncConnection) -> str | None:
         async def ask(query: str) -> Any:
@@ -108,50 +101,14 @@ class PostgresqlConnections:
         if await ask("SHOW transaction_read_only") == "on":
             raise StoreError(f"The key database {self._shown} is read-only, as a standby is. Name the primary server.")
         tables = set((await connection.exec_driver_sql(_TABLES)).scalars())
-        if not tables:
-            return None
-        if VERSION_TABLE not in tables:
+        found = await ask(f"SELECT version_num FROM {VERSION_TABLE}") if VERSION_TABLE in tables else None  # noqa: S608
+        version = known_version(self._shown, tables, found)
+        if version != HEAD and not await ask("SELECT has_schema_privilege(current_schema(), 'CREATE')"):
             raise StoreError(
-                f"{self._shown} is a database of another program: it has tables, but none named "
-                f"{VERSION_TABLE}. Hearth has not changed it. Give Hearth a database of its own."
-            )
-        version: str | None = await ask(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608 - our constant
-        if version is not None and not is_known(version):
-            raise StoreError(
-                f"The key database {self._shown} has schema {version[:32]!r}; this release of Hearth knows schemas up "
-                f"to {HEAD}. A newer release has used it. Run that release again, or restore the backup "
-                "made before the upgrade. Hearth has not changed the database."
+                f"The user of {self._shown} may not create tables there. As PostgreSQL's administrator, run: "
+                f'ALTER DATABASE "{self._url.database}" OWNER TO "{self._url.username}"'
             )
         return version
-
-    def _made_engine(self) -> AsyncEngine:
-        return create_async_engine(
-            self._url,
-            connect_args=self._arguments(),
-            hide_parameters=True,  # errors must not carry hashes
-            pool_size=_POOL,
-            max_overflow=0,
-            pool_timeout=self._busy_timeout_seconds,
-            pool_pre_ping=True,  # the server may have been restarted since
-            pool_recycle=_RECYCLE_SECONDS,
-        )
-
-    def _arguments(self) -> dict[str, Any]:
-        given = self._url.query.get("options", "")
-        settings = {
-            "lock_timeout": f"{max(1, round(self._busy_timeout_seconds * 1000))}",
-            "statement_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
-            "idle_in_transaction_session_timeout": f"{_STATEMENT_TIMEOUT_SECONDS}s",
-            "synchronous_commit": "on",
-        }
-        return {
-            "application_name": "hearth",
-            "client_encoding": "utf8",
-            "connect_timeout": max(2, round(self._busy_timeout_seconds)),
-            # A server that vanished without a word must not hold up its callers for the kernel's fifteen minutes
-            "tcp_user_timeout": 10_000,
-            "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
-        }
 
     @property
     def _shown(self) -> str:
@@ -163,4 +120,9 @@ class PostgresqlConnections:
         return "its words hold the password and are left out" if password and password in text else text
 
 
-_TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+def _begin(connection: Connection) -> None:
+    durable = connection.get_execution_options().get("durable")
+    if durable is None:
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    elif not durable:
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")

@@ -1,36 +1,67 @@
-"""The tables as SQLAlchemy Core sees them; `migrations/` makes them in the database.
+"""The tables as SQLAlchemy Core sees them, whether a database has them, and what can go wrong with it or with a row.
 
-Only types that SQLite and PostgreSQL both know.
+Only types that SQLite and PostgreSQL both know; `migrations/` makes the tables. Errors:
+
+StoreError                     the operator's: the database cannot be used; the message may name files
+├── StoreUnavailableError      it cannot answer right now (locked, full, damaged while running): 503
+├── KeyNotFoundError           no key has this public id
+└── KeyFieldError              a key was asked for with a name, scope or date that cannot be
+
+No message holds a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    Date,
-    DateTime,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
 
+from server.store.migrations import HEAD, VERSION_TABLE, is_known
+
+
+class StoreError(Exception):
+    """The database is missing, damaged, foreign or too new; the message says which, and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class StoreUnavailableError(StoreError):
+    """It cannot answer now. The message is safe to show; `retry_after_seconds` is an honest guess."""
+
+    retry_after_seconds = 5
+
+
+class KeyNotFoundError(StoreError):
+    """No key has this public id."""
+
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"There is no key {public_id}. `hearth keys list` shows all of them.")
+        self.public_id = public_id
+
+
+class KeyFieldError(StoreError):
+    """`field` of a new key cannot be what was asked for."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware UTC datetime; SQLite drops the zone on the way in, so it is put back on the way out."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
@@ -49,82 +80,95 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-api_key = Table(
+api_key = sa.Table(
     "api_key",
     metadata,
-    Column("public_id", String(12), primary_key=True),
-    Column("secret_sha256", LargeBinary(32), nullable=False),  # of the whole key text
-    Column("name", String(64), nullable=False),
-    Column("tier", String(64), nullable=False),
-    Column("scopes", JSON, nullable=False),
-    Column("models", JSON(none_as_null=True)),  # NULL: every model of the tier
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("expires_at", UtcDateTime),
-    Column("revoked_at", UtcDateTime),
-    Column("last_used_at", UtcDateTime),
-    Column("notes", String(1000), nullable=False, server_default=""),
-    Column("replaced_by", String(12)),
+    sa.Column("public_id", sa.String(12), primary_key=True),
+    sa.Column("secret_sha256", sa.LargeBinary(32), nullable=False),  # of the whole key text
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("tier", sa.String(64), nullable=False),
+    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("models", sa.JSON(none_as_null=True)),  # NULL: every model of the tier
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime),
+    sa.Column("revoked_at", UtcDateTime),
+    sa.Column("last_used_at", UtcDateTime),
+    sa.Column("notes", sa.String(1000), nullable=False, server_default=""),
+    sa.Column("replaced_by", sa.String(12)),
     # Limits of this key alone; NULL: its tier's
-    Column("requests_per_minute", Integer),
-    Column("tokens_per_minute", Integer),
-    Column("parallel_requests", Integer),
-    Column("batch_items", Integer),
-    Column("images_per_day", Integer),
+    sa.Column("requests_per_minute", sa.Integer),
+    sa.Column("tokens_per_minute", sa.Integer),
+    sa.Column("parallel_requests", sa.Integer),
+    sa.Column("batch_items", sa.Integer),
+    sa.Column("images_per_day", sa.Integer),
 )
 
-bucket = Table(
+bucket = sa.Table(
     "bucket",
     metadata,
-    Column("name", String, primary_key=True),
-    Column("tat", BigInteger, nullable=False),  # nanoseconds since 1970: when the bucket is full again
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("tat", sa.BigInteger, nullable=False),  # nanoseconds since 1970: when the bucket is full again
 )
 
-quota_day = Table(
+quota_day = sa.Table(
     "quota_day",
     metadata,
-    Column("owner", String(64), primary_key=True),
-    Column("kind", String(32), primary_key=True),
-    Column("day", Date, primary_key=True),  # in UTC
-    Column("used", BigInteger, nullable=False),
+    sa.Column("owner", sa.String(64), primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("day", sa.Date, primary_key=True),  # in UTC
+    sa.Column("used", sa.BigInteger, nullable=False),
 )
 
 COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "images", "errors", "aborted")
 
-usage_hour = Table(
+usage_hour = sa.Table(
     "usage_hour",
     metadata,
-    Column("key_id", String(12), primary_key=True),
-    Column("model", String, primary_key=True),
-    Column("hour", Integer, primary_key=True, autoincrement=False),  # hours since 1970 UTC: // 24 is the day
-    Column("kind", String(32), primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in COUNTERS),
-    Column("audio_seconds", Double, nullable=False),
-    Index("usage_hour_by_hour", "hour"),
+    sa.Column("key_id", sa.String(12), primary_key=True),
+    sa.Column("model", sa.String, primary_key=True),
+    sa.Column("hour", sa.Integer, primary_key=True, autoincrement=False),  # hours since 1970 UTC: // 24 is the day
+    sa.Column("kind", sa.String(32), primary_key=True),
+    *(sa.Column(name, sa.BigInteger, nullable=False) for name in COUNTERS),
+    sa.Column("audio_seconds", sa.Double, nullable=False),
+    sa.Index("usage_hour_by_hour", "hour"),
 )
 
-audit = Table(
+audit = sa.Table(
     "audit",
     metadata,
     # SQLite numbers rows by itself only in a column of exactly the type INTEGER
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("at", UtcDateTime, nullable=False),
-    Column("actor", String, nullable=False),
-    Column("origin", String, nullable=False),
-    Column("action", String(64), nullable=False),
-    Column("object", String, nullable=False),
-    Column("detail", JSON, nullable=False),
-    Index("audit_by_at", "at"),
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("at", UtcDateTime, nullable=False),
+    sa.Column("actor", sa.String, nullable=False),
+    sa.Column("origin", sa.String, nullable=False),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("object", sa.String, nullable=False),
+    sa.Column("detail", sa.JSON, nullable=False),
+    sa.Index("audit_by_at", "at"),
 )
 
 
-def upsert(connection: AsyncConnection, table: Table) -> sqlite.Insert | postgresql.Insert:
+def upsert(connection: AsyncConnection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects.postgresql import insert as postgresql_insert  # slow to load, and few need it
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
-        return postgresql_insert(table)
-    from sqlalchemy.dialects.sqlite import insert
 
-    return insert(table)
+def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
+    """The version of the schema in a database with these tables; None: it is empty, or its first start was cut off.
+
+    Raises StoreError, where `shown` names the database, for one that is another program's or a newer release's.
+    """
+    if tables and VERSION_TABLE not in tables:
+        raise StoreError(
+            f"{shown} is a database of another program: it has tables, but none named {VERSION_TABLE}. Hearth has not "
+            "changed it. Give Hearth a database of its own, or another data directory."
+        )
+    if version is not None and not is_known(version):
+        raise StoreError(
+            f"The key database {shown} has schema {version[:32]!r}; this release of Hearth knows schemas up to {HEAD}. "
+            "A newer release has used it. Run that release again, or restore the backup made before the upgrade (see "
+            "docs/keys.md). Hearth has not changed the database."
+        )
+    return version

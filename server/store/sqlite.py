@@ -1,4 +1,4 @@
-"""A database in one SQLite file: making and judging it before use, WAL mode, its connections, what its errors mean.
+"""A database in one SQLite file: making and judging it before use, its connections, its copies, what its errors mean.
 
 Judging blocks and runs in a thread when the store opens. Nothing here writes to a file it has not judged sound and
 ours; a damaged one is left exactly as it is for its owner to restore.
@@ -10,21 +10,25 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from server.store.backup import back_up
-from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
+from server.store.schema import StoreError, StoreUnavailableError, known_version
 
 SQLITE = "sqlite+aiosqlite"
 FILE_NAME = "hearth.db"
 _READERS = 4  # each is a thread; a key lookup takes well under a millisecond
+_SUFFIXES = ("", "-wal", "-shm")  # the database first: a log without its database is refused by every start
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
+_VERSION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our constant
 _REMEDY = (
     "Hearth has not changed it. Stop the server, move the file (and those ending in -wal and -shm) aside, "
     "and put a backup in its place; without a backup, start anew and create new keys. See docs/keys.md, "
@@ -38,47 +42,38 @@ def sqlite_url(path: Path) -> str:
     return URL.create(SQLITE, database=str(file.absolute())).render_as_string(hide_password=False)
 
 
-class SqliteConnections:
-    """Connections to one file that `prepare` has judged; what `database.Database` has too is described there."""
-
-    kind = "sqlite"
-    driver_errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+class SqliteFile:
+    """One file. What `postgresql.PostgresqlServer` has too is described in `database.Database`."""
 
     def __init__(self, path: Path, busy_timeout_seconds: float) -> None:
         self._path = path
         self._busy_timeout_seconds = busy_timeout_seconds
         self._identity: tuple[int, int] | None = None
-        self._engine = self._made_engine()
-        self._writer_turn = asyncio.Lock()
+        self.writer_turn = asyncio.Lock()
 
-    async def prepare(self) -> str | None:
-        """Judge the database, return its schema version (None: it is empty). Raises StoreError."""
+    def engine(self, *, blocking: bool) -> Any:
+        engine = (create_engine if blocking else create_async_engine)(
+            # mode=rw: a file that vanished must be an error, never a fresh empty database
+            URL.create(
+                "sqlite+pysqlite" if blocking else SQLITE,
+                database=self._path.absolute().as_uri(),
+                query={"mode": "rw", "uri": "true"},
+            ),
+            connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
+            hide_parameters=True,  # errors must not carry hashes
+            pool_size=1 if blocking else _READERS + 1,
+            max_overflow=0,
+            pool_timeout=self._busy_timeout_seconds,
+        )
+        plain = getattr(engine, "sync_engine", engine)
+        event.listen(plain, "connect", _set_up)
+        event.listen(plain, "begin", _begin)
+        return engine
+
+    async def prepare(self, _engine: AsyncEngine) -> str | None:
         version = await asyncio.to_thread(prepare, self._path, busy_timeout_seconds=self._busy_timeout_seconds)
         self._identity = _identity_of(self._path)
         return version
-
-    def reading(self) -> AsyncConnection:
-        self.check()
-        return self._engine.connect()
-
-    @asynccontextmanager
-    async def writing(self, *, durable: bool) -> AsyncIterator[AsyncConnection]:
-        self.check()
-        # A key is shown once, after its commit. With NORMAL, WAL commits reach the disk only at a checkpoint,
-        # and a power cut would take back a key somebody already holds, or a revocation. FULL costs one fsync
-        # per commit, which counters of limits and usage are not worth.
-        synchronous = "FULL" if durable else "NORMAL"
-        # Our own writers queue here, in order; only other processes are left for SQLite's busy polling
-        async with self._writer_turn, self._engine.connect() as connection:
-            await connection.execution_options(synchronous=synchronous)
-            async with connection.begin():
-                yield connection
-
-    def blocking_connection(self) -> Any:
-        uri = f"{self._path.absolute().as_uri()}?mode=rw"  # a file that vanished must be an error
-        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_seconds, isolation_level=None)
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection
 
     def check(self) -> None:
         # Open connections would go on with the deleted file, where no revocation ever arrives
@@ -92,7 +87,6 @@ class SqliteConnections:
             )
 
     def error_message(self, error: BaseException) -> str:
-        """Return what a caller is told about an error of the driver."""
         if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):
             return "The key database is locked by another program. Try again in a few seconds."
         return (
@@ -100,32 +94,9 @@ class SqliteConnections:
             "check that the disk is not full, and restart the server, which checks the database."
         )
 
-    def permission_error(self, error: BaseException) -> StoreError | None:
-        """Return the error for an upgrade that was not permitted; None: it failed for another reason."""
-        del error  # `prepare` has explained already what is wrong with a file
-        return None
-
     async def backup(self, path: Path) -> None:
         self.check()
-        await asyncio.to_thread(back_up, self._path, path)
-
-    async def close(self) -> None:
-        await self._engine.dispose()
-
-    def _made_engine(self) -> AsyncEngine:
-        # mode=rw: a file that vanished must be an error, never a fresh empty database
-        url = URL.create(SQLITE, database=self._path.absolute().as_uri(), query={"mode": "rw", "uri": "true"})
-        engine = create_async_engine(
-            url,
-            connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
-            hide_parameters=True,  # errors must not carry hashes
-            pool_size=_READERS + 1,
-            max_overflow=0,
-            pool_timeout=self._busy_timeout_seconds,
-        )
-        event.listen(engine.sync_engine, "connect", _set_up)
-        event.listen(engine.sync_engine, "begin", _begin)
-        return engine
+        await asyncio.to_thread(_back_up, self._path, path)
 
 
 def _set_up(connection: Any, _record: object) -> None:
@@ -138,13 +109,16 @@ def _set_up(connection: Any, _record: object) -> None:
 def _begin(connection: Connection) -> None:
     # The driver is in autocommit (isolation_level None): left alone it would begin late, and a transaction
     # that reads before it writes would fail at once instead of waiting for its turn
-    synchronous = connection.get_execution_options().get("synchronous")
-    if synchronous is None:
+    durable = connection.get_execution_options().get("durable")
+    if durable is None:
         connection.exec_driver_sql("BEGIN")
         return
-    if connection.info.get("synchronous", "FULL") != synchronous:
-        connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
-        connection.info["synchronous"] = synchronous
+    # A key is shown once, after its commit. With NORMAL, WAL commits reach the disk only at a checkpoint,
+    # and a power cut would take back a key somebody already holds, or a revocation. FULL costs one fsync
+    # per commit, which counters of limits and usage are not worth.
+    if connection.info.get("durable", True) != durable:
+        connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        connection.info["durable"] = durable
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
@@ -155,8 +129,10 @@ def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
     """
     try:
         _create(path)
-        version = _judge(path, busy_timeout_seconds)
-        _switch_to_wal(path, busy_timeout_seconds)
+        with _connected(path, "ro", busy_timeout_seconds) as connection:
+            version = _judge(path, connection)
+        with _connected(path, "rw", busy_timeout_seconds) as connection:
+            _switch_to_wal(path, connection, time.monotonic() + busy_timeout_seconds)
     except sqlite3.Error as error:
         raise _explained(path, error) from error
     except OSError as error:
@@ -167,15 +143,26 @@ def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
     return version
 
 
+@contextmanager
+def _connected(path: Path, options: str, timeout_seconds: float = 5.0) -> Iterator[sqlite3.Connection]:
+    uri = f"{path.absolute().as_uri()}?mode={options}"
+    with closing(sqlite3.connect(uri, uri=True, timeout=timeout_seconds, isolation_level=None)) as connection:
+        yield connection
+
+
 def _identity_of(path: Path) -> tuple[int, int]:
     """Tells whether a path still names the file it named before. Raises OSError."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
 def _create(path: Path) -> None:
     # Asked in this order, because another process may be making both right now
-    log = path.with_name(path.name + "-wal")
+    log = _beside(path, "-wal")
     has_log = log.exists() and log.stat().st_size > 0
     if path.exists():
         return
@@ -190,63 +177,33 @@ def _create(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
-def _judge(path: Path, busy_timeout_seconds: float) -> str | None:
-    with closing(_connect(path, "ro", busy_timeout_seconds)) as connection:
-        problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
-        if problems != ["ok"]:
-            raise StoreError(f"The key database {path} is damaged (SQLite: {problems[0]}). {_REMEDY}")
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not tables:
-            return None
-        if VERSION_TABLE not in tables:
-            raise StoreError(
-                f"{path} is a database of another program: it has tables, but none named {VERSION_TABLE}. "
-                "Hearth has not changed it. Point the data directory somewhere else, or move that file "
-                "away."
-            )
-        row = connection.execute(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()  # noqa: S608 - our constant
-    return _known(path, str(row[0])) if row else None
+def _judge(path: Path, connection: sqlite3.Connection) -> str | None:
+    problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
+    if problems != ["ok"]:
+        raise StoreError(f"The key database {path} is damaged (SQLite: {problems[0]}). {_REMEDY}")
+    tables = {row[0] for row in connection.execute(_TABLES)}
+    row = connection.execute(_VERSION).fetchone() if VERSION_TABLE in tables else None
+    return known_version(str(path), tables, row and str(row[0]))
 
 
-def _known(path: Path, version: str) -> str:
-    if is_known(version):
-        return version
-    raise StoreError(
-        f"The key database {path} has schema {version[:32]!r}; this release of Hearth knows schemas up to "
-        f"{HEAD}. A newer release has used it. Run that release again, or restore the backup made before "
-        "the upgrade (see docs/keys.md). Hearth has not changed the file."
-    )
-
-
-def _switch_to_wal(path: Path, busy_timeout_seconds: float) -> None:
+def _switch_to_wal(path: Path, connection: sqlite3.Connection, deadline: float) -> None:
     """WAL lets requests read keys while somebody writes. The file remembers it, so this happens once."""
-    deadline = time.monotonic() + busy_timeout_seconds
-    with closing(_connect(path, "rw", busy_timeout_seconds)) as connection:
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
-            return
-        while True:
-            try:
-                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-            except sqlite3.OperationalError as error:
-                # SQLite does not wait here when two processes make the switch at once
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-            else:
-                break
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        return
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait here when two processes make the switch at once
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            break
     if mode != "wal":
         raise StoreError(
             f"The file system of {path} does not allow SQLite's write-ahead log. Use a local disk, not a network share."
         )
-
-
-def _connect(path: Path, mode: str, busy_timeout_seconds: float) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=busy_timeout_seconds,
-        isolation_level=None,
-    )
 
 
 def _explained(path: Path, error: sqlite3.Error) -> StoreError:
@@ -265,3 +222,121 @@ def _explained(path: Path, error: sqlite3.Error) -> StoreError:
         "belong to the user that runs Hearth, that the disk is not full and that the path is a file on a "
         "local disk."
     )
+
+
+def _back_up(database: Path, path: Path) -> None:
+    # SQLite fills an empty file, so its mode is right before the first hash is in it
+    try:
+        copy = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"The backup {path} cannot be made: {error.strerror}. Name a file that does not exist yet, in a "
+            "folder that exists."
+        ) from error
+    try:
+        with _connected(database, "rw") as connection:
+            connection.execute("VACUUM INTO ?", (str(path.absolute()),))
+        os.fsync(copy)
+    except (sqlite3.Error, OSError) as error:
+        path.unlink(missing_ok=True)
+        raise StoreError(f"The backup {path} failed: {error}. Is the disk full? Nothing was left there.") from error
+    finally:
+        os.close(copy)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was put there, and where the old files are now."""
+
+    version: str
+    keys: int
+    aside: tuple[Path, ...]
+
+
+def restore(backup: Path, database: Path, now: datetime) -> Restored:
+    """Check `backup` and put a copy of it, mode 0600, at `database`; the old files, with their log, are kept aside.
+
+    Copying over the file by hand does nothing where a log is left of a server that was killed: SQLite replays it over
+    the copy. That no server runs meanwhile is the caller's to see to. Blocks. Raises StoreError, and then the old
+    database is as it was (or aside, if the disk failed in the last step).
+    """
+    if not backup.is_file():
+        raise StoreError(f"There is no file {backup}. Name one that `hearth backup` wrote.")
+    if database.exists() and backup.samefile(database):
+        raise StoreError(f"{backup} is the database itself. Name a copy that `hearth backup` wrote.")
+    part = _beside(database, ".restoring")
+    try:
+        database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _delete(part)  # of one that was killed
+        try:
+            version, keys = _checked_copy(backup, part)
+            aside = _move_aside(database, f".before-{now:%Y%m%dT%H%M%SZ}")
+            part.replace(database)
+            _sync(database.parent)
+        finally:
+            _delete(part)
+    except sqlite3.Error as error:
+        raise _damaged(backup, str(error)) from error
+    except OSError as error:
+        raise StoreError(
+            f"{database} cannot be written: {error.strerror}. Check that the data directory belongs to you and that "
+            "its disk is not full."
+        ) from error
+    return Restored(version, keys, aside)
+
+
+def _checked_copy(backup: Path, part: Path) -> tuple[str, int]:
+    """Return schema version and the number of keys, when all pages are sound and the tables are ours.
+
+    Copied page by page: a log that lies beside the backup counts, and the copy needs none.
+    """
+    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    # Without a log nothing is written beside it, so that a backup may lie on a disk that cannot be written
+    options = "ro" if _beside(backup, "-wal").exists() else "ro&immutable=1"
+    with _connected(backup, options) as source, closing(sqlite3.connect(part)) as copy:
+        source.backup(copy)
+        problems = [str(row[0]) for row in copy.execute("PRAGMA integrity_check(5)")]
+        if problems != ["ok"]:
+            raise _damaged(backup, problems[0])
+        if not {VERSION_TABLE, "api_key"} <= {row[0] for row in copy.execute(_TABLES)}:
+            raise StoreError(f"{backup} is no database of Hearth: it has no keys. Nothing was changed.")
+        (version,) = copy.execute(_VERSION).fetchone()
+        (keys,) = copy.execute("SELECT count(*) FROM api_key").fetchone()
+    if not is_known(version):
+        raise StoreError(
+            f"{backup} has schema {version[:32]!r}; this release of Hearth knows schemas up to {HEAD}. Restore it with "
+            "the release that made it. Nothing was changed."
+        )
+    return version, keys
+
+
+def _damaged(backup: Path, said: str) -> StoreError:
+    return StoreError(
+        f"{backup} is damaged, or no SQLite database (SQLite: {said}). Nothing was changed. Take another backup."
+    )
+
+
+def _delete(part: Path) -> None:
+    for suffix in _SUFFIXES:
+        _beside(part, suffix).unlink(missing_ok=True)
+
+
+def _move_aside(database: Path, ending: str) -> tuple[Path, ...]:
+    """Rename the files so that SQLite still takes them for one database."""
+    moved = []
+    for suffix in _SUFFIXES:
+        old, new = _beside(database, suffix), _beside(database, ending + suffix)
+        if old.exists():
+            if new.exists():
+                raise StoreError(f"{new} exists already. Run this again in a second.")
+            old.rename(new)
+            moved.append(new)
+    return tuple(moved)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sqlalchemy import func, select
+
+from server.store import Database
+from server.store.schema import quota_day
+
 ROOT = Path(__file__).parents[2]
 
 # Imports once and forks, because a Python start per writer would take most of the test's time. For a line
@@ -58,6 +63,13 @@ def held(file: Path, *statements: str) -> Iterator[sqlite3.Connection]:
         for statement in (*statements, "BEGIN EXCLUSIVE"):
             connection.execute(statement)
         yield connection
+
+
+async def quota_used(database: Database, owner: str, kind: str = "images") -> int:
+    """On all days that are kept."""
+    query = select(func.sum(quota_day.c.used)).where(quota_day.c.owner == owner, quota_day.c.kind == kind)
+    async with database.reading() as connection:
+        return int(await connection.scalar(query) or 0)
 
 
 def run_python(program: str, *arguments: str) -> str:

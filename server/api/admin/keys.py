@@ -95,11 +95,7 @@ class KeyAdmin:
         """Refuse to take the last key that works and has the scope `admin`. Exact within this process."""
         async with self._one_at_a_time:
             now = self.store.clock()
-            admins = [
-                key.public_id
-                for key in await self.store.list(include_revoked=False)
-                if "admin" in key.scopes and key.usable_at(now)
-            ]
+            admins = [key.public_id for key in await self.store.list() if "admin" in key.scopes and key.usable_at(now)]
             if admins == [public_id]:
                 raise ApiError(
                     400,

@@ -17,7 +17,7 @@ from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
 from server.store import GroupBy, UsageRow
-from server.store.api_key import utc_now
+from server.store.schema import utc_now
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["usage"])

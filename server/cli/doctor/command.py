@@ -21,8 +21,7 @@ from server.cli.doctor.machine import clock, cuda, disk, gpu, memory, port
 from server.cli.doctor.selftest import selftest
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, tell
 from server.cli.status import standing
-from server.observability.status import Status
-from server.observability.status_socket import StatusError, ask
+from server.observability.status import Status, StatusError, ask
 from server.settings import SettingsError, load_settings
 from server.terminal import HEARTH
 

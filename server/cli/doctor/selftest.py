@@ -21,7 +21,8 @@ from server.cli.options import in_store
 from server.observability.status import Status
 from server.settings import Settings
 from server.store import ApiKey, Database, KeyLimits, KeyStore, StoreError
-from server.store.api_key import DEFAULT_SCOPES, utc_now
+from server.store.keys import DEFAULT_SCOPES
+from server.store.schema import utc_now
 from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH
 

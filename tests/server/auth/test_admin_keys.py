@@ -9,7 +9,7 @@ import pytest
 from chat_parts import HELLO, MODEL, assert_error
 from serving import Key, Server, async_poll_until
 
-from server.store.api_key import DEFAULT_SCOPES
+from server.store.keys import DEFAULT_SCOPES
 
 if TYPE_CHECKING:
     import httpx2

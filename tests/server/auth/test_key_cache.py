@@ -12,7 +12,7 @@ import pytest
 from store_parts import held, moved_away, run_python
 
 from server.store import ApiKey, Database, KeyCache, KeyStore, StoreUnavailableError, sqlite_url
-from server.store.api_key import ParsedKey, new_key
+from server.store.keys import ParsedKey, new_key
 
 
 class Clock:
@@ -80,7 +80,7 @@ async def test_with_the_database_locked_known_keys_work_and_unknown_ones_are_una
         with held(file, "PRAGMA locking_mode = EXCLUSIVE"):
             assert await cache.authenticate(text) == key
             with pytest.raises(StoreUnavailableError, match="locked"):
-                await cache.authenticate(new_key().text)
+                await cache.authenticate(new_key())
         await cache.close()
 
 
@@ -127,7 +127,7 @@ async def test_a_slow_lookup_does_not_hold_up_a_known_key_and_its_late_answer_co
         store.gate.clear()
         assert await cache.authenticate(text) == key
         with pytest.raises(StoreUnavailableError):
-            await cache.authenticate(new_key().text)
+            await cache.authenticate(new_key())
         lookups = list(cache._lookups.values())
         store.gate.set()
         await asyncio.wait(lookups)
@@ -153,7 +153,7 @@ async def test_requests_with_one_key_share_one_lookup_even_when_the_first_leaves
 async def test_an_unknown_key_is_remembered_for_its_own_shorter_time(database: Database) -> None:
     clock = Clock()
     store = GatedStore(database)
-    text = new_key().text
+    text = new_key()
     async with KeyCache(store, unknown_ttl_seconds=1, clock=clock) as cache:
         assert [await cache.authenticate(text) for _ in range(3)] == [None] * 3
         assert store.lookups == 1
@@ -177,7 +177,7 @@ async def test_the_cache_is_bounded_and_invented_keys_do_not_push_out_real_ones(
         for text in texts:
             assert await cache.authenticate(text)
         for _ in range(20):
-            assert await cache.authenticate(new_key().text) is None
+            assert await cache.authenticate(new_key()) is None
         lookups = store.lookups
         for text in texts[1:]:
             assert await cache.authenticate(text)

@@ -1,18 +1,19 @@
-"""The limits of one key without a server: requests with their tokens, and what is refused from memory."""
+"""The limits of one key without a server: what is taken, what is refused, and what comes back."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from serving import async_poll_until
+from store_parts import quota_used
 
 from engine import load_config
-from server.auth.limits import Limiter
+from server.auth.metering import Limiter
 from server.errors import ApiError
-from server.store import ApiKey, Buckets, Database, KeyLimits
+from server.store import ApiKey, Buckets, Database, KeyLimits, Quotas
 
 CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")
 
@@ -29,43 +30,60 @@ def key_with(**limits: int) -> ApiKey:
     )
 
 
-def is_refused_early(limiter: Limiter, key: ApiKey) -> bool:
-    try:
-        limiter.refuse_early(key)
-    except ApiError as error:
-        return (error.status, error.headers["x-ratelimit-remaining-requests"]) == (429, "0")
-    return False
+@pytest.fixture
+async def limiter(database: Database) -> AsyncIterator[Limiter]:
+    async with Buckets(database) as buckets, Quotas(database) as quotas:
+        yield Limiter(lambda: CONFIG, buckets, quotas)
 
 
-async def test_a_key_without_requests_is_refused_from_memory_until_one_has_flowed_back(database: Database) -> None:
-    async with Buckets(database) as buckets:
-        limiter, key = Limiter(CONFIG, buckets), key_with(requests_per_minute=30)
-        assert not is_refused_early(limiter, key)
-        began = time.monotonic()
-        while not is_refused_early(limiter, key):
-            await limiter.take(key)
-        assert not is_refused_early(limiter, key_with(requests_per_minute=31))  # the limit was raised meanwhile
-        await async_poll_until(lambda: not is_refused_early(limiter, key), 4)
-        assert time.monotonic() - began > 1
-        await limiter.take(key)
+async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_nothing(limiter: Limiter) -> None:
+    one = limiter.of(key_with(requests_per_minute=10, tokens_per_minute=100))
+    left = await one.take_request()
+    assert left is not None
+    assert (left.limit, left.remaining) == (10, 9)
+    taken = await one.take_tokens(60, asked=True)
+    assert taken is not None
+    assert (taken[1].limit, taken[1].remaining) == (100, 40)
+    with pytest.raises(ApiError, match="100 tokens per minute") as caught:
+        await one.take_tokens(60, asked=True)
+    assert caught.value.headers["x-ratelimit-remaining-tokens"] == "40"
+    one.give_back(taken[0], 60)
+    assert await one.take_tokens(60, asked=True)
+    with pytest.raises(ApiError, match="may need 101 tokens"):
+        await one.take_tokens(101, asked=True)
 
 
-async def test_tokens_that_do_not_fit_take_no_request(database: Database) -> None:
-    async with Buckets(database) as buckets:
-        limiter, key = Limiter(CONFIG, buckets), key_with(requests_per_minute=10, tokens_per_minute=100)
-        taken, levels = await limiter.take(key, 60, asked=True)
-        assert taken is not None
-        assert [(level.limit, level.remaining) for level in levels] == [(10, 9), (100, 40)]
-        with pytest.raises(ApiError, match="100 tokens per minute"):
-            await limiter.take(key, 60, asked=True)
-        limiter.give_back(taken, 60)
-        _, levels = await limiter.take(key, 60, asked=True)
-        assert levels[0].remaining == 8
+async def test_what_has_no_limit_takes_nothing(limiter: Limiter) -> None:
+    one = limiter.of(replace(key_with(), tier="no longer in models.yaml"))
+    assert await one.take_request() is None
+    assert await one.take_tokens(10**9, asked=True) is None
+    assert await one.take_images(10**9) is None
 
 
-async def test_a_request_that_is_charged_afterwards_counts(database: Database) -> None:
-    async with Buckets(database) as buckets:
-        limiter, key = Limiter(CONFIG, buckets), key_with(requests_per_minute=10)
-        limiter.charge(key)
-        _, levels = await limiter.take(key)
-        assert levels[0].remaining == 8
+async def test_a_limit_that_is_changed_meanwhile_holds_for_requests_that_run(limiter: Limiter) -> None:
+    one = limiter.of(key_with(parallel_requests=1))
+    one.begin()
+    with pytest.raises(ApiError, match="running at the same time"):
+        one.begin()
+    limiter.of(key_with(parallel_requests=2)).begin()
+    assert one.running == 2
+
+
+async def test_too_many_images_are_refused_whole_with_the_numbers_and_the_hour(database: Database) -> None:
+    noon = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
+    async with Buckets(database) as buckets, Quotas(database, clock=lambda: noon) as quotas:
+        limiter = Limiter(lambda: CONFIG, buckets, quotas)
+        one = limiter.of(key_with(images_per_day=3))
+        await one.take_images(2)
+        with pytest.raises(ApiError) as caught:
+            await one.take_images(2)
+        error = caught.value
+        assert (error.status, error.code, error.type) == (429, "insufficient_quota", "rate_limit_error")
+        assert error.headers == {"x-should-retry": "false"}
+        assert "3 images a day and has 1 of them left" in error.message
+        assert "in 11 h 30 min" in error.message
+        assert "`n`" in error.message
+        await one.take_images(1)
+        with pytest.raises(ApiError, match="no images at all"):
+            await limiter.of(key_with(images_per_day=0)).take_images(1)
+    assert await quota_used(database, one.key.public_id) == 3

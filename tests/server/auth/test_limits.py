@@ -70,7 +70,7 @@ async def test_of_many_requests_at_once_exactly_as_many_pass_as_the_limit_says(
         assert await answers(other)  # two keys of a tier do not share
 
 
-async def test_requests_taken_together_with_their_tokens_are_as_exact(chat_server: Server, admin: httpx2.AsyncClient):
+async def test_requests_with_limited_tokens_are_as_exact(chat_server: Server, admin: httpx2.AsyncClient):
     async with client_of(chat_server, admin, "requests", tokens_per_minute=1_000_000) as client:
         began = time.monotonic()
         assert await answers(client)

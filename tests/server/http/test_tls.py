@@ -25,7 +25,7 @@ from server.cli import app
 from server.cli.doctor.files import tls
 from server.cli.doctor.findings import Case
 from server.http.tls import TlsError, certificate_of
-from server.observability.status_socket import ask
+from server.observability.status import ask
 from server.settings import load_settings
 
 NO_WEIGHTS = """\

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from server.cli import app
 from server.cli.status import duration, memory_text, served_with, shown, work_text
 from server.instance import only_one
-from server.observability.status import LastMinute, Status, Work
-from server.observability.status_socket import FILE, StatusError, StatusSocket, ask
+from server.observability.metrics import LastMinute
+from server.observability.status import FILE, Status, StatusError, StatusSocket, ask
+from server.store import Usage
 
 GIB = 2**30
 MODEL: dict[str, Any] = {
@@ -82,14 +83,14 @@ class Clock:
 def test_what_ended_in_the_last_minute_counts_and_nothing_older():
     clock = Clock()
     recent = LastMinute(clock)
-    recent.add("a", Work(tokens=10))
-    recent.add("a", Work(tokens=5, images=1))
+    recent.add("a", Usage(completion_tokens=10))
+    recent.add("a", Usage(completion_tokens=5, images=1))
     clock.now += 59
-    recent.add("a", Work(audio_seconds=2.5))
-    assert recent.of("a") == Work(15, 1, 2.5)
+    recent.add("a", Usage(audio_seconds=2.5))
+    assert recent.of("a") == Usage(completion_tokens=15, images=1, audio_seconds=2.5)
     clock.now += 2
-    assert recent.of("a") == Work(0, 0, 2.5)
-    assert recent.of("b") == Work()
+    assert recent.of("a") == Usage(audio_seconds=2.5)
+    assert recent.of("b") == Usage()
 
 
 def test_a_server_that_has_just_started_tells_of_the_time_since_then():

@@ -18,14 +18,15 @@ from server.store import (
     Database,
     KeyCache,
     KeyStore,
+    Level,
     StoreError,
     StoreUnavailableError,
-    Taken,
     Usage,
     UsageBook,
     migrations,
 )
-from server.store.api_key import new_key, utc_now
+from server.store.keys import new_key
+from server.store.schema import utc_now
 
 
 async def refused(url: str) -> str:
@@ -114,19 +115,19 @@ async def test_through_an_outage_known_keys_work_usage_is_kept_and_all_goes_on_a
     caplog.set_level(logging.DEBUG)
     seconds = 1000.0
     clock: Callable[[], float] = lambda: seconds  # noqa: E731 - reads the variable of this test
-    ask = Ask.per_minute("k", 1, 60)
+    ask = Ask("k", 1, 60)
     async with await Database.open(postgres.new_database()) as database:
         store = KeyStore(database)
         text, key = await store.create("laptop", "standard")
         async with KeyCache(store, clock=clock) as cache, Buckets(database) as buckets, UsageBook(database) as book:
             assert await cache.authenticate(text) == key
-            assert isinstance(await buckets.take(ask), Taken)
+            assert isinstance(await buckets.take(ask), Level)
             async with Outage(postgres):
                 seconds += 6
                 book.add("key1", "plus", "chat", Usage(requests=1))
                 assert await cache.authenticate(text) == key
                 failing = [
-                    cache.authenticate(new_key().text),
+                    cache.authenticate(new_key()),
                     store.create("tablet", "standard"),
                     buckets.take(ask),
                     book.flush(),
@@ -135,7 +136,7 @@ async def test_through_an_outage_known_keys_work_usage_is_kept_and_all_goes_on_a
                 assert [type(error) for error in errors] == [StoreUnavailableError] * 4
             seconds += 6
             assert await cache.authenticate(text) == await store.find(key.public_id)
-            assert isinstance(await buckets.take(ask), Taken)
+            assert isinstance(await buckets.take(ask), Level)
             await book.flush()
             assert [row.usage.requests for row in await book.read(utc_now(), utc_now())] == [1]
     told = "".join("".join(traceback.format_exception(error)) for error in errors if isinstance(error, Exception))
@@ -146,9 +147,9 @@ async def test_a_server_restarted_between_two_calls_is_not_noticed(postgres: Pos
     async with await Database.open(postgres.new_database()) as database, Buckets(database) as buckets:
         store = KeyStore(database)
         await store.create("laptop", "standard")
-        assert isinstance(await buckets.take(Ask.per_minute("k", 1, 60)), Taken)
+        assert isinstance(await buckets.take(Ask("k", 1, 60)), Level)
         async with Outage(postgres):
             pass
         await store.create("tablet", "standard")
-        answer = await buckets.take(Ask.per_minute("k", 1, 60))
-        assert isinstance(answer, Taken)
+        answer = await buckets.take(Ask("k", 1, 60))
+        assert isinstance(answer, Level)

@@ -16,7 +16,7 @@ import pytest
 from store_parts import held, moved_away, run_python, writers
 
 from server.store import Database, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
-from server.store.api_key import new_key
+from server.store.keys import new_key
 
 
 async def fill(file: Path, count: int = 60) -> None:
@@ -196,7 +196,7 @@ async def test_damage_while_running_fails_closed_for_unknown_keys(file: Path) ->
     async with await Database.open(sqlite_url(file)) as database:
         overwritten(file, 4096, 4096 * 8)
         with pytest.raises(StoreUnavailableError):
-            await KeyStore(database).authenticate(new_key().text)
+            await KeyStore(database).authenticate(new_key())
 
 
 async def test_processes_that_open_a_new_database_and_write_at_once_all_succeed(database_url: str) -> None:
@@ -251,7 +251,7 @@ async def test_while_another_process_writes_keys_are_read_and_writes_are_refused
     text, key = await store.create("laptop", "standard")
     with held(file):
         assert await store.authenticate(text) == key
-        assert await store.authenticate(new_key().text) is None
+        assert await store.authenticate(new_key()) is None
         with pytest.raises(StoreUnavailableError, match="locked") as caught:
             await store.create("phone", "standard")
     assert caught.value.retry_after_seconds > 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from store_parts import held
+from store_parts import held, quota_used
 
 from server.store import (
     Database,
@@ -132,34 +133,37 @@ async def test_a_quota_is_exact_for_many_at_once_and_anew_at_midnight_utc(databa
     quotas = [Quotas(database, lambda: now) for _ in range(2)]
     answers = await asyncio.gather(*(quotas[number % 2].take("key1", "images", 2, 21) for number in range(40)))
     assert sum(isinstance(answer, QuotaTaken) for answer in answers) == 10
-    assert await quotas[0].take("key1", "images", 2, 21) == QuotaExceeded(20, 21, 1, 60)
-    assert await quotas[0].take("key1", "images", 1, 21) == QuotaTaken(now.date(), 21, 0, 60)
+    assert await quotas[0].take("key1", "images", 2, 21) == QuotaExceeded(21, 1, 60)
+    assert await quotas[0].take("key1", "images", 1, 21) == QuotaTaken("key1", "images", 1, now.date())
     assert isinstance(await quotas[0].take("key2", "images", 1, 21), QuotaTaken)
     assert isinstance(await quotas[0].take("key1", "songs", 1, 21), QuotaTaken)
     now += timedelta(minutes=1)
-    assert await quotas[0].take("key1", "images", 4, 21) == QuotaTaken(now.date(), 4, 17, 86400)
+    assert await quotas[0].take("key1", "images", 4, 21) == QuotaTaken("key1", "images", 4, now.date())
 
 
 async def test_unused_quota_goes_back_to_its_day_and_never_below_zero(database: Database) -> None:
-    quotas = Quotas(database, lambda: NOON)
-    await quotas.take("key1", "images", 4, 5)
-    await quotas.give_back("key1", "images", 3, NOON.date())
-    assert await quotas.used("key1", "images") == 1
-    await quotas.give_back("key1", "images", 3, NOON.date())
-    await quotas.give_back("key1", "images", 3, NOON.date() - DAY)
-    assert await quotas.used("key1", "images") == 0
+    async with Quotas(database, lambda: NOON) as quotas:
+        taken = await quotas.take("key1", "images", 4, 5)
+        assert isinstance(taken, QuotaTaken)
+        for unused, left in ((0, 4), (3, 1), (3, 0)):
+            quotas.give_back(taken, unused)
+            await quotas.finish()
+            assert await quota_used(database, "key1") == left
+        await quotas.take("key1", "images", 4, 5)
+        quotas.give_back(replace(taken, day=NOON.date() - DAY), 3)
+    assert await quota_used(database, "key1") == 4
 
 
 async def test_a_quota_of_nothing_and_a_first_wish_above_it_are_refused(database: Database) -> None:
     quotas = Quotas(database, lambda: NOON)
-    assert await quotas.take("key1", "images", 1, 0) == QuotaExceeded(0, 0, 0, 12 * 3600)
-    assert await quotas.take("key1", "images", 6, 5) == QuotaExceeded(0, 5, 5, 12 * 3600)
+    assert await quotas.take("key1", "images", 1, 0) == QuotaExceeded(0, 0, 12 * 3600)
+    assert await quotas.take("key1", "images", 6, 5) == QuotaExceeded(5, 5, 12 * 3600)
     await quotas.take("key1", "images", 4, 5)
     # The tier was changed in the middle of the day
-    assert await quotas.take("key1", "images", 1, 3) == QuotaExceeded(4, 3, 0, 12 * 3600)
+    assert await quotas.take("key1", "images", 1, 3) == QuotaExceeded(3, 0, 12 * 3600)
 
 
 async def test_old_days_are_forgotten(database: Database) -> None:
     await Quotas(database, lambda: NOON - 40 * DAY).take("key1", "images", 1, 5)
     await Quotas(database, lambda: NOON).take("key1", "images", 1, 5)
-    assert await Quotas(database, lambda: NOON - 40 * DAY).used("key1", "images") == 0
+    assert await quota_used(database, "key1") == 1

@@ -1,0 +1,339 @@
+"""What has been used of limits, counted in the database and shared exactly by every process that uses it.
+
+`Buckets` are for limits per minute. A bucket is kept as one number: the time at which it would be full again (the
+generic cell rate algorithm's theoretical arrival time, ITU-T I.371), in whole nanoseconds since 1970, so that no
+rounding lets a request too many through. `Quotas` are for limits per day, and start anew at midnight UTC. What is
+limited, for whom and how much is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from typing import Any, Self
+
+from sqlalchemy import Connection, TextClause, case, delete, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from server.store.database import Database
+from server.store.schema import StoreUnavailableError, quota_day, upsert, utc_now
+from server.tasks import SideTasks
+
+_SECOND = 1_000_000_000
+_QUOTAS_KEPT = timedelta(days=31)
+_log = logging.getLogger("hearth.limits")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """`cost` units of the bucket with this name, which holds `limit` and refills in `seconds`."""
+
+    bucket: str
+    cost: float
+    limit: float
+    seconds: float = 60.0
+
+    @property
+    def nanoseconds(self) -> int:
+        """How long the cost takes to flow back."""
+        return int(self.cost / self.limit * self.window) if self.limit else 0
+
+    @property
+    def window(self) -> int:
+        """How long an empty bucket takes to fill, in nanoseconds."""
+        return round(self.seconds * _SECOND)
+
+    def used(self, tat: int | None, now: int) -> int:
+        """How long the bucket takes to be full again, in nanoseconds."""
+        return min(self.window, max(0, (tat or 0) - now))
+
+    def level(self, tat: int | None, now: int) -> Level:
+        """How full the bucket is."""
+        used = self.used(tat, now)
+        # A hair is added before rounding down: 20 units that were cut to whole nanoseconds are still 20
+        remaining = int((self.window - used) / self.window * self.limit + 1e-6)
+        return Level(self.bucket, self.limit, remaining, used / _SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How full a bucket is: for the headers x-ratelimit-limit, -remaining and -reset (seconds until full)."""
+
+    bucket: str
+    limit: float
+    remaining: int
+    reset_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was taken: the bucket is too empty, and for this cost will be so for `retry_after_seconds` at least.
+
+    That is infinite, and the level is not known, where the cost is more than the bucket ever holds.
+    """
+
+    retry_after_seconds: float
+    level: Level | None = None
+
+
+@dataclass(slots=True)
+class _Change:
+    """One transaction. `returns`, nanoseconds by bucket, are given back in it, first."""
+
+    ask: Ask | None
+    returns: Mapping[str, int]
+    deadline: float
+    committing: bool = field(default=False, init=False)  # after an error: it may have happened all the same
+
+
+class Buckets:
+    """Takes from buckets and gives back. Use as `async with`, on one event loop.
+
+    Exact: nothing is handed out ahead, so of any number of takes in any number of processes as many pass as
+    fit. What was given back is on its way to the database for up to `return_every_seconds`; a killed process
+    loses that much and gains nothing. After a jump of the clock a bucket is shut no longer than an empty one.
+    Commits are not synced: a power cut may refill what was taken in the last seconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock_nanoseconds: Callable[[], int] = time.time_ns,
+        wait_seconds: float = 5.0,
+        return_every_seconds: float = 0.5,
+    ) -> None:
+        """`clock_nanoseconds` since 1970 counts on SQLite only; PostgreSQL uses its server's."""
+        self._database = database
+        self._clock = clock_nanoseconds
+        self._statements = _STATEMENTS[database.kind]
+        # A transaction in one thread takes a quarter of what it takes through asynchronous layers
+        self._thread = ThreadPoolExecutor(1, "buckets")
+        self._wait_seconds = wait_seconds
+        self._return_every_seconds = return_every_seconds
+        self._returns: dict[str, int] = {}  # nanoseconds by bucket; at most one entry each, so it is bounded
+        self._tasks = SideTasks()
+
+    async def __aenter__(self) -> Self:
+        with contextlib.suppress(StoreUnavailableError):  # tidying can wait for the next start
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._forget_full)
+        self._tasks.every(self._return_every_seconds, self._try_to_flush)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Write what was given back, and stop. A failing store does not hold up the shutdown for long."""
+        await self._tasks.cancel()
+        await self._try_to_flush()
+        self._thread.shutdown(wait=False)
+
+    async def take(self, ask: Ask) -> Level | Refused:
+        """Take, and return the level afterwards. Raises StoreUnavailableError.
+
+        A caller that is cancelled gets nothing, and what was taken for it goes back.
+        """
+        if ask.cost > ask.limit:
+            return Refused(math.inf)
+        answer = await self._wait_for(self._change(ask.bucket, ask=ask))
+        assert answer is not None  # noqa: S101  # something was asked for
+        return answer
+
+    def give_back(self, ask: Ask) -> None:
+        """Give back what was taken and not used; more than full a bucket never gets. Does not wait or fail."""
+        self._keep({ask.bucket: ask.nanoseconds})
+
+    async def flush(self) -> None:
+        """Write now what was given back. Raises StoreUnavailableError; it is then kept for later."""
+        if self._returns:
+            await self._wait_for(self._change(*self._returns))
+
+    def _change(self, *buckets: str, ask: Ask | None = None) -> _Change:
+        # What these buckets have to get back is part of it, so that one's own returns are never missed
+        returns = {bucket: self._returns.pop(bucket) for bucket in buckets if bucket in self._returns}
+        return _Change(ask, returns, time.monotonic() + self._wait_seconds)
+
+    async def _wait_for(self, change: _Change) -> Level | Refused | None:
+        answer = asyncio.get_running_loop().run_in_executor(self._thread, self._write, change)
+        answer.add_done_callback(partial(self._ended, change))
+        try:
+            async with asyncio.timeout(2 * self._wait_seconds):
+                return await asyncio.shield(answer)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            answer.add_done_callback(partial(self._came_late, change))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.") from error
+
+    def _ended(self, change: _Change, answer: asyncio.Future[Level | Refused | None]) -> None:
+        # The error is seen here: whoever asked may have left
+        if (answer.cancelled() or answer.exception() is not None) and not change.committing:
+            self._keep(change.returns)
+
+    def _came_late(self, change: _Change, answer: asyncio.Future[Level | Refused | None]) -> None:
+        failed = answer.cancelled() or answer.exception() is not None
+        if change.ask is not None and not failed and isinstance(answer.result(), Level):
+            self.give_back(change.ask)
+
+    def _keep(self, returns: Mapping[str, int]) -> None:
+        """They are written soon, or with the next take."""
+        for bucket, cost in returns.items():
+            self._returns[bucket] = self._returns.get(bucket, 0) + cost
+
+    async def _try_to_flush(self) -> None:
+        with contextlib.suppress(StoreUnavailableError):
+            await self.flush()
+
+    # From here on in the thread
+
+    def _forget_full(self) -> None:
+        """Drop the rows of full buckets: none is needed to know that."""
+        with self._database.blocking() as connection:
+            connection.execute(self._statements["forget"], {"now": self._clock()})
+
+    def _write(self, change: _Change) -> Level | Refused | None:
+        if time.monotonic() > change.deadline:  # it waited behind others that found the database locked
+            raise StoreUnavailableError("The key database is busy. Try again in a few seconds.")
+        with self._database.blocking() as connection:
+            # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
+            for bucket, cost in sorted(change.returns.items()):
+                connection.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
+            answer = None if change.ask is None else self._take(connection, change.ask)
+            change.committing = True
+        return answer
+
+    def _take(self, connection: Connection, ask: Ask) -> Level | Refused:
+        taken = self._execute(connection, "take", ask).one_or_none()
+        if taken is not None:
+            return ask.level(*taken)
+        tat, now = self._execute(connection, "look", ask).one()
+        if tat is not None and tat - now > ask.window:
+            # The clock was set back, or the limit lowered: without this the bucket would stay shut until then
+            self._execute(connection, "bring_back", ask)
+        wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.window) / _SECOND
+        return Refused(wait, ask.level(tat, now))
+
+    def _execute(self, connection: Connection, statement: str, ask: Ask) -> Any:
+        # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one
+        now = self._clock()
+        values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": ask.window, "now": now}
+        return connection.execute(self._statements[statement], values)
+
+
+def _written(now: str) -> dict[str, TextClause]:
+    # :full is the bucket's time, or now where that has passed: a bucket is never more than full
+    full = "CASE WHEN bucket.tat > :now THEN bucket.tat ELSE :now END"
+    statements = {
+        # No row comes back when it does not fit. The first of a bucket always fits: more than it holds is never asked.
+        "take": "INSERT INTO bucket (name, tat) VALUES (:bucket, :now + :cost) ON CONFLICT (name) DO UPDATE "
+        "SET tat = :full + :cost WHERE :full + :cost - :now <= :window RETURNING tat, :now",
+        "look": "SELECT (SELECT tat FROM bucket WHERE name = :bucket), :now",
+        "bring_back": "UPDATE bucket SET tat = :now + :window WHERE name = :bucket AND tat > :now + :window",
+        "give_back": "UPDATE bucket SET tat = tat - :cost WHERE name = :bucket",
+        "forget": "DELETE FROM bucket WHERE tat < :now",
+    }
+    return {name: text(sql.replace(":full", full).replace(":now", now)) for name, sql in statements.items()}
+
+
+_STATEMENTS = {
+    "sqlite": _written(":now"),
+    # The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row
+    "postgresql": _written("CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaTaken:
+    """`count` were counted, on `day`."""
+
+    owner: str
+    kind: str
+    count: int
+    day: date
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaExceeded:
+    """Nothing was counted: only `remaining` of `limit` are left (`insufficient_quota`). A new day: `reset_seconds`."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class Quotas:
+    """Counts per owner (a key's public id), kind (`images`) and UTC day. Use as `async with`, on one event loop."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime] = utc_now) -> None:
+        self._database = database
+        self._clock = clock
+        self._tidied: date | None = None
+        self._tasks = SideTasks()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Wait until everything that was taken or given back is written."""
+        await self._tasks.finish()
+
+    async def take(self, owner: str, kind: str, count: int, per_day: int) -> QuotaTaken | QuotaExceeded:
+        """Count `count` more, if no more than `per_day` are counted then. Exact across processes.
+
+        For a caller that is cancelled nothing stays counted. Raises StoreUnavailableError.
+        """
+        taking = self._tasks.start(self._take(owner, kind, count, per_day))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._came_late)
+            raise
+
+    def give_back(self, taken: QuotaTaken, unused: int) -> None:
+        """Uncount so many of what was taken. Does not wait or fail."""
+        if unused > 0:
+            self._tasks.start(self._give_back(taken, unused))
+
+    async def _take(self, owner: str, kind: str, count: int, per_day: int) -> QuotaTaken | QuotaExceeded:
+        now = self._clock().astimezone(UTC)
+        row: dict[str, Any] = {"owner": owner, "kind": kind, "day": now.date()}
+        async with self._database.writing(durable=False) as connection:
+            await self._tidy(connection, now.date())
+            if count <= per_day:
+                statement = upsert(connection, quota_day).values(**row, used=count)
+                after = quota_day.c.used + statement.excluded.used
+                statement = statement.on_conflict_do_update(
+                    index_elements=list(row), set_={"used": after}, where=after <= per_day
+                )
+                if await connection.scalar(statement.returning(quota_day.c.used)) is not None:
+                    return QuotaTaken(**row, count=count)
+            used = await connection.scalar(select(quota_day.c.used).filter_by(**row)) or 0
+        midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
+        return QuotaExceeded(per_day, max(0, per_day - used), (midnight - now).total_seconds())
+
+    async def _give_back(self, taken: QuotaTaken, unused: int) -> None:
+        fewer = update(quota_day).filter_by(owner=taken.owner, kind=taken.kind, day=taken.day)
+        left = case((quota_day.c.used >= unused, quota_day.c.used - unused), else_=0)
+        try:
+            async with self._database.writing(durable=False) as connection:
+                await connection.execute(fewer.values(used=left))
+        except StoreUnavailableError as error:
+            _log.warning("%d %s of key %s stay counted for today: %s", unused, taken.kind, taken.owner, error.message)
+
+    def _came_late(self, taking: asyncio.Task[QuotaTaken | QuotaExceeded]) -> None:
+        if not taking.cancelled() and taking.exception() is None and isinstance(taken := taking.result(), QuotaTaken):
+            self.give_back(taken, taken.count)
+
+    async def _tidy(self, connection: AsyncConnection, day: date) -> None:
+        if self._tidied != day:
+            await connection.execute(delete(quota_day).where(quota_day.c.day < day - _QUOTAS_KEPT))
+            self._tidied = day

@@ -1,0 +1,60 @@
+"""Images per day: taken whole or not at all, and what was not made comes back, also when nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from store_parts import moved_away, quota_used
+
+from server.store import Database, Quotas, QuotaTaken
+
+NOON = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
+
+
+def quotas_of(database: Database) -> Quotas:
+    return Quotas(database, clock=lambda: NOON)
+
+
+async def used(database: Database) -> int:
+    return await quota_used(database, "zoe")
+
+
+async def take(quotas: Quotas, count: int, per_day: int) -> QuotaTaken:
+    taken = await quotas.take("zoe", "images", count, per_day)
+    assert isinstance(taken, QuotaTaken)
+    return taken
+
+
+async def test_what_was_not_made_is_given_back(database: Database):
+    async with quotas_of(database) as quotas:
+        taken = await take(quotas, 4, 10)
+        assert await used(database) == 4
+        quotas.give_back(taken, 3)
+        quotas.give_back(taken, 0)
+    assert await used(database) == 1
+
+
+async def test_a_caller_who_leaves_while_it_is_taken_has_used_nothing(database: Database):
+    for turns in range(12):  # leaves at every point of the way
+        async with quotas_of(database) as quotas:
+            taking = asyncio.create_task(take(quotas, 4, 100))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if taking.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await taking
+            else:
+                quotas.give_back(taking.result(), 4)
+        assert await used(database) == 0
+
+
+async def test_a_store_that_fails_holds_up_nothing(database: Database, file: Path):
+    async with quotas_of(database) as quotas:
+        taken = await take(quotas, 4, 10)
+        with moved_away(file):
+            quotas.give_back(taken, 4)
+            await quotas.finish()
+    assert await used(database) in {0, 4}
