@@ -12,7 +12,7 @@ from rich.text import Text
 from engine import TierSpec
 from engine.config import load_config
 from engine.errors import EngineError
-from server.api.admin.schema import Key
+from server.api.admin.keys import Key
 from server.auth.access import check_rights, check_scopes
 from server.auth.limits import limits_of
 from server.cli.options import (
@@ -318,7 +318,7 @@ def _effective(key: ApiKey, tiers: Tiers | None) -> dict[str, int | None] | None
 
 def _as_data(key: ApiKey) -> dict[str, Any]:
     """Return the key for JSON, with the same names as over HTTP."""
-    return Key.of(key).model_dump()
+    return Key.model_validate(key).model_dump()
 
 
 def _with_limits(key: ApiKey, tiers: Tiers | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from engine.config import SpeechModelSpec
 from engine.process.parent import WorkerDiedError
 from engine.stream import SpeechStream
 from engine.voices.catalogue import Voices
-from server.api.audio.schema import Voice, VoiceList, VoiceQuery
+from server.api.audio import Voice, VoiceList, VoiceQuery
 from server.cli.options import AsJson, Models, WeightsDir, config_for, print_json, refuse, settings_for
 from server.errors import ApiError
 from server.terminal import HEARTH, print_rich, table

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 
 from engine import ANSWERS, ModelHealth
-from server.api.dependencies import TheDrain, TheEngine, TheSettings, of_app
+from server.api.caller import TheDrain, TheEngine, TheSettings, of_app
 from server.auth.access import KeyWith
 from server.observability.metrics import CONTENT_TYPE, CachedPage, Metrics, machine_gauges, page, server_gauges
 

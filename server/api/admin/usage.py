@@ -1,7 +1,4 @@
-"""`GET /v1/usage`: what keys have used. Each key may read its own, and with the scope `admin` all.
-
-Also what may stand in a query of the audit log, whose times read the same.
-"""
+"""`GET /v1/usage`: what keys have used. Each key may read its own, and with the scope `admin` all."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.dependencies import AnyKey, TheMeter
+from server.api.caller import AnyKey, TheMeter
 from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
@@ -30,11 +27,6 @@ def _since(text: Any) -> datetime:
     return text if isinstance(text, datetime) else past(str(text), utc_now())  # FastAPI passes defaults through here
 
 
-def _groups(text: str) -> str:
-    groups(text)
-    return text
-
-
 def groups(text: str) -> tuple[GroupBy, ...]:
     """Read `day` or `day,model`. Raises ValueError, its text following the name of the field."""
     found = tuple(group for group in _GROUPS if group in text.split(","))
@@ -50,13 +42,6 @@ Past = Annotated[
 ]
 
 
-class AuditQuery(Asked):
-    """What to show of the audit log."""
-
-    limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    since: Past | None = None
-
-
 class UsageQuery(Asked):
     """What to sum up, and how. Times are whole hours in UTC."""
 
@@ -64,7 +49,7 @@ class UsageQuery(Asked):
     """So long ago (`7d`), a day or a moment."""
     until: Past = Field(default_factory=utc_now)
     """Up to the hour of this moment."""
-    by: Annotated[str, AfterValidator(_groups)] = "day"
+    by: Annotated[str, AfterValidator(lambda by: groups(by) and by)] = "day"
     """`hour`, `day`, `model`, `kind` or `key`, or several with commas between."""
     model: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,256}$")] | None = None
     key: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{12}$")] | None = None

@@ -1,13 +1,15 @@
-"""Generated images as files under random names: written whole or not at all, and deleted by age and total size.
+"""Generated images as files under random names, and signed links to them: who has one needs no key.
 
-`ImageFolder` blocks; `ImageFiles` runs it on threads for the event loop. Who may open a file is links.py's.
+`ImageFolder` blocks; `ImageFiles` runs it on threads for the event loop. Files are written whole or not at all, and
+deleted by age and total size. Nothing else is known of a link: no row, no session.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import base64
 import errno
+import hmac
 import logging
 import os
 import re
@@ -15,14 +17,19 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import BinaryIO, Self, TypeVar
+from urllib.parse import urlencode
+
+from starlette.requests import Request
 
 from engine import ImageFormat
 from server.errors import ApiError
+from server.settings import Settings
 from server.tasks import SideTasks
 
 _T = TypeVar("_T")
@@ -31,6 +38,10 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _THREADS = 4  # of their own: a slow disk holds up nothing else
 _PART = ".part"
 _NAME = re.compile(r"[0-9a-f]{32}\.(png|jpeg|webp)")
+_KEY_FILE = "image-links.key"
+_KEY_BYTES = 32
+_MOMENT = re.compile(r"[0-9]{1,12}")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
@@ -47,7 +58,7 @@ class ImageFolder:
 
     def open(self) -> None:
         """Make the folder, for us alone, and delete what a killed process had half written."""
-        self._make()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
         for file in self.path.glob(f"*{_PART}"):
             if _NAME.fullmatch(file.name.removesuffix(_PART)):
@@ -56,11 +67,10 @@ class ImageFolder:
     def write(self, name: str, data: bytes) -> None:
         """Store a file. Where that fails nothing is left of it."""
         part = self.path / f"{name}{_PART}"
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
         try:
-            with os.fdopen(self._create(part), "wb", buffering=0) as file:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
+            with _new_file(part) as file:
+                file.write(data)
             part.replace(self.path / name)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -70,10 +80,9 @@ class ImageFolder:
         """Return the file's bytes; None if there is no such file of ours."""
         if not _NAME.fullmatch(name):
             return None
-        try:
+        with suppress(FileNotFoundError):
             return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
+        return None
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -93,23 +102,12 @@ class ImageFolder:
         return kept
 
     def _stored(self) -> Iterator[tuple[float, int, str]]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
-                    with contextlib.suppress(FileNotFoundError):
+                    with suppress(FileNotFoundError):
                         found = entry.stat(follow_symlinks=False)
                         yield found.st_mtime, found.st_size, entry.name
-
-    def _create(self, part: Path) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            return os.open(part, flags, 0o600)
-        except FileNotFoundError:  # the whole folder was deleted
-            self._make()
-            return os.open(part, flags, 0o600)
-
-    def _make(self) -> None:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,14 @@ class ImageFiles:
             if error.errno not in _NO_SPACE:
                 raise
             _log.error("an image could not be stored: no space is left for %s", self._folder.path)
-            raise _no_space() from error
+            raise ApiError(
+                507,
+                "insufficient_storage",
+                "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
+                "`b64_json`, which stores nothing, or tell whoever runs this server.",
+                type="server_error",
+                headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
+            ) from error
         self._bytes += len(data)
         self._written_bytes += len(data)
         if self._bytes > self._folder.max_bytes and not self._sweeping.locked():
@@ -211,12 +216,75 @@ class ImageFiles:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-def _no_space() -> ApiError:
-    return ApiError(
-        507,
-        "insufficient_storage",
-        "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` `b64_json`,"
-        " which stores nothing, or tell whoever runs this server.",
-        type="server_error",
-        headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
-    )
+class ImageLinks:
+    """Makes and checks links; every process with the same key makes and takes the same ones."""
+
+    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._key = key
+        self._clock = clock
+
+    @classmethod
+    def open(cls, data_dir: Path) -> Self:
+        """Use the key of the data directory, which is made once. Blocks. Raises OSError."""
+        return cls(_read_key(data_dir / _KEY_FILE))
+
+    def path(self, name: str, expires_at: int) -> str:
+        """Return the address of a file below the base address; `expires_at` in Unix seconds."""
+        query = urlencode({"expires": expires_at, "signature": self._signature(name, str(expires_at))})
+        return f"/images/files/{name}?{query}"
+
+    def seconds_left(self, name: str, expires: str, signature: str) -> int | None:
+        """How long this link still opens the file `name`; None if it does not, whatever the reason."""
+        right = hmac.compare_digest(self._signature(name, expires).encode(), signature.encode("utf-8", "replace"))
+        if not right or not _MOMENT.fullmatch(expires):
+            return None
+        seconds = int(expires) - self._clock()
+        return int(seconds) if seconds > 0 else None
+
+    def _signature(self, name: str, expires: str) -> str:
+        signed = hmac.digest(self._key, f"{name}\n{expires}".encode("utf-8", "replace"), "sha256")
+        return base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
+
+
+def public_base_url(request: Request, settings: Settings) -> str:
+    """Return the base address, with `/v1`, under which this client can reach us.
+
+    Without the setting it is the one that the client itself has called: nobody else is ever shown it.
+    """
+    if settings.public_base_url is not None:
+        return settings.public_base_url
+    host = request.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        name, port = request.scope["server"]
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}/v1"
+
+
+def _read_key(file: Path) -> bytes:
+    for _ in range(2):
+        with suppress(FileNotFoundError):
+            key = file.read_bytes()
+            if len(key) == _KEY_BYTES:
+                return key
+            file.unlink()  # whatever it is, it signs nothing; the links that it may have signed are lost
+        _make_key(file)
+    return file.read_bytes()
+
+
+def _make_key(file: Path) -> None:
+    """Of several processes that start at once the first one's key is everybody's."""
+    part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")
+    try:
+        with _new_file(part) as opened:
+            opened.write(secrets.token_bytes(_KEY_BYTES))
+            opened.flush()
+            os.fsync(opened.fileno())
+        with suppress(FileExistsError):
+            os.link(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Make a file that only we may read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

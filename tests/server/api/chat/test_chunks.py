@@ -10,14 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import ChatDelta, ChatStep, TokenLogprob, ToolCallDelta, Usage
-from server.api.chat_answer import ChunkEncoder
+from server.api.chat_answer import ChatAnswer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 USAGE = Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=2)
 
 
-def encoder(*, n: int = 1, include_usage: bool = False) -> ChunkEncoder:
-    return ChunkEncoder(id_="chatcmpl-a", created=7, model='a "model"', n=n, include_usage=include_usage)
+def encoder(*, n: int = 1, include_usage: bool = False) -> ChatAnswer:
+    return ChatAnswer(id_="chatcmpl-a", created=7, model='a "model"', n=n, include_usage=include_usage)
 
 
 def events(data: bytes) -> list[Any]:

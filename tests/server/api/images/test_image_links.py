@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from server.api.images.links import ImageLinks, public_base_url
+from server.api.images.files import ImageLinks, public_base_url
 from server.settings import SettingsError, load_settings
 
 NAME = f"{'0123456789abcdef' * 2}.png"

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions/batch`: many conversations in one call, each checked on its own: a bad one fails alone."""
+"""`POST /v1/chat/completions`, plain and streamed, and `/v1/chat/completions/batch` for many conversations at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,33 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from pydantic import Field, ValidationError, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from engine import Urgency, Usage
-from server.api import chat_answer
-from server.api.answering import json_response
-from server.api.chat_request import to_chat_request
-from server.api.chat_schema import ChatCompletionBody, Strict
-from server.api.dependencies import Caller, CallerWith
-from server.errors import ApiError, invalid_body, to_api_error
+from server.api.caller import Caller, CallerWith, ChatCaller, json_response
+from server.api.chat_answer import ChatAnswer, usage_object
+from server.api.chat_request import ChatCompletionBody, to_chat_body, to_chat_request
+from server.api.schema import Strict
+from server.errors import ApiError, to_api_error
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 
-router = APIRouter(prefix="/v1", tags=["batch"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1/chat/completions", route_class=StrictRoute)
 _ITEM = {"type": "object", "description": "A body of POST /v1/chat/completions, and `custom_id` if you like."}
+
+
+@router.post("", response_class=Response, tags=["chat"])
+async def create_chat_completion(body: ChatCompletionBody, caller: ChatCaller) -> Response:
+    """Answer a conversation, whole or, with `stream: true`, as server-sent events."""
+    chat = to_chat_request(body, caller)
+    answer = ChatAnswer(
+        id_=f"chatcmpl-{chat.request_id}",
+        created=int(time.time()),
+        model=chat.model,
+        n=chat.n,
+        include_usage=body.include_usage,
+    )
+    return await caller.answer(chat, answer, stream=body.stream)
 
 
 class BatchBody(Strict):
@@ -33,7 +46,7 @@ class BatchBody(Strict):
     """1 to 256 chat bodies. They may differ in everything, also in model; `stream` must not be true."""
 
 
-@router.post("/chat/completions/batch", response_class=Response)
+@router.post("/batch", response_class=Response, tags=["batch"])
 async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(CallerWith("batch"))]) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
     allowed, most = caller.engine.limits.batch_items, caller.settings.max_batch_items
@@ -48,13 +61,13 @@ async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(Caller
     failed = sum("error" in response for response in responses)
     record = caller.record
     record.items, record.failed_items = len(responses), failed
-    record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    record.used(usage)
     answer = {
         "id": f"batch-{secrets.token_hex(12)}",
         "object": "chat.completion.batch",
         "created": created,
         "responses": responses,
-        "usage": chat_answer.usage_object(usage),
+        "usage": usage_object(usage),
         "counts": {"total": len(responses), "succeeded": len(responses) - failed, "failed": failed},
     }
     return json_response(answer)
@@ -79,21 +92,16 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     id_ = f"chatcmpl-{secrets.token_hex(12)}"
     try:
         body = _checked(item)
-        chat = to_chat_request(body, caller, urgency=Urgency.BATCH)
-        result = await caller.engine.whole(chat)
+        result = await caller.engine.whole(to_chat_request(body, caller, urgency=Urgency.BATCH))
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
         return {"id": id_, **labels, "choices": [], "error": api_error.body(), "status_code": api_error.status}
-    whole = chat_answer.completion(result, id_=id_, created=int(time.time()), model=body.model)
-    return {**whole, **labels}
+    return {**ChatAnswer(id_=id_, created=int(time.time()), model=body.model).whole(result), **labels}
 
 
 def _checked(item: Any) -> ChatCompletionBody:
     """Check one item like the body of a single request, so that both get the same errors."""
-    try:
-        body = ChatCompletionBody.model_validate(item)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False, include_input=False), item) from None
+    body = to_chat_body(item)
     if body.stream:
         raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
     custom_id = item.get("custom_id")
