@@ -5,42 +5,51 @@ All of it is `async`, though nothing waits: FastAPI runs each plain function on 
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Request
 from fastapi.responses import Response
 
-from engine import ChatRequest, ChatResult, Engine, TextRequest
+from engine import ChatRequest, ChatResult, ChatStep, Engine, TextRequest, Usage
 from server.auth.access import Access, RequiresScope
-from server.auth.metering import Meter, MeteredEngine
+from server.auth.metering import MeteredEngine
 from server.errors import ApiError
 from server.http.disconnect import Drain, until_disconnect
 from server.http.streaming import Encoder, StreamedResponse, TokenEvents
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
-from server.store import Actor, ApiKey, AuditLog
+from server.store import Actor, ApiKey
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Answer(Encoder, Protocol):
-    """What an endpoint makes of a model's answer: its events, or one object."""
+class Answer(ABC):
+    """What an endpoint makes of a model's answer: one object, or the events of an `Encoder`."""
 
-    def start(self) -> bytes:
-        """Return what the first events stand behind."""
-        ...
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return what a stream ends with when it fails after its start."""
-        ...
-
+    @abstractmethod
     def whole(self, result: ChatResult) -> dict[str, Any]:
         """Return the answer in one piece."""
-        ...
+
+    @abstractmethod
+    def step(self, step: ChatStep) -> bytes:
+        """Return the events of one engine step."""
+
+    @abstractmethod
+    def end(self, usage: Usage) -> bytes:
+        """Return the events that close a complete answer."""
+
+    def start(self) -> bytes:
+        """Return what goes out before the events of the first step."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return what ends a stream that fails after its start."""
+        return failure_event(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +135,12 @@ def of_app(name: str) -> Callable[[Request], Awaitable[Any]]:
     return part
 
 
-async def _any_key(request: Request) -> ApiKey:
-    key: ApiKey = request.state.key
-    return key
-
-
-async def _audit(request: Request) -> AuditLog:
-    return AuditLog(request.app.state.database)
-
-
 async def _actor(request: Request) -> Actor:
     return Actor(request.state.key.public_id, request.client.host if request.client else "unknown")
 
 
 ChatCaller = Annotated[Caller, Depends(CallerWith("chat"))]
-AnyKey = Annotated[ApiKey, Depends(_any_key)]  # whatever it may do
 TheEngine = Annotated[Engine, Depends(of_app("engine"))]
 TheAccess = Annotated[Access, Depends(of_app("access"))]
 TheSettings = Annotated[Settings, Depends(of_app("settings"))]
-TheDrain = Annotated[Drain, Depends(of_app("drain"))]
-TheMeter = Annotated[Meter, Depends(of_app("meter"))]
-TheAudit = Annotated[AuditLog, Depends(_audit)]
 TheActor = Annotated[Actor, Depends(_actor)]  # for the log of changes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
 
 from engine import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, ToolCallDelta, Usage
+from server.api.caller import Answer
 from server.errors import ApiError
 from server.http.streaming import error_event
 
@@ -16,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
 
 
-class CompletionAnswer(ABC):
+class CompletionAnswer(Answer):
     """What chat and text completions have in common around their choices, which subclasses write.
 
     `id_`, `created` and `model` are the same in every chunk.
@@ -30,10 +31,6 @@ class CompletionAnswer(ABC):
         self._head = b"data: " + _encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
-
-    def start(self) -> bytes:
-        """Nothing comes before the first step."""
-        return b""
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk, if it was asked for, and the end marker."""

@@ -21,21 +21,15 @@ from server.api.schema import Shown
 from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
-from server.observability.moments import MomentError, iso, moment
+from server.observability.moments import iso, moment
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, KeyCache, KeyLimits, KeyStore
-
-
-def _moment(value: Any) -> datetime:
-    if isinstance(value, str):
-        return moment(value)
-    raise MomentError("must be a date and time with its zone, like 2027-01-31T12:00:00Z")
-
 
 Moment = Annotated[
     datetime,
-    BeforeValidator(_moment),
+    BeforeValidator(lambda value: moment(value if isinstance(value, str) else "")),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
+Iso = Annotated[str | None, BeforeValidator(iso)]
 Limit = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -86,8 +80,9 @@ class ChangesBody(Body):
 
     def changes(self) -> dict[str, Any]:
         """Return what was sent, flat."""
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "limits"}
-        return given | {name: getattr(self.limits, name) for name in self.limits.model_fields_set}
+        given = self.model_dump(exclude_unset=True)
+        limits: dict[str, Any] = given.pop("limits", {})
+        return given | limits
 
 
 class RotateBody(Body):
@@ -106,9 +101,6 @@ class ExpireBody(Body):
     """When the key ends; null: never."""
 
 
-_Moment = Annotated[str | None, BeforeValidator(iso)]
-
-
 class Key(Shown):
     """A key as it may be shown: everything but its text."""
 
@@ -117,10 +109,10 @@ class Key(Shown):
     tier: str
     scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
     models: list[str] | None
-    created_at: _Moment
-    expires_at: _Moment
-    revoked_at: _Moment
-    last_used_at: _Moment
+    created_at: Iso
+    expires_at: Iso
+    revoked_at: Iso
+    last_used_at: Iso
     notes: str
     replaced_by: str | None
     limits: Limits
@@ -146,7 +138,7 @@ class KeyList(BaseModel):
 
 @dataclass(slots=True)
 class KeyAdmin:
-    """One per process: the keys, and who of them may go."""
+    """One per process: its keys, and what a change of them needs here beyond the store."""
 
     cache: KeyCache
     config: Callable[[], Config]

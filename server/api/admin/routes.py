@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from server.api.admin.usage import Past
-from server.api.caller import TheActor, TheAudit
+from server.api.caller import TheActor
 from server.api.schema import Asked
 from server.auth.access import KeyWith
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
-from server.store import AuditEntry
+from server.store import AuditEntry, AuditLog
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 
@@ -87,9 +87,10 @@ class Reloaded(BaseModel):
 
 
 @router.get("/audit")
-async def read_audit(query: Annotated[AuditQuery, Query()], audit: TheAudit) -> EntryList:
+async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> EntryList:
     """List changes of keys and configuration, the newest first."""
-    return EntryList(data=[Entry.of(entry) for entry in await audit.read(query.limit, query.since)])
+    entries = await AuditLog(request.app.state.database).read(query.limit, query.since)
+    return EntryList(data=[Entry.of(entry) for entry in entries])
 
 
 @router.get("/status")
@@ -106,9 +107,7 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
     return Reloaded(
         models=list(applied.config.models),
         tiers=list(applied.config.tiers),
-        added=list(applied.models.added),
-        changed=list(applied.models.changed),
-        removed=list(applied.models.removed),
+        **asdict(applied.models),
         voices=ChangedVoices(**asdict(applied.voices)),
         warnings=list(applied.warnings),
         later=list(applied.later),

@@ -6,14 +6,13 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.caller import AnyKey, TheMeter
 from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
-from server.store import GroupBy, UsageRow
+from server.store import ApiKey, GroupBy, UsageBook, UsageRow
 from server.store.api_key import utc_now
 from server.validation import FieldError
 
@@ -96,8 +95,10 @@ class UsageList(BaseModel):
 
 
 @router.get("/usage")
-async def read_usage(query: Annotated[UsageQuery, Query()], key: AnyKey, meter: TheMeter) -> UsageList:
+async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) -> UsageList:
     """Sum up requests and tokens by hour, day, model, kind or key, up to this moment."""
+    key: ApiKey = request.state.key
+    book: UsageBook = request.app.state.meter.book
     owner = query.key
     if "admin" not in key.scopes:
         if owner not in {None, key.public_id}:
@@ -109,6 +110,6 @@ async def read_usage(query: Annotated[UsageQuery, Query()], key: AnyKey, meter: 
                 param="key",
             )
         owner = key.public_id
-    await meter.book.flush()  # what was used a moment ago belongs to it
-    rows = await meter.book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
+    await book.flush()  # what was used a moment ago belongs to it
+    rows = await book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
     return UsageList(data=[UsageSum.of(row) for row in rows])

@@ -18,11 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -45,16 +43,14 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
+@dataclass
 class ImageFolder:
     """One folder, for one server. Files of other names are left alone. Everything raises OSError."""
 
-    def __init__(
-        self, path: Path, *, retention_seconds: float, max_bytes: int, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.path = path
-        self.retention_seconds = retention_seconds
-        self.max_bytes = max_bytes
-        self.clock = clock
+    path: Path
+    retention_seconds: float
+    max_bytes: int
+    clock: Callable[[], float] = time.time
 
     def open(self) -> None:
         """Make the folder, for us alone, and delete what a killed process had half written."""
@@ -140,12 +136,7 @@ class ImageFiles:
         self._timer = asyncio.create_task(self._sweep_regularly())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Finish what has begun, and stop. The files stay."""
         if self._timer is not None:
             self._timer.cancel()
@@ -160,7 +151,7 @@ class ImageFiles:
         """
         name = f"{secrets.token_hex(16)}.{output_format}"
         expires_at = int(self._folder.clock() + self._folder.retention_seconds)
-        writing = self._tasks.start(self._run(partial(self._folder.write, name, data)))
+        writing = self._tasks.start(self._run(self._folder.write, name, data))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -186,12 +177,12 @@ class ImageFiles:
 
     async def read(self, name: str) -> bytes | None:
         """Return the file's bytes; None if there is no such file of ours."""
-        return await self._run(partial(self._folder.read, name))
+        return await self._run(self._folder.read, name)
 
     def discard(self, *names: str) -> None:
         """Delete files of an answer that nobody got. Does not wait or fail."""
         for name in names:
-            self._tasks.start(self._run(partial(self._folder.delete, name)))
+            self._tasks.start(self._run(self._folder.delete, name))
 
     async def sweep(self) -> None:
         """Delete what is too old or too much; where that fails it is tried again later."""
@@ -212,16 +203,16 @@ class ImageFiles:
             await asyncio.sleep(self._sweep_every_seconds)
             await self.sweep()
 
-    async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
+@dataclass(frozen=True)
 class ImageLinks:
     """Makes and checks links; every process with the same key makes and takes the same ones."""
 
-    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._key = key
-        self._clock = clock
+    _key: bytes = field(repr=False)
+    _clock: Callable[[], float] = time.time
 
     @classmethod
     def open(cls, data_dir: Path) -> Self:

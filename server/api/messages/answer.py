@@ -8,8 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from engine import ChatDelta, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
-from server.api.caller import event, failure_event
-from server.errors import ApiError
+from server.api.caller import Answer, event
 
 _STOP_REASONS = {
     "stop": "end_turn",
@@ -24,7 +23,7 @@ _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
-class MessageAnswer:
+class MessageAnswer(Answer):
     """One message, whole or as events: blocks one after the other, each begun, added to, ended."""
 
     def __init__(self, *, id_: str, model: str) -> None:
@@ -52,14 +51,6 @@ class MessageAnswer:
         last_arguments = choice.tool_calls[-1].arguments if choice.tool_calls else None
         stop = _stop(choice.finish_reason, choice.stop_text, last_arguments)
         return {**self._named, "content": content, **stop, "usage": _usage(result.usage)}
-
-    def start(self) -> bytes:
-        """The beginning has the prompt's tokens, which the first step brings."""
-        return b""
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return what the events end with when the answer fails after its start."""
-        return failure_event(error)
 
     def step(self, step: ChatStep) -> bytes:
         """Return the events of one engine step; those of the first begin the message."""

@@ -6,7 +6,7 @@ back under the names that the client sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,6 @@ from server.api.caller import Caller, ChatCaller, json_response
 from server.api.chat_request import FieldNames, TextPart, to_chat_body, to_chat_request
 from server.api.messages.answer import MessageAnswer
 from server.api.messages.schema import (
-    AssistantTurn,
-    Base64Source,
     Block,
     CountTokensBody,
     ImageBlock,
@@ -90,10 +88,8 @@ def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldN
 def _tools(body: CountTokensBody) -> dict[str, Any]:
     if not body.tools:
         return {}
-    tools = [
-        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in body.tools
-    ]
-    fields: dict[str, Any] = {"tools": [{"type": "function", "function": tool} for tool in tools]}
+    functions = [{"name": it.name, "description": it.description, "parameters": it.input_schema} for it in body.tools]
+    fields: dict[str, Any] = {"tools": [{"type": "function", "function": function} for function in functions]}
     choice = body.tool_choice
     if isinstance(choice, MessageToolChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
@@ -115,12 +111,9 @@ def _thinking(body: CountTokensBody) -> dict[str, Any]:
 
 def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
     """Return chat messages, and whether the last one is to be continued."""
-    messages: list[dict[str, Any]] = []
     system = _system(body)
-    if system:
-        messages.append({"role": "system", "content": system})
-    turns = _turns(body)
-    for role, blocks in turns:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    for role, blocks in _turns(body):
         first = len(messages)
         messages += [_assistant(blocks)] if role == "assistant" else _user(blocks, names, first)
         for position in range(first, len(messages)):
@@ -133,15 +126,22 @@ def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, 
     return messages, True
 
 
+def _placed(path: str, content: str | Sequence[Block] | None) -> _Blocks:
+    """Return the blocks of a content, each with its path; a plain text is one block."""
+    if isinstance(content, str) or not content:
+        return [(path, TextPart(type="text", text=content if isinstance(content, str) else ""))]
+    return [(f"{path}[{index}]", block) for index, block in enumerate(content)]
+
+
+def _text(blocks: _Blocks) -> str:
+    return "\n".join(block.text for _, block in blocks if isinstance(block, TextPart) and block.text)
+
+
 def _system(body: CountTokensBody) -> str:
     """All instructions, first in the conversation: templates of many models refuse them anywhere else."""
-    contents = [body.system or "", *(turn.content for turn in body.messages if isinstance(turn, SystemTurn))]
-    texts = (_texts(content) for content in contents)
-    return "\n".join(text for some in texts for text in some if text and not text.startswith(_BILLING_LINE))
-
-
-def _texts(content: str | Sequence[TextPart]) -> list[str]:
-    return [content] if isinstance(content, str) else [part.text for part in content]
+    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, SystemTurn))]
+    blocks = [placed for content in contents for placed in _placed("system", content)]
+    return _text([placed for placed in blocks if not _text([placed]).startswith(_BILLING_LINE)])
 
 
 def _turns(body: CountTokensBody) -> list[tuple[str, _Blocks]]:
@@ -150,24 +150,16 @@ def _turns(body: CountTokensBody) -> list[tuple[str, _Blocks]]:
     for position, message in enumerate(body.messages):
         if isinstance(message, SystemTurn):
             continue
-        path = f"messages[{position}].content"
-        blocks: _Blocks = (
-            [(path, TextPart(type="text", text=message.content))]
-            if isinstance(message.content, str)
-            else [(f"{path}[{index}]", block) for index, block in enumerate(message.content)]
-        )
-        if not blocks:
-            blocks = [(path, TextPart(type="text", text=""))]
-        role = "assistant" if isinstance(message, AssistantTurn) else "user"
-        if turns and turns[-1][0] == role:
+        blocks = _placed(f"messages[{position}].content", message.content)
+        if turns and turns[-1][0] == message.role:
             turns[-1][1].extend(blocks)
         else:
-            turns.append((role, blocks))
+            turns.append((message.role, blocks))
     return turns
 
 
 def _assistant(blocks: _Blocks) -> dict[str, Any]:
-    text = _joined(block.text for _, block in blocks if isinstance(block, TextPart))
+    text = _text(blocks)
     calls = [
         {
             "id": block.id,
@@ -185,44 +177,22 @@ def _assistant(blocks: _Blocks) -> dict[str, Any]:
 def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]]:
     """What tools gave back comes first, each in a message of its own; their images join what the user says."""
     messages: list[dict[str, Any]] = []
-    parts: list[tuple[str, TextPart | ImageBlock]] = []
+    parts: _Blocks = []
     for path, block in blocks:
         if isinstance(block, ToolResultBlock):
-            messages.append(_result(block))
-            inner = block.content if isinstance(block.content, list) else []
-            images = ((f"{path}.content[{index}]", part) for index, part in enumerate(inner))
-            parts += [(place, part) for place, part in images if isinstance(part, ImageBlock)]
-        elif isinstance(block, (TextPart, ImageBlock)):
+            inner = _placed(f"{path}.content", block.content)
+            text = f"Error: {_text(inner)}" if block.is_error else _text(inner)
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+            parts += [(place, part) for place, part in inner if isinstance(part, ImageBlock)]
+        else:
             parts.append((path, block))
     if not any(isinstance(part, ImageBlock) for _, part in parts):
-        text = _joined(part.text for _, part in parts if isinstance(part, TextPart))
-        return [*messages, {"role": "user", "content": text}] if parts else messages
+        return [*messages, {"role": "user", "content": _text(parts)}] if parts else messages
     content: list[dict[str, Any]] = []
     for path, part in parts:
         if isinstance(part, ImageBlock):
             names[f"messages[{first + len(messages)}].content[{len(content)}]"] = f"{path}.source"
-            content.append({"type": "image_url", "image_url": {"url": _url(part)}})
-        elif part.text:
+            content.append({"type": "image_url", "image_url": {"url": part.source.url}})
+        elif isinstance(part, TextPart) and part.text:
             content.append({"type": "text", "text": part.text})
     return [*messages, {"role": "user", "content": content}]
-
-
-def _result(block: ToolResultBlock) -> dict[str, Any]:
-    content = block.content or ""
-    text = content if isinstance(content, str) else _joined(part.text for part in content if isinstance(part, TextPart))
-    return {
-        "role": "tool",
-        "tool_call_id": block.tool_use_id,
-        "content": f"Error: {text}" if block.is_error else text,
-    }
-
-
-def _url(block: ImageBlock) -> str:
-    source = block.source
-    if isinstance(source, Base64Source):
-        return f"data:{source.media_type};base64,{source.data}"
-    return source.url
-
-
-def _joined(texts: Iterable[str]) -> str:
-    return "\n".join(text for text in texts if text)

@@ -51,6 +51,11 @@ class Base64Source(Strict):
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: Annotated[str, Field(min_length=1)]
 
+    @property
+    def url(self) -> str:
+        """The same as an address."""
+        return f"data:{self.media_type};base64,{self.data}"
+
 
 class UrlSource(Strict):
     """An image elsewhere. Which addresses are fetched is the same as for `image_url` of chat."""
