@@ -96,10 +96,7 @@ async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("
 async def _spoken(
     opening: Callable[[], Awaitable[SpeechStream]], request: SpeechRequest, *, as_events: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the file piece by piece; or an event per piece, and one at the end that says how much it was.
-
-    Closing it ends the speaking.
-    """
+    """Yield the file piece by piece, or an event per piece and one about how much it was. Closing ends the speaking."""
     spoken, seconds = False, 0.0
     async with await opening() as chunks:
         async for chunk in chunks:
@@ -209,12 +206,6 @@ class SpeechModelList(BaseModel):
     models: list[ModelId]
     data: list[Model]
 
-    @classmethod
-    def of(cls, models: Iterable[engine.ModelInfo]) -> Self:
-        """Show what the engine knows."""
-        data = [Model.model_validate(info) for info in models]
-        return cls(models=[ModelId(id=model.id) for model in data], data=data)
-
 
 @router.get("/voices")
 async def list_voices(
@@ -228,4 +219,5 @@ async def list_voices(
 @router.get("/models")
 async def list_speech_models(key: _KeyIfSent, access: TheAccess) -> SpeechModelList:
     """List the models that speak and that this key may use."""
-    return SpeechModelList.of(access.speech_models(key))
+    data = [Model.model_validate(info) for info in access.speech_models(key)]
+    return SpeechModelList(models=[ModelId(id=model.id) for model in data], data=data)

@@ -5,7 +5,7 @@ All of it is `async`, though nothing waits: FastAPI runs each plain function on 
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Depends, Request
 from fastapi.responses import Response
 
-from engine import ChatRequest, ChatResult, ChatStep, Engine, TextRequest, Usage
+from engine import ChatRequest, ChatResult, Engine, TextRequest
 from server.auth.access import Access, RequiresScope
 from server.auth.metering import MeteredEngine
 from server.errors import ApiError
@@ -28,20 +28,12 @@ from server.store import Actor, ApiKey
 _encode = msgspec.json.Encoder().encode
 
 
-class Answer(ABC):
-    """What an endpoint makes of a model's answer: one object, or the events of an `Encoder`."""
+class Answer(Encoder):
+    """What an endpoint makes of a model's answer: one object, or events."""
 
     @abstractmethod
     def whole(self, result: ChatResult) -> dict[str, Any]:
         """Return the answer in one piece."""
-
-    @abstractmethod
-    def step(self, step: ChatStep) -> bytes:
-        """Return the events of one engine step."""
-
-    @abstractmethod
-    def end(self, usage: Usage) -> bytes:
-        """Return the events that close a complete answer."""
 
     def start(self) -> bytes:
         """Return what goes out before the events of the first step."""

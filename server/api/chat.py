@@ -74,10 +74,7 @@ async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(Caller
 
 
 async def _answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, Any]]:
-    """Answer many chat bodies at once, in their order, each on its own: a failing one is an answer with an `error`.
-
-    They run together, as many as the engine lets in; cancelling aborts all of them.
-    """
+    """Answer in order; they run together, as many as the engine lets in, and cancelling aborts all of them."""
     answers = []
     async with asyncio.TaskGroup() as group:
         for index, item in enumerate(items):
@@ -100,8 +97,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
 
 
 def _checked(item: Any) -> ChatCompletionBody:
-    """Check one item like the body of a single request, so that both get the same errors."""
-    body = to_chat_body(item)
+    body = to_chat_body(item)  # like the body of a single request, so that both get the same errors
     if body.stream:
         raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
     custom_id = item.get("custom_id")

@@ -18,10 +18,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class CompletionAnswer(Answer):
-    """What chat and text completions have in common around their choices, which subclasses write.
-
-    `id_`, `created` and `model` are the same in every chunk.
-    """
+    """What stands around the choices of chat and text completions, the same in every chunk."""
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]

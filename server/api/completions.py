@@ -24,8 +24,6 @@ _MAX_TOKENS_SENT = 2**18  # each is looked at here; no context is longer
 _MAX_TOKEN_ID = 2**31 - 1
 _DEFAULT_MAX_TOKENS = 16
 
-Prompts = tuple[str | tuple[int, ...], ...]
-
 
 def _prompts(value: Any) -> Any:
     """One text, one array of token ids, or an array of either; told apart by hand, like `content` in chat."""

@@ -7,6 +7,7 @@ import binascii
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,44 +20,36 @@ from server.api.images.files import ImageFiles
 _PIECE_BYTES = 3 * 2**16  # whole groups of base64
 
 
+@dataclass(frozen=True, slots=True)
 class ImageAnswer:
     """The answer to one request, whole or as events; an image that was not sent is deleted.
 
     `link` gives the address of a file by its name and end; None of `files` means that nothing is stored.
     """
 
-    def __init__(
-        self,
-        request: ImageRequest,
-        opening: Callable[[], Awaitable[ImageStream]],
-        *,
-        files: ImageFiles | None,
-        link: Callable[[str, int], str],
-        base64: bool,
-    ) -> None:
-        self._request = request
-        self._opening = opening
-        self._files = files
-        self._link = link
-        self._base64 = base64
-        self._unsent: list[str] = []
-        self._made_as = {
-            "output_format": request.output_format,
-            "quality": request.quality,
-            "size": f"{request.size}x{request.size}",
-        }
+    request: ImageRequest
+    opening: Callable[[], Awaitable[ImageStream]]
+    files: ImageFiles | None
+    link: Callable[[str, int], str]
+    base64: bool
+    _unsent: list[str] = field(default_factory=list)
+
+    @property
+    def _made_as(self) -> dict[str, str]:
+        asked = self.request
+        return {"output_format": asked.output_format, "quality": asked.quality, "size": f"{asked.size}x{asked.size}"}
 
     async def whole(self) -> bytes:
         """Run to the end and return the encoded answer."""
         items: dict[int, dict[str, Any]] = {}
         steps = 0
         with self._without_leftovers():
-            async with await self._opening() as images:
+            async with await self.opening() as images:
                 async for image in images:
                     if isinstance(image, FinishedImage):
                         items[image.index] = await self._item(image)
                         steps += image.steps
-            if len(items) < self._request.n:
+            if len(items) < self.request.n:
                 raise GenerationError("The model did not make all of the images. Send the request again.")
             data = [item for _, item in sorted(items.items())]
             answer = {"created": int(time.time()), "data": data, **self._made_as, "usage": _usage(len(items), steps)}
@@ -67,7 +60,7 @@ class ImageAnswer:
     async def events(self, *, progress: bool) -> AsyncGenerator[bytes, None]:
         """Yield the events of the answer as they come about. Closing it aborts what is not finished."""
         with self._without_leftovers():
-            async with await self._opening() as images:
+            async with await self.opening() as images:
                 async for image in images:
                     if isinstance(image, FinishedImage):
                         data = self._event(
@@ -89,12 +82,12 @@ class ImageAnswer:
 
     async def _item(self, image: FinishedImage) -> dict[str, Any]:
         """Return what the answer says of this image. Raises `ApiError` where it cannot be stored."""
-        item: dict[str, Any] = {"revised_prompt": self._request.prompt, "seed": image.seed}
-        if self._files is not None:
-            stored = await self._files.save(image.data, self._request.output_format)
+        item: dict[str, Any] = {"revised_prompt": self.request.prompt, "seed": image.seed}
+        if self.files is not None:
+            stored = await self.files.save(image.data, self.request.output_format)
             self._unsent.append(stored.name)
-            item |= {"url": self._link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
-        if self._base64:
+            item |= {"url": self.link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
+        if self.base64:
             item["b64_json"] = await _as_base64(image.data)
         return item
 
@@ -103,8 +96,8 @@ class ImageAnswer:
         try:
             yield
         finally:
-            if self._files is not None:
-                self._files.discard(*self._unsent)
+            if self.files is not None:
+                self.files.discard(*self._unsent)
 
 
 def _usage(images: int, steps: int) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class ResponseAnswer:
             "status": status,
             "error": None if error is None else error.body(),
             "incomplete_details": {"reason": self._cut_off} if status == "incomplete" else None,
-            "output": [] if status == "in_progress" else [item.value for item in self._items],
+            "output": [item.value for item in self._items],
             "usage": None if self._usage is None else _usage(self._usage),
         }
 
