@@ -67,22 +67,14 @@ class Caller:
         """Answer with a model's tokens. A client that leaves aborts it. `naming` gives errors the client's names."""
         self.record.model, self.record.stream = asked.model, bool(stream)
         if stream:
-            return self.streamed(self.events(asked, answer, head=answer.start(), naming=naming), failure=answer.failed)
+            events = TokenEvents(
+                lambda: self.engine.tokens(asked), answer, self.record, head=answer.start(), naming=naming
+            )
+            return self.streamed(events, failure=answer.failed)
         with naming or nullcontext():
             result = await until_disconnect(self.engine.whole(asked), self.request, self.drain)
         self.record.answered(result)
         return json_response(answer.whole(result))
-
-    def events(
-        self,
-        asked: ChatRequest | TextRequest,
-        encoder: Encoder,
-        *,
-        head: bytes,
-        naming: AbstractContextManager[object] | None = None,
-    ) -> TokenEvents:
-        """Return the events of an answer that begins when they are read."""
-        return TokenEvents(lambda: self.engine.tokens(asked), encoder, self.record, head=head, naming=naming)
 
     def streamed(self, events: TokenEvents | AsyncIterator[bytes], *, failure: Callable[[ApiError], bytes]) -> Response:
         """Answer with events; `failure` encodes an error that comes after the first."""

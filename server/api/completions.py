@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from itertools import accumulate
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -99,7 +101,7 @@ class TextAnswer(CompletionAnswer):
 
     def __init__(self, *, id_: str, created: int, model: str, include_usage: bool) -> None:
         super().__init__(id_=id_, created=created, model=model, include_usage=include_usage)
-        self._offsets: dict[int, int] = {}  # where the next token of each choice begins
+        self._offsets = Counter[int]()  # where the next token of each choice begins
 
     def step(self, step: ChatStep) -> bytes:
         """Return the chunks of one engine step: one for each choice that has something new."""
@@ -112,9 +114,10 @@ class TextAnswer(CompletionAnswer):
     def _choice(self, choice: ChatChoice | ChatDelta) -> dict[str, Any]:
         logprobs = None
         if choice.logprobs is not None:
-            offset = self._offsets.get(choice.index, 0)
-            logprobs = _logprobs(choice.logprobs, offset)
-            self._offsets[choice.index] = offset + sum(len(entry.token) for entry in choice.logprobs)
+            lengths = (len(entry.token) for entry in choice.logprobs)
+            offsets = list(accumulate(lengths, initial=self._offsets[choice.index]))
+            self._offsets[choice.index] = offsets.pop()
+            logprobs = _logprobs(choice.logprobs, offsets)
         return {
             "text": choice.content,
             "index": choice.index,
@@ -123,12 +126,8 @@ class TextAnswer(CompletionAnswer):
         }
 
 
-def _logprobs(entries: tuple[TokenLogprob, ...], offset: int) -> dict[str, Any]:
+def _logprobs(entries: tuple[TokenLogprob, ...], offsets: list[int]) -> dict[str, Any]:
     """Four lists of the same length; offsets count characters from the beginning of the answer."""
-    offsets = []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry.token)
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],

@@ -56,7 +56,9 @@ async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
         chat = to_chat_request(to_chat_body(fields), caller)
     caller.record.model, caller.record.stream = chat.model, bool(body.stream)
     answer = ResponseAnswer(body, request_id=chat.request_id, created=int(time.time()))
-    events = caller.events(chat, answer, head=answer.start(), naming=names.as_sent())
+    events = TokenEvents(
+        lambda: caller.engine.tokens(chat), answer, caller.record, head=answer.start(), naming=names.as_sent()
+    )
     if body.stream:
         return caller.streamed(events, failure=answer.failed)
     await until_disconnect(_read(events), caller.request, caller.drain)
