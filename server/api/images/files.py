@@ -126,7 +126,6 @@ class ImageFiles:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-files")
         self._sweeping = asyncio.Lock()
         self._bytes = 0
-        self._written_bytes = 0  # since the start
         self._timer: asyncio.Task[None] | None = None
         self._tasks = SideTasks()
 
@@ -170,7 +169,6 @@ class ImageFiles:
                 headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
             ) from error
         self._bytes += len(data)
-        self._written_bytes += len(data)
         if self._bytes > self._folder.max_bytes and not self._sweeping.locked():
             self._tasks.start(self.sweep())
         return StoredImage(name, expires_at)
@@ -188,13 +186,14 @@ class ImageFiles:
         """Delete what is too old or too much; where that fails it is tried again later."""
         async with self._sweeping:
             while True:
-                before = self._written_bytes
+                before, self._bytes = self._bytes, 0
                 try:
                     kept = await self._run(self._folder.sweep)
                 except OSError as error:
+                    self._bytes += before
                     _log.warning("old images in %s could not be deleted: %s", self._folder.path, error.strerror)
                     return
-                self._bytes = kept + self._written_bytes - before  # what came meanwhile may count twice, but never not
+                self._bytes += kept  # what came meanwhile may count twice, but never not
                 if self._bytes <= self._folder.max_bytes:
                     return  # else nobody has started a sweep for what came
 
