@@ -187,17 +187,8 @@ async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKe
     """Make a key. Its text is in this answer and never again."""
     check_scopes(body.scopes)
     check_rights(keys.config(), body.tier, body.models or ())
-    text, key = await keys.store.create(
-        body.name,
-        body.tier,
-        body.scopes,
-        body.models,
-        body.expires_at,
-        notes=body.notes,
-        limits=KeyLimits(**dict(body.limits)),
-        by=by,
-    )
-    return NewKey.made(text, key)
+    fields = body.model_dump(exclude={"limits"})
+    return NewKey.made(*await keys.store.create(**fields, limits=KeyLimits(**dict(body.limits)), by=by))
 
 
 @router.get("")
@@ -229,9 +220,9 @@ async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: T
 async def rotate_key(public_id: str, body: RotateBody, keys: TheKeyAdmin, by: TheActor) -> NewKey:
     """Make a successor with the same rights; the old key works on for a while."""
     overlap = timedelta(seconds=body.overlap_seconds)
-    text, key = await keys.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
+    made = await keys.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
     keys.cache.ask_again(public_id)
-    return NewKey.made(text, key)
+    return NewKey.made(*made)
 
 
 @router.post("/{public_id}/expire")
