@@ -29,14 +29,7 @@ _ITEM = {"type": "object", "description": "A body of POST /v1/chat/completions, 
 async def create_chat_completion(body: ChatCompletionBody, caller: ChatCaller) -> Response:
     """Answer a conversation, whole or, with `stream: true`, as server-sent events."""
     chat = to_chat_request(body, caller)
-    answer = ChatAnswer(
-        id_=f"chatcmpl-{chat.request_id}",
-        created=int(time.time()),
-        model=chat.model,
-        n=chat.n,
-        include_usage=body.include_usage,
-    )
-    return await caller.answer(chat, answer, stream=body.stream)
+    return await caller.answer(chat, ChatAnswer(chat, include_usage=body.include_usage), stream=body.stream)
 
 
 class BatchBody(Strict):
@@ -86,14 +79,14 @@ async def _answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, An
 async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     custom_id = item.get("custom_id") if isinstance(item, dict) else None
     labels = {"index": index, "custom_id": custom_id if isinstance(custom_id, str) else None}
-    id_ = f"chatcmpl-{secrets.token_hex(12)}"
     try:
-        body = _checked(item)
-        result = await caller.engine.whole(to_chat_request(body, caller, urgency=Urgency.BATCH))
+        chat = to_chat_request(_checked(item), caller, urgency=Urgency.BATCH)
+        result = await caller.engine.whole(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
+        id_ = f"{ChatAnswer.prefix}-{secrets.token_hex(12)}"
         return {"id": id_, **labels, "choices": [], "error": api_error.body(), "status_code": api_error.status}
-    return {**ChatAnswer(id_=id_, created=int(time.time()), model=body.model).whole(result), **labels}
+    return {**ChatAnswer(chat).whole(result), **labels}
 
 
 def _checked(item: Any) -> ChatCompletionBody:

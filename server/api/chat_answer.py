@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
 
-from engine import ChatChoice, ChatDelta, ChatResult, ChatStep, TokenLogprob, ToolCallDelta, Usage
+from engine import (
+    ChatChoice,
+    ChatDelta,
+    ChatRequest,
+    ChatResult,
+    ChatStep,
+    TextRequest,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from server.api.caller import Answer
 from server.errors import ApiError
 from server.http.streaming import error_event
@@ -20,11 +31,13 @@ _DONE = b"data: [DONE]\n\n"
 class CompletionAnswer(Answer):
     """What stands around the choices of chat and text completions, the same in every chunk."""
 
+    prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, *, id_: str, created: int, model: str, include_usage: bool = False) -> None:
-        self._named = {"id": id_, "object": self.kind, "created": created, "model": model}
+    def __init__(self, asked: ChatRequest | TextRequest, *, include_usage: bool = False) -> None:
+        id_, created = f"{self.prefix}-{asked.request_id}", int(time.time())
+        self._named = {"id": id_, "object": self.kind, "created": created, "model": asked.model}
         self._head = b"data: " + _encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
@@ -52,15 +65,16 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(CompletionAnswer):
-    """A chat completion of `n` choices."""
+    """A chat completion."""
 
+    prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, *, id_: str, created: int, model: str, n: int = 1, include_usage: bool = False) -> None:
-        super().__init__(id_=id_, created=created, model=model, include_usage=include_usage)
+    def __init__(self, asked: ChatRequest, *, include_usage: bool = False) -> None:
+        super().__init__(asked, include_usage=include_usage)
         # What stands around the text of nearly every chunk, by index before it.
-        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(n)]
+        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(asked.n)]
         self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def start(self) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from itertools import accumulate
 from typing import Annotated, Any, Self
@@ -97,10 +96,11 @@ def to_text_request(body: CompletionBody, caller: Caller) -> TextRequest:
 class TextAnswer(CompletionAnswer):
     """A text completion, whole or streamed."""
 
+    prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, *, id_: str, created: int, model: str, include_usage: bool) -> None:
-        super().__init__(id_=id_, created=created, model=model, include_usage=include_usage)
+    def __init__(self, asked: TextRequest, *, include_usage: bool) -> None:
+        super().__init__(asked, include_usage=include_usage)
         self._offsets = Counter[int]()  # where the next token of each choice begins
 
     def step(self, step: ChatStep) -> bytes:
@@ -145,6 +145,4 @@ router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 async def create_completion(body: CompletionBody, caller: ChatCaller) -> Response:
     """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
     text = to_text_request(body, caller)
-    id_, created = f"cmpl-{text.request_id}", int(time.time())
-    answer = TextAnswer(id_=id_, created=created, model=text.model, include_usage=body.include_usage)
-    return await caller.answer(text, answer, stream=body.stream)
+    return await caller.answer(text, TextAnswer(text, include_usage=body.include_usage), stream=body.stream)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from engine import ChatDelta, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
+from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
 from server.api.caller import Answer, event
 
 _STOP_REASONS = {
@@ -26,8 +26,9 @@ _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
 class MessageAnswer(Answer):
     """One message, whole or as events: blocks one after the other, each begun, added to, ended."""
 
-    def __init__(self, *, id_: str, model: str) -> None:
-        self._named: dict[str, Any] = {"id": id_, "type": "message", "role": "assistant", "model": model}
+    def __init__(self, asked: ChatRequest) -> None:
+        id_ = f"msg_{asked.request_id}"
+        self._named: dict[str, Any] = {"id": id_, "type": "message", "role": "assistant", "model": asked.model}
         self._begun = False
         self._index = -1  # of the newest block
         self._open: str | None = None  # the type of that block, until it has ended

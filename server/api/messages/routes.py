@@ -45,8 +45,7 @@ async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
     """Answer a conversation with a message, whole or, with `stream: true`, as server-sent events."""
     chat, names = _to_chat(body, caller)
     chat = replace(chat, top_k=body.top_k)
-    answer = MessageAnswer(id_=f"msg_{chat.request_id}", model=chat.model)
-    return await caller.answer(chat, answer, stream=body.stream, naming=names.as_sent())
+    return await caller.answer(chat, MessageAnswer(chat), stream=body.stream, naming=names.as_sent())
 
 
 @router.post("/count_tokens", response_class=Response)
