@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import binascii
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +14,6 @@ from engine import FinishedImage, GenerationError, ImageRequest, PartialImage
 from engine.stream import ImageStream
 from server.api.caller import event
 from server.api.images.files import ImageFiles
-
-_PIECE_BYTES = 3 * 2**16  # whole groups of base64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +65,8 @@ class ImageAnswer:
                         self._unsent.clear()  # the client may know the file: it stays, whatever becomes of the rest
                         yield data
                     elif isinstance(image, PartialImage):
-                        content = await _as_base64(image.data)
                         yield self._event(
-                            "partial_image", index=image.index, partial_image_index=image.number, b64_json=content
+                            "partial_image", index=image.index, partial_image_index=image.number, b64_json=image.data
                         )
                     elif progress:
                         yield event("image_generation.progress", index=image.index, step=image.step, steps=image.steps)
@@ -88,7 +83,7 @@ class ImageAnswer:
             self._unsent.append(stored.name)
             item |= {"url": self.link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
         if self.base64:
-            item["b64_json"] = await _as_base64(image.data)
+            item["b64_json"] = image.data  # msgspec writes bytes as base64
         return item
 
     @contextmanager
@@ -105,12 +100,3 @@ def _usage(images: int, steps: int) -> dict[str, Any]:
     tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
     details = {"text_tokens": 0, "image_tokens": 0}
     return {"images": images, "steps": steps, **tokens, "input_tokens_details": details}
-
-
-async def _as_base64(data: bytes) -> msgspec.Raw:
-    """Return a JSON string. In pieces with turns for others between: on a thread it would hold the interpreter."""
-    pieces = [b'"']
-    for start in range(0, len(data), _PIECE_BYTES):
-        pieces.append(binascii.b2a_base64(data[start : start + _PIECE_BYTES], newline=False))
-        await asyncio.sleep(0)
-    return msgspec.Raw(b"".join([*pieces, b'"']))

@@ -215,8 +215,17 @@ class ImageLinks:
 
     @classmethod
     def open(cls, data_dir: Path) -> Self:
-        """Use the key of the data directory, which is made once. Blocks. Raises OSError."""
-        return cls(_read_key(data_dir / _KEY_FILE))
+        """Use the key of the data directory, which one server has at a time; made once. Blocks. Raises OSError."""
+        file = data_dir / _KEY_FILE
+        with suppress(FileNotFoundError):
+            if len(key := file.read_bytes()) == _KEY_BYTES:
+                return cls(key)
+        key, part = secrets.token_bytes(_KEY_BYTES), file.with_name(f"{_KEY_FILE}{_PART}")
+        part.unlink(missing_ok=True)
+        with _new_file(part) as opened:
+            opened.write(key)
+        part.replace(file)  # a damaged one signs nothing; the links that it may have signed are lost
+        return cls(key)
 
     def path(self, name: str, expires_at: int) -> str:
         """Return the address of a file below the base address; `expires_at` in Unix seconds."""
@@ -248,31 +257,6 @@ def public_base_url(request: Request, settings: Settings) -> str:
         name, port = request.scope["server"]
         host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
     return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}/v1"
-
-
-def _read_key(file: Path) -> bytes:
-    for _ in range(2):
-        with suppress(FileNotFoundError):
-            key = file.read_bytes()
-            if len(key) == _KEY_BYTES:
-                return key
-            file.unlink()  # whatever it is, it signs nothing; the links that it may have signed are lost
-        _make_key(file)
-    return file.read_bytes()
-
-
-def _make_key(file: Path) -> None:
-    """Of several processes that start at once the first one's key is everybody's."""
-    part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")
-    try:
-        with _new_file(part) as opened:
-            opened.write(secrets.token_bytes(_KEY_BYTES))
-            opened.flush()
-            os.fsync(opened.fileno())
-        with suppress(FileExistsError):
-            os.link(part, file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _new_file(path: Path) -> BinaryIO:
