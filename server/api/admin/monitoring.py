@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
@@ -13,6 +12,8 @@ from server.auth.access import KeyWith
 from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 
 router = APIRouter(tags=["health"])
+# The reason of a failed model, but not the error's text: that is for the operator and may name files.
+_SHOWN = ("status", "phase", "progress", "elapsed_seconds", "remaining_seconds", "restarts", "reason")
 
 
 @router.head("/health/live", include_in_schema=False)
@@ -29,9 +30,16 @@ async def ready(request: Request) -> JSONResponse:
 
     A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
     """
-    models = request.app.state.engine.health()
-    status = "draining" if request.app.state.drain.draining else _overall(models)
-    body = {"status": status, "models": {health.id: _model(health) for health in models}}
+    models: tuple[ModelHealth, ...] = request.app.state.engine.health()
+    found = {health.status for health in models}
+    if request.app.state.drain.draining:
+        status = "draining"
+    elif found <= ANSWERS:
+        status = "ready"
+    else:
+        status = "failed" if "failed" in found else "loading"
+    shown = {health.id: {name: getattr(health, name) for name in _SHOWN} for health in models}
+    body = {"status": status, "models": shown}
     headers = {} if status == "ready" else {"Retry-After": "5"}
     return JSONResponse(body, 200 if status == "ready" else 503, headers)
 
@@ -48,15 +56,3 @@ async def read_metrics(request: Request) -> Response:
         return await asyncio.to_thread(page, collectors, now)
 
     return Response(await state.metrics_page.read(make), headers={"content-type": CONTENT_TYPE})
-
-
-def _overall(models: tuple[ModelHealth, ...]) -> Literal["ready", "loading", "failed"]:
-    if all(health.status in ANSWERS for health in models):
-        return "ready"
-    return "failed" if any(health.status == "failed" for health in models) else "loading"
-
-
-def _model(health: ModelHealth) -> dict[str, Any]:
-    """With the reason of a failed one, but without the error's text: that is for the operator and may name files."""
-    shown = ("status", "phase", "progress", "elapsed_seconds", "remaining_seconds", "restarts", "reason")
-    return {name: getattr(health, name) for name in shown}
