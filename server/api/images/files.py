@@ -74,10 +74,8 @@ class ImageFolder:
 
     def read(self, name: str) -> bytes | None:
         """Return the file's bytes; None if there is no such file of ours."""
-        if not _NAME.fullmatch(name):
-            return None
         with suppress(FileNotFoundError):
-            return (self.path / name).read_bytes()
+            return (self.path / name).read_bytes() if _NAME.fullmatch(name) else None
         return None
 
     def delete(self, name: str) -> None:
