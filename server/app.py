@@ -12,17 +12,13 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import completions, models
+from server.api import audio, chat, completions, models
 from server.api.admin import keys as admin_keys
 from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
 from server.api.admin.keys import KeyAdmin
-from server.api.audio import routes as audio
-from server.api.chat import batch
-from server.api.chat import routes as chat
 from server.api.images import routes as images
-from server.api.images.files import ImageFiles, ImageFolder
-from server.api.images.links import ImageLinks
+from server.api.images.files import ImageFiles, ImageFolder, ImageLinks
 from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
@@ -41,7 +37,6 @@ _ROUTES = (
     messages,
     responses,
     completions,
-    batch,
     images,
     audio,
     models,

@@ -2,62 +2,85 @@
 
 from __future__ import annotations
 
+import time
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from engine import (
     ChatChoice,
     ChatDelta,
+    ChatRequest,
     ChatResult,
     ChatStep,
+    TextRequest,
     TokenLogprob,
-    ToolCall,
     ToolCallDelta,
     Usage,
 )
+from server.api.caller import Answer
+from server.errors import ApiError
+from server.http.streaming import error_event
 
 _encode = msgspec.json.Encoder().encode
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
-def completion(result: ChatResult, *, id_: str, created: int, model: str) -> dict[str, Any]:
-    """Return a whole chat completion, ready to be encoded."""
-    return {
-        "id": id_,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [_choice(choice) for choice in result.choices],
-        "usage": usage_object(result.usage),
-    }
+class CompletionAnswer(Answer):
+    """What stands around the choices of chat and text completions, the same in every chunk."""
 
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
-class ChunkEncoder:
-    """Encodes the steps of one streamed answer. `id_`, `created` and `model` are the same in every chunk."""
-
-    def __init__(self, *, id_: str, created: int, model: str, n: int, include_usage: bool) -> None:
-        self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"choices":[' % (
-            _encode(id_),
-            created,
-            _encode(model),
-        )
+    def __init__(self, asked: ChatRequest | TextRequest, *, include_usage: bool = False) -> None:
+        id_, created = f"{self.prefix}-{asked.request_id}", int(time.time())
+        self._named = {"id": id_, "object": self.kind, "created": created, "model": asked.model}
+        self._head = b"data: " + _encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        # What stands around the text of nearly every chunk, by index before it.
-        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(n)]
-        self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._include_usage = include_usage
-        self._n = n
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the usage chunk, if it was asked for, and the end marker."""
+        if not self._include_usage:
+            return _DONE
+        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + _DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return what a stream ends with when it fails after its start."""
+        return error_event(error)
+
+    def whole(self, result: ChatResult) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        choices = [self._choice(choice) for choice in result.choices]
+        return {**self._named, "choices": choices, "usage": usage_object(result.usage)}
+
+    @abstractmethod
+    def _choice(self, choice: ChatChoice) -> dict[str, Any]: ...
+
+    def _chunk(self, choice: bytes) -> bytes:
+        return self._head + choice + self._tail
+
+
+class ChatAnswer(CompletionAnswer):
+    """A chat completion."""
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(self, asked: ChatRequest, *, include_usage: bool = False) -> None:
+        super().__init__(asked, include_usage=include_usage)
+        # What stands around the text of nearly every chunk, by index before it.
+        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(asked.n)]
+        self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def start(self) -> bytes:
         """Return one role chunk per choice."""
-        return b"".join(
-            self._chunk(
-                b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % i
-            )
-            for i in range(self._n)
-        )
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._delta_chunk(index, role) for index in range(len(self._before)))
 
     def step(self, step: ChatStep) -> bytes:
         """Return the chunks of one engine step. The end of a choice is a chunk of its own with an empty delta."""
@@ -67,19 +90,8 @@ class ChunkEncoder:
         for delta in step.deltas:
             parts.append(self._content(delta))
             if delta.finish_reason is not None:
-                parts.append(
-                    self._chunk(
-                        b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b"}'
-                        % (delta.index, delta.finish_reason.encode())
-                    )
-                )
+                parts.append(self._delta_chunk(delta.index, {}, finish_reason=delta.finish_reason))
         return b"".join(parts)
-
-    def end(self, usage: Usage) -> bytes:
-        """Return the usage chunk, if it was asked for, and the end marker."""
-        if not self._include_usage:
-            return DONE
-        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + DONE
 
     def _content(self, delta: ChatDelta) -> bytes:
         if not (delta.reasoning or delta.tool_calls or delta.logprobs is not None):
@@ -93,19 +105,30 @@ class ChunkEncoder:
             fields["reasoning_content"] = fields["reasoning"] = delta.reasoning
         if delta.tool_calls:
             fields["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
-        return self._chunk(
-            _encode(
-                {
-                    "index": delta.index,
-                    "delta": fields,
-                    "logprobs": _logprobs(delta.logprobs),
-                    "finish_reason": None,
-                }
-            )
-        )
+        return self._delta_chunk(delta.index, fields, logprobs=_logprobs(delta.logprobs))
 
-    def _chunk(self, choice: bytes) -> bytes:
-        return self._head + choice + self._tail
+    def _delta_chunk(
+        self, index: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._chunk(_encode(choice))
+
+    def _choice(self, choice: ChatChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = message["reasoning"] = choice.reasoning
+        if choice.tool_calls:
+            message["content"] = choice.content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.tool_calls
+            ]
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": _logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -122,46 +145,22 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return counts
 
 
-def _choice(choice: ChatChoice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.content or None, "refusal": None}
-    if choice.reasoning:
-        message["reasoning_content"] = message["reasoning"] = choice.reasoning
-    if choice.tool_calls:
-        message["tool_calls"] = [_tool_call(call) for call in choice.tool_calls]
-    else:
-        message["content"] = choice.content
-    return {
-        "index": choice.index,
-        "message": message,
-        "logprobs": _logprobs(choice.logprobs),
-        "finish_reason": choice.finish_reason,
-    }
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
 def _tool_call_delta(call: ToolCallDelta) -> dict[str, Any]:
-    function: dict[str, Any] = {"arguments": call.arguments}
     if call.id is None:
-        return {"index": call.index, "function": function}
-    return {
-        "index": call.index,
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, **function},
-    }
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
 def _logprobs(entries: Iterable[TokenLogprob] | None) -> dict[str, Any] | None:
     if entries is None:
         return None
     return {
-        "content": [{**_logprob(entry), "top_logprobs": [_logprob(top) for top in entry.top]} for entry in entries],
+        "content": [{**logprob(entry), "top_logprobs": [logprob(top) for top in entry.top]} for entry in entries],
         "refusal": None,
     }
 
 
-def _logprob(entry: TokenLogprob) -> dict[str, Any]:
+def logprob(entry: TokenLogprob) -> dict[str, Any]:
+    """Return one token with its probability."""
     return {"token": entry.token, "logprob": entry.logprob, "bytes": entry.bytes}

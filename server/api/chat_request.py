@@ -1,63 +1,371 @@
-"""From a checked chat body to the engine's request, for every endpoint that speaks chat."""
+"""A chat request: its body, checked field by field, and what it asks of the engine; for all that speaks chat."""
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Self
 
-from engine import ChatRequest, Urgency
-from server.api.chat_schema import ChatCompletionBody
-from server.api.dependencies import Caller
-from server.errors import ApiError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from engine import ChatRequest, EngineError, Urgency
+from server.api.caller import Caller
+from server.api.json_schema import object_schema
+from server.api.schema import (
+    INT64_MAX,
+    MAX_MESSAGES,
+    FunctionName,
+    ModelBody,
+    PositiveInt,
+    ShortText,
+    Strict,
+    Temperature,
+    TopLogprobs,
+    TopP,
+    refused,
+    stop_texts,
+    text_or_array,
+)
+from server.errors import ApiError, invalid_body, to_api_error
+from server.http.routing import parse_strict_json
+from server.validation import FieldError
+
+
+def _token_biases(value: Any) -> Any:
+    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
+    if value is None:
+        return value
+    sentence = "must map at most 1024 token ids (digits) to numbers from -100 to 100"
+    if not isinstance(value, dict) or len(value) > 1024:
+        raise ValueError(sentence)
+    for token, bias in value.items():
+        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
+        if not number or not re.fullmatch(r"[0-9]{1,9}", token):
+            raise ValueError(sentence)
+    return value
+
+
+def _template_switches(value: Any) -> Any:
+    if value is None:
+        return value
+    known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
+    if not known or not all(isinstance(switch, bool) for switch in value.values()):
+        raise ValueError("may hold `enable_thinking` (true or false) only")
+    return value
+
+
+def _call_arguments(arguments: str) -> str:
+    """Text that is no JSON is a call the model never finished, and taken for no arguments further down.
+
+    JSON that only a lenient parser reads (lone surrogates, NaN, thousands of levels or digits) would fail there.
+    """
+    try:
+        json.loads(arguments)
+        parse_strict_json(arguments.encode())
+    except json.JSONDecodeError:
+        return arguments
+    except (ValueError, RecursionError, ApiError) as error:
+        sentence = "must be JSON text without NaN, lone surrogates, huge numbers or deep nesting"
+        raise ValueError(sentence) from error
+    return arguments
+
+
+class TextPart(Strict):
+    """Text within a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Strict):
+    """An image; `url` is a `data:` URI."""
+
+    url: Annotated[str, Field(min_length=1)]
+    detail: str | None = None
+
+
+class ImagePart(Strict):
+    """An image within a user's message, for models with the capability `vision`."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+_Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+_Count = Field(min_length=1, max_length=1024)
+_TextContent = Annotated[str | Annotated[list[TextPart], _Count], text_or_array(" of parts")]
+
+
+class SystemMessage(Strict):
+    """Instructions; `developer` means the same as `system`."""
+
+    role: Literal["system", "developer"]
+    content: _TextContent
+
+
+class UserMessage(Strict):
+    """What the user says, with images if the model sees."""
+
+    role: Literal["user"]
+    content: Annotated[str | Annotated[list[_Part], _Count], text_or_array(" of parts")]
+
+
+class CalledFunction(Strict):
+    """The function of an earlier tool call; `arguments` is JSON text."""
+
+    name: ShortText
+    arguments: Annotated[str, Field(max_length=2**20), AfterValidator(_call_arguments)]
+
+
+class ToolCallMessagePart(Strict):
+    """An earlier tool call of the model."""
+
+    id: ShortText
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class AssistantMessage(Strict):
+    """What the model said earlier. `content` may be null when there are `tool_calls`."""
+
+    role: Literal["assistant"]
+    content: _TextContent | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCallMessagePart], Field(min_length=1, max_length=128)] | None = None
+
+
+class ToolMessage(Strict):
+    """A tool's answer to the call `tool_call_id`."""
+
+    role: Literal["tool"]
+    content: _TextContent
+    tool_call_id: ShortText
+
+
+_Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class FunctionDefinition(Strict):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, BeforeValidator(object_schema)] = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Strict):
+    """A tool. Only functions exist."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(Strict):
+    """The function to call."""
+
+    name: str
+
+
+class NamedToolChoice(Strict):
+    """Makes the model call this function."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class JsonSchemaFormat(Strict):
+    """A named JSON schema that the answer has to satisfy."""
+
+    name: FunctionName
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any], BeforeValidator(object_schema), Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    """Free text, the default; or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Strict):
+    """JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+class StreamOptions(Strict):
+    """Only together with `stream: true`."""
+
+    include_usage: bool | None = None
+    """Adds one last chunk with `usage` and no choices."""
+
+
+_Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+
+
+class SampledBody(ModelBody):
+    """What chat and text completions say alike of how an answer is drawn and sent."""
+
+    temperature: Temperature | None = None
+    """Higher is more random; 0 always takes the likeliest token. Default 1."""
+    top_p: TopP | None = None
+    n: Annotated[int, Field(ge=1, le=8)] | None = None
+    """How many answers. Default 1."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(stop_texts)] = ()
+    seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: Annotated[Any, AfterValidator(_token_biases)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    """Go on until `max_tokens`, for benchmarks."""
+
+    @model_validator(mode="after")
+    def _options_have_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "needs `stream: true`")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk about usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def to_engine(self, caller: Caller) -> dict[str, Any]:
+        """Say it in the engine's words. The request id is ours: a client's never reaches the engine."""
+        return {
+            "request_id": secrets.token_hex(12),
+            "model": self.model,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_p": self.top_p,
+            "n": self.n or 1,
+            "stop": self.stop,
+            "seed": self.seed,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "cache_salt": caller.key.public_id,  # a user's cached prompts must not be told by their speed to another
+            "ignore_eos": bool(self.ignore_eos),
+            "owner": caller.key.public_id,
+        }
+
+
+_GuidedField = Annotated[
+    Any, BeforeValidator(refused("is not supported: use `response_format` with a JSON schema instead"))
+]
+
+
+class ChatCompletionBody(SampledBody):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: PositiveInt | None = None
+    """Upper bound on generated tokens. Default: as many as the model allows."""
+    max_completion_tokens: PositiveInt | None = None
+    """The same under its newer name; wins over `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    """Needs `logprobs: true`."""
+    tools: Annotated[list[ToolDefinition], Field(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    chat_template_kwargs: Annotated[Any, AfterValidator(_template_switches)] = None
+    """`enable_thinking` only."""
+
+    guided_json: _GuidedField = None
+    guided_regex: _GuidedField = None
+    guided_choice: _GuidedField = None
+    guided_grammar: _GuidedField = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "needs `logprobs: true`")
+        names = {tool.function.name for tool in self.tools or ()}
+        if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
+            raise FieldError("tool_choice", "names a function that is not in `tools`")
+        if self.tool_choice == "required" and not names:
+            raise FieldError("tool_choice", "needs `tools`")
+        return self
+
+
+def to_chat_body(value: Any) -> ChatCompletionBody:
+    """Check what did not come as the body of a chat request like one that did. Raises `ApiError`."""
+    try:
+        return ChatCompletionBody.model_validate(value)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
 
 
 def to_chat_request(body: ChatCompletionBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it.
-
-    The request id is ours: a client's never reaches the engine. Raises `ApiError`.
-    """
+    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
     caller.access.check(caller.key, body.model)
     most = caller.settings.max_messages
     if len(body.messages) > most:
         sentence = f"`messages` must have at most {most} items."
         raise ApiError(400, "invalid_value", sentence, param="messages")
-    tool_choice: Any = body.tool_choice
-    if tool_choice is not None and not isinstance(tool_choice, str):
-        tool_choice = tool_choice.model_dump()
+    choice, form = body.tool_choice, body.response_format
     return ChatRequest(
-        request_id=secrets.token_hex(12),
-        model=body.model,
+        **body.to_engine(caller),
         messages=[_message(message) for message in body.messages],
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=body.top_p,
-        n=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        stop=body.stop,
-        seed=body.seed,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        logit_bias=body.logit_bias,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         tools=[tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None,
-        tool_choice=tool_choice,
+        tool_choice=choice.model_dump() if isinstance(choice, NamedToolChoice) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=(
-            None if body.response_format is None else body.response_format.model_dump(by_alias=True, exclude_none=True)
-        ),
+        response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
         reasoning_effort=body.reasoning_effort,
         chat_template_kwargs=body.chat_template_kwargs,
-        cache_salt=caller.key.public_id,  # one user's cached prompts must not be told by their speed to another
-        ignore_eos=bool(body.ignore_eos),
-        owner=caller.key.public_id,
         urgency=urgency,
     )
 
 
-def _message(message: Any) -> dict[str, Any]:
+def _message(message: Strict) -> dict[str, Any]:
     plain: dict[str, Any] = message.model_dump(exclude_none=True)
     if plain["role"] == "developer":
         plain["role"] = "system"
     if plain["role"] == "assistant":
         plain.setdefault("content", None)
     return plain
+
+
+class FieldNames(dict[str, str]):
+    """Paths in a chat body, and what a client of another convention calls them; the longest that fits counts.
+
+    `with_rest`: what lies below a path goes by the same name in both.
+    """
+
+    def __init__(self, names: Mapping[str, str], *, with_rest: bool = False) -> None:
+        super().__init__(names)
+        self._with_rest = with_rest
+
+    @contextmanager
+    def as_sent(self) -> Iterator[None]:
+        """Let failures of chat, and of the engine, name the field that the client sent, in path and sentence."""
+        try:
+            yield
+        except (ApiError, EngineError) as error:
+            raise self._renamed(to_api_error(error)) from error
+
+    def _renamed(self, error: ApiError) -> ApiError:
+        param = error.param or ""
+        ours = max(
+            (path for path in self if param == path or param.startswith((f"{path}.", f"{path}["))),
+            key=len,
+            default=None,
+        )
+        if ours is None:
+            return error
+        theirs = self[ours] + (param[len(ours) :] if self._with_rest else "")
+        message = error.message.replace(f"`{param}`", f"`{theirs}`").replace(f"`{ours}`", f"`{self[ours]}`")
+        return ApiError(error.status, error.code, message, type=error.type, param=theirs, headers=error.headers)

@@ -33,6 +33,16 @@ class SchemaTooComplexError(ValueError):
     code = "schema_too_complex"
 
 
+def object_schema(value: Any) -> Any:
+    """A schema's check: it has to be an object of limited size, or null."""
+    if value is None:
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")  # noqa: TRY004  # pydantic makes a finding of a ValueError only
+    check_schema(value)
+    return value
+
+
 def check_schema(schema: dict[str, Any]) -> None:
     """Raise `SchemaTooComplexError` for a schema that is too large, or one that a value could never end.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from server.api.dependencies import TheAccess
+from server.api.caller import TheAccess
 from server.api.schema import Model, ModelList
 from server.auth.access import KeyWith
 from server.store import ApiKey
@@ -18,10 +18,10 @@ _Key = Annotated[ApiKey, Depends(KeyWith("models"))]
 @router.get("/models")
 async def list_models(key: _Key, access: TheAccess) -> ModelList:
     """List the models that this key may use."""
-    return ModelList(data=[Model.of(info) for info in access.models(key)])
+    return ModelList(data=[Model.model_validate(info) for info in access.models(key)])
 
 
 @router.get("/models/{model:path}")
 async def retrieve_model(model: str, key: _Key, access: TheAccess) -> Model:
     """Show one model."""
-    return Model.of(access.model(key, model))
+    return Model.model_validate(access.model(key, model))

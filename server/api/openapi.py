@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.api.audio.answer import MEDIA_TYPES
+from server.api.audio import MEDIA_TYPES
 from server.http.middleware import OPEN_PATHS, needs_key
 
 _SUMMARY = (

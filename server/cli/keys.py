@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from engine import TierSpec
 from engine.config import load_config
 from engine.errors import EngineError
-from server.api.admin.schema import Key
+from server.api.admin.keys import Key
 from server.auth.access import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import MomentError, future, span
@@ -123,7 +123,7 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
 
 
 def _row(key: ApiKey, tiers: Tiers | None) -> tuple[str, ...]:
-    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(Key.of(key).scopes)
+    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(Key.model_validate(key).scopes)
     models = "all" if key.models is None else ", ".join(key.models)
     state, used = _state(key), _day(key.last_used_at)
     return (key.public_id, key.name, key.tier, scopes, models, _short(key, tiers), state, used)
@@ -140,7 +140,7 @@ def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> N
         "name": key.name,
         "state": _state(key) + (f", replaced by {key.replaced_by}" if key.replaced_by else ""),
         "tier": key.tier,
-        "scopes": ", ".join(Key.of(key).scopes),
+        "scopes": ", ".join(Key.model_validate(key).scopes),
         "models": "all of its tier" if key.models is None else ", ".join(key.models),
         "created": _minute(key.created_at),
         "last used": _minute(key.last_used_at),
@@ -221,7 +221,7 @@ def rotate(
 
     text, new, old = in_store(load_settings(**context.obj), work)
     tell(
-        {"key": text, **Key.of(new).model_dump(), "replaces": public_id},
+        {"key": text, **Key.model_validate(new).model_dump(), "replaces": public_id},
         f"Key {new.public_id} replaces {public_id} ({old.name}), which works until {_minute(old.expires_at)}.\n",
         text,
         _ONCE,
@@ -246,7 +246,7 @@ def expire(  # noqa: PLR0913 - one argument per option
     end = None if given is None else read_time(option, given, future, utc_now())
     key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).expire(public_id, end))
     ends = f"works until {_minute(end)}" if end else "has no end"
-    tell(Key.of(key).model_dump(), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
+    tell(Key.model_validate(key).model_dump(), f"Key {key.public_id} ({key.name}) {ends}.", _SOON, as_json=as_json)
 
 
 @app.command()
@@ -254,7 +254,9 @@ def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) ->
     """End a key for good. It stops working within 10 seconds."""
     key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).revoke(public_id))
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
-    tell(Key.of(key).model_dump(), revoked, "A running server refuses it within 10 seconds.", as_json=as_json)
+    tell(
+        Key.model_validate(key).model_dump(), revoked, "A running server refuses it within 10 seconds.", as_json=as_json
+    )
 
 
 def _limits_given(*options: str | None) -> dict[str, int | None]:
@@ -285,7 +287,7 @@ def _effective(key: ApiKey, tiers: Tiers | None) -> dict[str, int | None] | None
 
 def _data(key: ApiKey, tiers: Tiers | None) -> dict[str, Any]:
     """Return the key as over HTTP; `limits` are its own, `effective_limits` the ones that hold."""
-    return Key.of(key).model_dump() | {"effective_limits": _effective(key, tiers)}
+    return Key.model_validate(key).model_dump() | {"effective_limits": _effective(key, tiers)}
 
 
 def _limit_rows(key: ApiKey, tiers: Tiers | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ from engine.config import SpeechModelSpec, load_config
 from engine.process.parent import WorkerDiedError
 from engine.stream import SpeechStream
 from engine.voices.catalogue import Voices
-from server.api.audio.schema import VoiceList, VoiceQuery
+from server.api.audio import VoiceList, VoiceQuery
 from server.cli.options import AsJson, Models, WeightsDir, refuse, tell
 from server.errors import ApiError
 from server.settings import load_settings

@@ -6,92 +6,157 @@ The command line goes to the store itself: whoever has the machine can always ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from datetime import timedelta
-from typing import Annotated
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from engine import Config
-from server.api.admin.schema import ChangesBody, ExpireBody, Key, KeyList, NewKey, NewKeyBody, RotateBody
-from server.api.dependencies import TheActor, of_app
+from server.api.caller import TheActor, of_app
+from server.api.schema import Shown
 from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
-from server.store import Actor, ApiKey, KeyCache, KeyLimits, KeyStore
+from server.observability.moments import iso, moment
+from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, KeyCache, KeyLimits, KeyStore
+
+Moment = Annotated[
+    datetime,
+    BeforeValidator(lambda value: moment(value if isinstance(value, str) else "")),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+Iso = Annotated[str | None, BeforeValidator(iso)]
+Limit = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
+class Body(BaseModel):
+    """Strict types, and no field that is not known."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, from_attributes=True, use_attribute_docstrings=True
+    )
+
+
+class Limits(Body):
+    """Limits of one key where they are not its tier's. null: as the tier; 0: nothing."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    parallel_requests: Limit | None = None
+    batch_items: Limit | None = None
+    images_per_day: Limit | None = None
+
+
+class NewKeyBody(Body):
+    """The body of `POST /v1/admin/keys`."""
+
+    name: str
+    """Whose key, or what for: 1 to 64 printable characters."""
+    tier: str
+    """A tier of models.yaml."""
+    scopes: list[str] = list(DEFAULT_SCOPES)
+    """What it may do. All but `metrics` and `admin` if left out."""
+    models: list[str] | None = None
+    """Only these models. null: all of the tier."""
+    expires_at: Moment | None = None
+    notes: str = ""
+    limits: Limits = Limits()
+
+
+class ChangesBody(Body):
+    """The body of `PATCH /v1/admin/keys/{id}`. What is left out stays as it is."""
+
+    name: str = ""
+    tier: str = ""
+    scopes: list[str] = []
+    models: list[str] | None = None
+    notes: str = ""
+    limits: Limits = Limits()
+    """Of these, too, what is left out stays; null goes back to the tier's."""
+
+    def changes(self) -> dict[str, Any]:
+        """Return what was sent, flat."""
+        given = self.model_dump(exclude_unset=True)
+        limits: dict[str, Any] = given.pop("limits", {})
+        return given | limits
+
+
+class RotateBody(Body):
+    """The body of `POST /v1/admin/keys/{id}/rotate`."""
+
+    overlap_seconds: Annotated[int, Field(ge=0, le=366 * 86400)] = 86400
+    """How long the old key still works."""
+    expires_at: Moment | None = None
+    """When the new key ends. null: it lives as long as the old one was made for."""
+
+
+class ExpireBody(Body):
+    """The body of `POST /v1/admin/keys/{id}/expire`."""
+
+    expires_at: Moment | None
+    """When the key ends; null: never."""
+
+
+class Key(Shown):
+    """A key as it may be shown: everything but its text."""
+
+    public_id: str
+    name: str
+    tier: str
+    scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
+    models: list[str] | None
+    created_at: Iso
+    expires_at: Iso
+    revoked_at: Iso
+    last_used_at: Iso
+    notes: str
+    replaced_by: str | None
+    limits: Limits
+
+
+class NewKey(Key):
+    """A key that was just made. `key` is its text, in this answer and never again."""
+
+    key: str
+
+    @classmethod
+    def made(cls, text: str, key: ApiKey) -> NewKey:
+        """Show a new key to whoever asked for it."""
+        return cls.model_validate({"key": text, **asdict(key)})
+
+
+class KeyList(BaseModel):
+    """All keys, oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Key]
+
+
+@dataclass(slots=True)
 class KeyAdmin:
-    """One per process. All methods may raise `ApiError` and the store's errors."""
+    """One per process: its keys, and what a change of them needs here beyond the store."""
 
-    def __init__(self, keys: KeyCache, config: Callable[[], Config]) -> None:
-        self._keys = keys
-        self._config = config
-        # Two admins that revoke each other's keys at the same moment would both find that one is left.
-        self._one_at_a_time = asyncio.Lock()
+    cache: KeyCache
+    config: Callable[[], Config]
+    # Two admins that revoke each other's keys at the same moment would both find that one is left.
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def store(self) -> KeyStore:
-        """The keys themselves, for reading."""
-        return self._keys.store
+        """The keys themselves. A change made there is known in this process once `changed` was called."""
+        return self.cache.store
 
-    async def create(self, body: NewKeyBody, by: Actor) -> tuple[str, ApiKey]:
-        """Make a key."""
-        check_scopes(body.scopes)
-        check_rights(self._config(), body.tier, body.models or ())
-        return await self.store.create(
-            body.name,
-            body.tier,
-            body.scopes,
-            body.models,
-            body.expires_at,
-            notes=body.notes,
-            limits=KeyLimits(**dict(body.limits)),
-            by=by,
-        )
-
-    async def update(self, public_id: str, body: ChangesBody, by: Actor) -> ApiKey:
-        """Change what the body names."""
-        changes = body.changes()
-        check_scopes(changes.get("scopes", ()))
-        if "tier" in changes or "models" in changes:
-            old = await self.store.find(public_id)
-            check_rights(self._config(), changes.get("tier", old.tier), changes.get("models", old.models) or ())
-        if "admin" in changes.get("scopes", ("admin",)):
-            return await self._changed(self.store.update(public_id, by=by, **changes))
-        async with self._without_lockout(public_id, "scopes"):
-            return await self._changed(self.store.update(public_id, by=by, **changes))
-
-    async def rotate(self, public_id: str, body: RotateBody, by: Actor) -> tuple[str, ApiKey]:
-        """Make a successor."""
-        overlap = timedelta(seconds=body.overlap_seconds)
-        made = await self.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
-        self._keys.ask_again(public_id)
-        return made
-
-    async def expire(self, public_id: str, body: ExpireBody, by: Actor) -> ApiKey:
-        """Set or take away the end of a key."""
-        if body.expires_at is None:
-            return await self._changed(self.store.expire(public_id, None, by=by))
-        async with self._without_lockout(public_id, "expires_at"):
-            return await self._changed(self.store.expire(public_id, body.expires_at, by=by))
-
-    async def revoke(self, public_id: str, by: Actor) -> ApiKey:
-        """End a key for good, in this process at once."""
-        async with self._without_lockout(public_id, "public_id"):
-            key = await self.store.revoke(public_id, by=by)
-        self._keys.revoked(key.public_id)
-        return key
-
-    async def _changed(self, change: Awaitable[ApiKey]) -> ApiKey:
+    def changed(self, key: ApiKey) -> Key:
         """Have this process know of a change at once; others do within seconds."""
-        key = await change
-        self._keys.ask_again(key.public_id)
-        return key
+        self.cache.ask_again(key.public_id)
+        return Key.model_validate(key)
 
     @asynccontextmanager
-    async def _without_lockout(self, public_id: str, param: str) -> AsyncIterator[None]:
+    async def without_lockout(self, public_id: str, param: str) -> AsyncIterator[None]:
         """Refuse to take the last key that works and has the scope `admin`. Exact within this process."""
         async with self._one_at_a_time:
             now = self.store.clock()
@@ -116,40 +181,57 @@ router = APIRouter(
 @router.post("")
 async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKey:
     """Make a key. Its text is in this answer and never again."""
-    return NewKey.made(*await keys.create(body, by))
+    check_scopes(body.scopes)
+    check_rights(keys.config(), body.tier, body.models or ())
+    fields = body.model_dump(exclude={"limits"})
+    return NewKey.made(*await keys.store.create(**fields, limits=KeyLimits(**dict(body.limits)), by=by))
 
 
 @router.get("")
 async def list_keys(keys: TheKeyAdmin) -> KeyList:
     """List all keys, oldest first, also those that are revoked or expired."""
-    return KeyList(data=[Key.of(key) for key in await keys.store.list()])
+    return KeyList(data=[Key.model_validate(key) for key in await keys.store.list()])
 
 
 @router.get("/{public_id}")
 async def retrieve_key(public_id: str, keys: TheKeyAdmin) -> Key:
     """Show one key."""
-    return Key.of(await keys.store.find(public_id))
+    return Key.model_validate(await keys.store.find(public_id))
 
 
 @router.patch("/{public_id}")
 async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: TheActor) -> Key:
     """Change name, tier, scopes, models, notes or limits."""
-    return Key.of(await keys.update(public_id, body, by))
+    changes = body.changes()
+    check_scopes(changes.get("scopes", ()))
+    if "tier" in changes or "models" in changes:
+        old = await keys.store.find(public_id)
+        check_rights(keys.config(), changes.get("tier", old.tier), changes.get("models", old.models) or ())
+    stays_admin = "admin" in changes.get("scopes", ("admin",))
+    async with nullcontext() if stays_admin else keys.without_lockout(public_id, "scopes"):
+        return keys.changed(await keys.store.update(public_id, by=by, **changes))
 
 
 @router.post("/{public_id}/rotate")
 async def rotate_key(public_id: str, body: RotateBody, keys: TheKeyAdmin, by: TheActor) -> NewKey:
     """Make a successor with the same rights; the old key works on for a while."""
-    return NewKey.made(*await keys.rotate(public_id, body, by))
+    overlap = timedelta(seconds=body.overlap_seconds)
+    made = await keys.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
+    keys.cache.ask_again(public_id)
+    return NewKey.made(*made)
 
 
 @router.post("/{public_id}/expire")
 async def expire_key(public_id: str, body: ExpireBody, keys: TheKeyAdmin, by: TheActor) -> Key:
     """Set when a key ends, or that it never does."""
-    return Key.of(await keys.expire(public_id, body, by))
+    async with nullcontext() if body.expires_at is None else keys.without_lockout(public_id, "expires_at"):
+        return keys.changed(await keys.store.expire(public_id, body.expires_at, by=by))
 
 
 @router.post("/{public_id}/revoke")
 async def revoke_key(public_id: str, keys: TheKeyAdmin, by: TheActor) -> Key:
     """End a key for good."""
-    return Key.of(await keys.revoke(public_id, by))
+    async with keys.without_lockout(public_id, "public_id"):
+        key = await keys.store.revoke(public_id, by=by)
+    keys.cache.revoked(key.public_id)
+    return Key.model_validate(key)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from engine import ANSWERS, ModelHealth
-from server.api.dependencies import TheDrain, TheEngine, TheSettings, of_app
 from server.auth.access import KeyWith
-from server.observability.metrics import CONTENT_TYPE, CachedPage, Metrics, machine_gauges, page, server_gauges
+from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 
 router = APIRouter(tags=["health"])
+# The reason of a failed model, but not the error's text: that is for the operator and may name files.
+_SHOWN = ("status", "phase", "progress", "elapsed_seconds", "remaining_seconds", "restarts", "reason")
 
 
 @router.head("/health/live", include_in_schema=False)
@@ -25,51 +25,34 @@ async def live() -> dict[str, str]:
 
 @router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready")
-async def ready(engine: TheEngine, drain: TheDrain) -> JSONResponse:
+async def ready(request: Request) -> JSONResponse:
     """Answer 200 when every model answers and the server is not ending, else 503; with the state of each model.
 
     A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
     """
-    models = engine.health()
-    status = "draining" if drain.draining else _overall(models)
-    body = {"status": status, "models": {health.id: _model(health) for health in models}}
+    models: tuple[ModelHealth, ...] = request.app.state.engine.health()
+    found = {health.status for health in models}
+    if request.app.state.drain.draining:
+        status = "draining"
+    elif found <= ANSWERS:
+        status = "ready"
+    else:
+        status = "failed" if "failed" in found else "loading"
+    shown = {health.id: {name: getattr(health, name) for name in _SHOWN} for health in models}
+    body = {"status": status, "models": shown}
     headers = {} if status == "ready" else {"Retry-After": "5"}
     return JSONResponse(body, 200 if status == "ready" else 503, headers)
 
 
 @router.get("/metrics", response_class=Response, include_in_schema=False, dependencies=[Depends(KeyWith("metrics"))])
-async def read_metrics(
-    engine: TheEngine,
-    drain: TheDrain,
-    settings: TheSettings,
-    metrics: Annotated[Metrics, Depends(of_app("metrics"))],
-    kept: Annotated[CachedPage, Depends(of_app("metrics_page"))],
-) -> Response:
+async def read_metrics(request: Request) -> Response:
     """Give everything that is counted, in Prometheus' text format; at most a second old."""
+    state = request.app.state
 
     async def make() -> bytes:
-        now = server_gauges(engine, drain)
-        collectors = [metrics.registry, *engine.vllm_metrics()]
-        now += await asyncio.to_thread(machine_gauges, settings)
+        now = server_gauges(state.engine, state.drain)
+        collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
+        now += await asyncio.to_thread(machine_gauges, state.settings)
         return await asyncio.to_thread(page, collectors, now)
 
-    return Response(await kept.read(make), headers={"content-type": CONTENT_TYPE})
-
-
-def _overall(models: tuple[ModelHealth, ...]) -> Literal["ready", "loading", "failed"]:
-    if all(health.status in ANSWERS for health in models):
-        return "ready"
-    return "failed" if any(health.status == "failed" for health in models) else "loading"
-
-
-def _model(health: ModelHealth) -> dict[str, Any]:
-    """With the reason of a failed one, but without the error's text: that is for the operator and may name files."""
-    return {
-        "status": health.status,
-        "phase": health.phase,
-        "progress": health.progress,
-        "elapsed_seconds": health.elapsed_seconds,
-        "remaining_seconds": health.remaining_seconds,
-        "restarts": health.restarts,
-        "reason": health.reason,
-    }
+    return Response(await state.metrics_page.read(make), headers={"content-type": CONTENT_TYPE})

@@ -3,24 +3,94 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, Field
 
-from server.api.admin.schema import ChangedVoices, Entry, EntryList, Reloaded, RenewedCertificate
-from server.api.admin.usage import AuditQuery
-from server.api.dependencies import TheActor, TheAudit
+from server.api.admin.usage import Past
+from server.api.caller import TheActor
+from server.api.schema import Asked
 from server.auth.access import KeyWith
+from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
+from server.store import AuditEntry, AuditLog
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 
 
+class AuditQuery(Asked):
+    """What to show of the audit log."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    since: Past | None = None
+
+
+class Entry(BaseModel):
+    """One change: who made it, from where, what was done to what."""
+
+    id: int
+    at: str
+    actor: str
+    origin: str
+    action: str
+    object: str
+    detail: dict[str, Any]
+
+    @classmethod
+    def of(cls, entry: AuditEntry) -> Entry:
+        """Show what the store knows."""
+        return cls(**asdict(entry) | {"at": iso(entry.at)})
+
+
+class EntryList(BaseModel):
+    """Changes, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Entry]
+
+
+class ChangedVoices(BaseModel):
+    """Ids of voices."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+
+
+class RenewedCertificate(BaseModel):
+    """What became of the TLS certificate."""
+
+    renewed: bool
+    """Connections that begin from now on are shown another one than before."""
+    refused: str | None
+    """Why it stays as it was: the files that are there now cannot be used. For the operator, with their names."""
+
+
+class Reloaded(BaseModel):
+    """What is served since models.yaml and the voices were read again."""
+
+    object: Literal["config"] = "config"
+    models: list[str]
+    tiers: list[str]
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+    voices: ChangedVoices
+    warnings: list[str]
+    """Why voices are hidden or cannot speak, whether that is new or not."""
+    later: list[str]
+    """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
+    certificate: RenewedCertificate | None
+    """null: this server speaks plain HTTP."""
+
+
 @router.get("/audit")
-async def read_audit(query: Annotated[AuditQuery, Query()], audit: TheAudit) -> EntryList:
+async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> EntryList:
     """List changes of keys and configuration, the newest first."""
-    return EntryList(data=[Entry.of(entry) for entry in await audit.read(query.limit, query.since)])
+    entries = await AuditLog(request.app.state.database).read(query.limit, query.since)
+    return EntryList(data=[Entry.of(entry) for entry in entries])
 
 
 @router.get("/status")
@@ -37,9 +107,7 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
     return Reloaded(
         models=list(request.app.state.config.models),
         tiers=list(request.app.state.config.tiers),
-        added=list(applied.models.added),
-        changed=list(applied.models.changed),
-        removed=list(applied.models.removed),
+        **asdict(applied.models),
         voices=ChangedVoices(**asdict(applied.voices)),
         warnings=list(applied.warnings),
         later=list(applied.later),

@@ -1,7 +1,4 @@
-"""`GET /v1/usage`: what keys have used. Each key may read its own, and with the scope `admin` all.
-
-Also what may stand in a query of the audit log, whose times read the same.
-"""
+"""`GET /v1/usage`: what keys have used. Each key may read its own, and with the scope `admin` all."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.dependencies import AnyKey, TheMeter
 from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
-from server.store import GroupBy, UsageRow
+from server.store import ApiKey, GroupBy, UsageBook, UsageRow
 from server.store.schema import utc_now
 from server.validation import FieldError
 
@@ -28,11 +24,6 @@ _LONGEST_BY_HOUR = timedelta(days=31)
 
 def _since(text: Any) -> datetime:
     return text if isinstance(text, datetime) else past(str(text), utc_now())  # FastAPI passes defaults through here
-
-
-def _groups(text: str) -> str:
-    groups(text)
-    return text
 
 
 def groups(text: str) -> tuple[GroupBy, ...]:
@@ -50,13 +41,6 @@ Past = Annotated[
 ]
 
 
-class AuditQuery(Asked):
-    """What to show of the audit log."""
-
-    limit: Annotated[int, Field(ge=1, le=1000)] = 100
-    since: Past | None = None
-
-
 class UsageQuery(Asked):
     """What to sum up, and how. Times are whole hours in UTC."""
 
@@ -64,7 +48,7 @@ class UsageQuery(Asked):
     """So long ago (`7d`), a day or a moment."""
     until: Past = Field(default_factory=utc_now)
     """Up to the hour of this moment."""
-    by: Annotated[str, AfterValidator(_groups)] = "day"
+    by: Annotated[str, AfterValidator(lambda by: groups(by) and by)] = "day"
     """`hour`, `day`, `model`, `kind` or `key`, or several with commas between."""
     model: Annotated[str, Field(pattern=r"^[\x20-\x7e]{1,256}$")] | None = None
     key: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{12}$")] | None = None
@@ -111,8 +95,10 @@ class UsageList(BaseModel):
 
 
 @router.get("/usage")
-async def read_usage(query: Annotated[UsageQuery, Query()], key: AnyKey, meter: TheMeter) -> UsageList:
+async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) -> UsageList:
     """Sum up requests and tokens by hour, day, model, kind or key, up to this moment."""
+    key: ApiKey = request.state.key
+    book: UsageBook = request.app.state.meter.book
     owner = query.key
     if "admin" not in key.scopes:
         if owner not in {None, key.public_id}:
@@ -124,6 +110,6 @@ async def read_usage(query: Annotated[UsageQuery, Query()], key: AnyKey, meter: 
                 param="key",
             )
         owner = key.public_id
-    await meter.book.flush()  # what was used a moment ago belongs to it
-    rows = await meter.book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
+    await book.flush()  # what was used a moment ago belongs to it
+    rows = await book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
     return UsageList(data=[UsageSum.of(row) for row in rows])

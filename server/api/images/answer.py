@@ -2,72 +2,97 @@
 
 from __future__ import annotations
 
-import asyncio
-import binascii
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
-from engine import FinishedImage, GenerationError, ImageProgress, ImageRequest, PartialImage
+from engine import FinishedImage, GenerationError, ImageRequest, PartialImage
 from engine.stream import ImageStream
+from server.api.caller import event
 from server.api.images.files import ImageFiles
-from server.errors import ApiError
-
-_PIECE_BYTES = 3 * 2**16  # whole groups of base64
-_encode = msgspec.json.Encoder().encode
-Item = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class ImageAnswer:
-    """Says in the wire's words what was made for one request. Base64 comes as `Raw`: JSON strings, made elsewhere."""
+    """The answer to one request, whole or as events; an image that was not sent is deleted.
 
-    def __init__(self, request: ImageRequest) -> None:
-        self._prompt = request.prompt
-        self._made_as = {
-            "output_format": request.output_format,
-            "quality": request.quality,
-            "size": f"{request.size}x{request.size}",
-        }
+    `link` gives the address of a file by its name and end; None of `files` means that nothing is stored.
+    """
 
-    def item(self, image: FinishedImage) -> Item:
-        """Return what is said of an image beside where it is."""
-        return {"revised_prompt": self._prompt, "seed": image.seed}
+    request: ImageRequest
+    opening: Callable[[], Awaitable[ImageStream]]
+    files: ImageFiles | None
+    link: Callable[[str, int], str]
+    base64: bool
+    _unsent: list[str] = field(default_factory=list)
 
-    def whole(self, items: Mapping[int, Item], steps: int) -> bytes:
-        """Encode the answer that is not streamed; `steps` were taken for all images together."""
-        data = [item for _, item in sorted(items.items())]
-        answer = {"created": int(time.time()), "data": data, **self._made_as, "usage": _usage(len(items), steps)}
-        return _encode(answer)
+    @property
+    def _made_as(self) -> dict[str, str]:
+        asked = self.request
+        return {"output_format": asked.output_format, "quality": asked.quality, "size": f"{asked.size}x{asked.size}"}
 
-    def progress(self, progress: ImageProgress) -> bytes:
-        """Encode how far an image is."""
-        fields = {"index": progress.index, "step": progress.step, "steps": progress.steps}
-        return _event("image_generation.progress", **fields)
+    async def whole(self) -> bytes:
+        """Run to the end and return the encoded answer."""
+        items: dict[int, dict[str, Any]] = {}
+        steps = 0
+        with self._without_leftovers():
+            async with await self.opening() as images:
+                async for image in images:
+                    if isinstance(image, FinishedImage):
+                        items[image.index] = await self._item(image)
+                        steps += image.steps
+            if len(items) < self.request.n:
+                raise GenerationError("The model did not make all of the images. Send the request again.")
+            data = [item for _, item in sorted(items.items())]
+            answer = {"created": int(time.time()), "data": data, **self._made_as, "usage": _usage(len(items), steps)}
+            encoded = msgspec.json.encode(answer)
+            self._unsent.clear()
+            return encoded
 
-    def partial(self, partial: PartialImage, content: msgspec.Raw) -> bytes:
-        """Encode a preview."""
-        fields = {"index": partial.index, "partial_image_index": partial.number, "b64_json": content}
-        return _event("image_generation.partial_image", **fields, **self._of_events())
+    async def events(self, *, progress: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the answer as they come about. Closing it aborts what is not finished."""
+        with self._without_leftovers():
+            async with await self.opening() as images:
+                async for image in images:
+                    if isinstance(image, FinishedImage):
+                        data = self._event(
+                            "completed", index=image.index, **await self._item(image), usage=_usage(1, image.steps)
+                        )
+                        self._unsent.clear()  # the client may know the file: it stays, whatever becomes of the rest
+                        yield data
+                    elif isinstance(image, PartialImage):
+                        yield self._event(
+                            "partial_image", index=image.index, partial_image_index=image.number, b64_json=image.data
+                        )
+                    elif progress:
+                        yield event("image_generation.progress", index=image.index, step=image.step, steps=image.steps)
 
-    def completed(self, image: FinishedImage, item: Item) -> bytes:
-        """Encode a finished image; `item` as in the whole answer."""
-        fields = {"index": image.index, **item, "usage": _usage(1, image.steps)}
-        return _event("image_generation.completed", **fields, **self._of_events())
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        made = {"created_at": int(time.time()), **self._made_as, "background": "opaque"}
+        return event(f"image_generation.{kind}", **fields, **made)
 
-    def _of_events(self) -> dict[str, Any]:
-        return {"created_at": int(time.time()), **self._made_as, "background": "opaque"}
+    async def _item(self, image: FinishedImage) -> dict[str, Any]:
+        """Return what the answer says of this image. Raises `ApiError` where it cannot be stored."""
+        item: dict[str, Any] = {"revised_prompt": self.request.prompt, "seed": image.seed}
+        if self.files is not None:
+            stored = await self.files.save(image.data, self.request.output_format)
+            self._unsent.append(stored.name)
+            item |= {"url": self.link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
+        if self.base64:
+            item["b64_json"] = image.data  # msgspec writes bytes as base64
+        return item
 
-
-def failed(error: ApiError) -> bytes:
-    """Encode what a stream ends with when it fails after its start."""
-    return _event("error", error=error.body())
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+    @contextmanager
+    def _without_leftovers(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self.files is not None:
+                self.files.discard(*self._unsent)
 
 
 def _usage(images: int, steps: int) -> dict[str, Any]:
@@ -75,85 +100,3 @@ def _usage(images: int, steps: int) -> dict[str, Any]:
     tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
     details = {"text_tokens": 0, "image_tokens": 0}
     return {"images": images, "steps": steps, **tokens, "input_tokens_details": details}
-
-
-class Delivery:
-    """Puts finished images where the client wants them. Use as `async with`: what is not `sent` by then is deleted.
-
-    `link` gives the address of a file by its name and end; None of `files` means that nothing is stored.
-    """
-
-    def __init__(
-        self, answer: ImageAnswer, *, files: ImageFiles | None, link: Callable[[str, int], str], base64: bool
-    ) -> None:
-        self.answer = answer
-        self._files = files
-        self._link = link
-        self._base64 = base64
-        self._unsent: list[str] = []
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._files is not None:
-            self._files.discard(*self._unsent)
-        self._unsent.clear()
-
-    async def item(self, image: FinishedImage, request: ImageRequest) -> Item:
-        """Return what the answer says of this image. Raises `ApiError` where it cannot be stored."""
-        item = self.answer.item(image)
-        if self._files is not None:
-            stored = await self._files.save(image.data, request.output_format)
-            self._unsent.append(stored.name)
-            item |= {"url": self._link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
-        if self._base64:
-            item["b64_json"] = await as_base64(image.data)
-        return item
-
-    def sent(self) -> None:
-        """From here on the client may know the files so far: they stay, whatever becomes of the rest."""
-        self._unsent.clear()
-
-
-async def whole(opening: Awaitable[ImageStream], delivery: Delivery, request: ImageRequest) -> bytes:
-    """Run to the end and return the encoded answer."""
-    items: dict[int, Item] = {}
-    steps = 0
-    async with delivery, await opening as events:
-        async for event in events:
-            if isinstance(event, FinishedImage):
-                items[event.index] = await delivery.item(event, request)
-                steps += event.steps
-        if len(items) < request.n:
-            raise GenerationError("The model did not make all of the images. Send the request again.")
-        body = delivery.answer.whole(items, steps)
-        delivery.sent()
-        return body
-
-
-async def streamed(
-    opening: Callable[[], Awaitable[ImageStream]], delivery: Delivery, request: ImageRequest, *, progress: bool
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of the answer as they come about. Closing it aborts what is not finished."""
-    async with delivery, await opening() as events:
-        async for event in events:
-            if isinstance(event, FinishedImage):
-                data = delivery.answer.completed(event, await delivery.item(event, request))
-                delivery.sent()
-                yield data
-            elif isinstance(event, PartialImage):
-                yield delivery.answer.partial(event, await as_base64(event.data))
-            elif progress:
-                yield delivery.answer.progress(event)
-
-
-async def as_base64(data: bytes) -> msgspec.Raw:
-    """Return a JSON string. In pieces with turns for others between: on a thread it would hold the interpreter."""
-    pieces = [b'"']
-    for start in range(0, len(data), _PIECE_BYTES):
-        pieces.append(binascii.b2a_base64(data[start : start + _PIECE_BYTES], newline=False))
-        await asyncio.sleep(0)
-    return msgspec.Raw(b"".join([*pieces, b'"']))

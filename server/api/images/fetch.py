@@ -11,6 +11,9 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
 
 import httpx2
 
@@ -36,39 +39,33 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 
+@dataclass(slots=True)
 class ImageFetcher:
     """Fetches one picture per call. `is_allowed`, `port` and `tls` are for tests that serve their own pictures."""
 
-    def __init__(
-        self,
-        max_bytes: int,
-        *,
-        is_allowed: Callable[[str], bool] = is_public,
-        port: int = _HTTPS_PORT,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._is_allowed = is_allowed
-        self._port = port
-        self._tls = tls or ssl.create_default_context()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+    max_bytes: int
+    is_allowed: Callable[[str], bool] = is_public
+    port: int = _HTTPS_PORT
+    tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+    _turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _AT_ONCE))
 
     async def __call__(self, address: str) -> bytes:
         """Return what lies at `address`. Raises `RequestError` without a `param`, saying what is not allowed."""
         url = self._checked(address)
         client = httpx2.AsyncClient(
-            verify=self._tls,
+            verify=self.tls,
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(_SECONDS, connect=_CONNECT_SECONDS),
         )
         try:
-            async with self._turns, asyncio.timeout(_SECONDS), client:
-                response = await self._connect(client, url)
-                try:
-                    return await self._body(response)
-                finally:
-                    await response.aclose()
+            async with (
+                self._turns,
+                asyncio.timeout(_SECONDS),
+                client,
+                aclosing(await self._connect(client, url)) as response,
+            ):
+                return await self._body(response)
         except (httpx2.HTTPError, OSError, ValueError) as error:  # a timeout is an OSError
             raise RequestError(
                 f"This picture could not be fetched within {_SECONDS:g} seconds from a public address. Check the "
@@ -80,13 +77,13 @@ class ImageFetcher:
             url = httpx2.URL(address)
         except httpx2.InvalidURL:
             url = httpx2.URL()
-        if url.scheme != "https" or not url.host or url.userinfo or (url.port or _HTTPS_PORT) != self._port:
+        if url.scheme != "https" or not url.host or url.userinfo or (url.port or _HTTPS_PORT) != self.port:
             raise RequestError(
                 "The address of a picture must start with https://, without a port or a user name. Or send the "
                 "picture as a `data:` URI."
             )
         try:
-            allowed = self._is_allowed(url.host)
+            allowed = self.is_allowed(url.host)
         except ValueError:  # a name; but no top-level domain is a number, and resolvers would read one as an address
             last = url.host.rpartition(".")[2]
             allowed = not last.startswith("0x") and any(letter.isalpha() for letter in last)
@@ -111,10 +108,10 @@ class ImageFetcher:
 
     async def _resolve(self, name: str) -> list[str]:
         """Return the addresses of a name, IPv4 first. Raises `RequestError` if any of them is not public."""
-        found = await asyncio.get_running_loop().getaddrinfo(name, self._port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().getaddrinfo(name, self.port, type=socket.SOCK_STREAM)
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        if not all(self._is_allowed(address) for address in addresses):
+        if not all(self.is_allowed(address) for address in addresses):
             raise _private()
         return addresses
 
@@ -127,8 +124,8 @@ class ImageFetcher:
         data = bytearray()
         async for chunk in response.aiter_raw():
             data += chunk
-            if len(data) > self._max_bytes:
-                raise RequestError(f"A picture may have at most {self._max_bytes} bytes, and this one has more.")
+            if len(data) > self.max_bytes:
+                raise RequestError(f"A picture may have at most {self.max_bytes} bytes, and this one has more.")
         return bytes(data)
 
 

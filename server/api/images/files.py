@@ -1,13 +1,15 @@
-"""Generated images as files under random names: written whole or not at all, and deleted by age and total size.
+"""Generated images as files under random names, and signed links to them: who has one needs no key.
 
-`ImageFolder` blocks; `ImageFiles` runs it on threads for the event loop. Who may open a file is links.py's.
+`ImageFolder` blocks; `ImageFiles` runs it on threads for the event loop. Files are written whole or not at all, and
+deleted by age and total size. Nothing else is known of a link: no row, no session.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import base64
 import errno
+import hmac
 import logging
 import os
 import re
@@ -15,14 +17,17 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
+from urllib.parse import urlencode
+
+from starlette.requests import Request
 
 from engine import ImageFormat
 from server.errors import ApiError
+from server.settings import Settings
 from server.tasks import SideTasks
 
 _T = TypeVar("_T")
@@ -31,23 +36,25 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _THREADS = 4  # of their own: a slow disk holds up nothing else
 _PART = ".part"
 _NAME = re.compile(r"[0-9a-f]{32}\.(png|jpeg|webp)")
+_KEY_FILE = "image-links.key"
+_KEY_BYTES = 32
+_MOMENT = re.compile(r"[0-9]{1,12}")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
+@dataclass
 class ImageFolder:
     """One folder, for one server. Files of other names are left alone. Everything raises OSError."""
 
-    def __init__(
-        self, path: Path, *, retention_seconds: float, max_bytes: int, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.path = path
-        self.retention_seconds = retention_seconds
-        self.max_bytes = max_bytes
-        self.clock = clock
+    path: Path
+    retention_seconds: float
+    max_bytes: int
+    clock: Callable[[], float] = time.time
 
     def open(self) -> None:
         """Make the folder, for us alone, and delete what a killed process had half written."""
-        self._make()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
         for file in self.path.glob(f"*{_PART}"):
             if _NAME.fullmatch(file.name.removesuffix(_PART)):
@@ -56,11 +63,10 @@ class ImageFolder:
     def write(self, name: str, data: bytes) -> None:
         """Store a file. Where that fails nothing is left of it."""
         part = self.path / f"{name}{_PART}"
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
         try:
-            with os.fdopen(self._create(part), "wb", buffering=0) as file:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
+            with _new_file(part) as file:
+                file.write(data)
             part.replace(self.path / name)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -68,12 +74,9 @@ class ImageFolder:
 
     def read(self, name: str) -> bytes | None:
         """Return the file's bytes; None if there is no such file of ours."""
-        if not _NAME.fullmatch(name):
-            return None
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            return None
+        with suppress(FileNotFoundError):
+            return (self.path / name).read_bytes() if _NAME.fullmatch(name) else None
+        return None
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -93,23 +96,12 @@ class ImageFolder:
         return kept
 
     def _stored(self) -> Iterator[tuple[float, int, str]]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
-                    with contextlib.suppress(FileNotFoundError):
+                    with suppress(FileNotFoundError):
                         found = entry.stat(follow_symlinks=False)
                         yield found.st_mtime, found.st_size, entry.name
-
-    def _create(self, part: Path) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            return os.open(part, flags, 0o600)
-        except FileNotFoundError:  # the whole folder was deleted
-            self._make()
-            return os.open(part, flags, 0o600)
-
-    def _make(self) -> None:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +124,6 @@ class ImageFiles:
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-files")
         self._sweeping = asyncio.Lock()
         self._bytes = 0
-        self._written_bytes = 0  # since the start
         self._timer: asyncio.Task[None] | None = None
         self._tasks = SideTasks()
 
@@ -142,12 +133,7 @@ class ImageFiles:
         self._timer = asyncio.create_task(self._sweep_regularly())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Finish what has begun, and stop. The files stay."""
         if self._timer is not None:
             self._timer.cancel()
@@ -162,7 +148,7 @@ class ImageFiles:
         """
         name = f"{secrets.token_hex(16)}.{output_format}"
         expires_at = int(self._folder.clock() + self._folder.retention_seconds)
-        writing = self._tasks.start(self._run(partial(self._folder.write, name, data)))
+        writing = self._tasks.start(self._run(self._folder.write, name, data))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -172,33 +158,40 @@ class ImageFiles:
             if error.errno not in _NO_SPACE:
                 raise
             _log.error("an image could not be stored: no space is left for %s", self._folder.path)
-            raise _no_space() from error
+            raise ApiError(
+                507,
+                "insufficient_storage",
+                "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
+                "`b64_json`, which stores nothing, or tell whoever runs this server.",
+                type="server_error",
+                headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
+            ) from error
         self._bytes += len(data)
-        self._written_bytes += len(data)
         if self._bytes > self._folder.max_bytes and not self._sweeping.locked():
             self._tasks.start(self.sweep())
         return StoredImage(name, expires_at)
 
     async def read(self, name: str) -> bytes | None:
         """Return the file's bytes; None if there is no such file of ours."""
-        return await self._run(partial(self._folder.read, name))
+        return await self._run(self._folder.read, name)
 
     def discard(self, *names: str) -> None:
         """Delete files of an answer that nobody got. Does not wait or fail."""
         for name in names:
-            self._tasks.start(self._run(partial(self._folder.delete, name)))
+            self._tasks.start(self._run(self._folder.delete, name))
 
     async def sweep(self) -> None:
         """Delete what is too old or too much; where that fails it is tried again later."""
         async with self._sweeping:
             while True:
-                before = self._written_bytes
+                before, self._bytes = self._bytes, 0
                 try:
                     kept = await self._run(self._folder.sweep)
                 except OSError as error:
+                    self._bytes += before
                     _log.warning("old images in %s could not be deleted: %s", self._folder.path, error.strerror)
                     return
-                self._bytes = kept + self._written_bytes - before  # what came meanwhile may count twice, but never not
+                self._bytes += kept  # what came meanwhile may count twice, but never not
                 if self._bytes <= self._folder.max_bytes:
                     return  # else nobody has started a sweep for what came
 
@@ -207,16 +200,63 @@ class ImageFiles:
             await asyncio.sleep(self._sweep_every_seconds)
             await self.sweep()
 
-    async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
-def _no_space() -> ApiError:
-    return ApiError(
-        507,
-        "insufficient_storage",
-        "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` `b64_json`,"
-        " which stores nothing, or tell whoever runs this server.",
-        type="server_error",
-        headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
-    )
+@dataclass(frozen=True)
+class ImageLinks:
+    """Makes and checks links; every process with the same key makes and takes the same ones."""
+
+    _key: bytes = field(repr=False)
+    _clock: Callable[[], float] = time.time
+
+    @classmethod
+    def open(cls, data_dir: Path) -> Self:
+        """Use the key of the data directory, which one server has at a time; made once. Blocks. Raises OSError."""
+        file = data_dir / _KEY_FILE
+        with suppress(FileNotFoundError):
+            if len(key := file.read_bytes()) == _KEY_BYTES:
+                return cls(key)
+        key, part = secrets.token_bytes(_KEY_BYTES), file.with_name(f"{_KEY_FILE}{_PART}")
+        part.unlink(missing_ok=True)
+        with _new_file(part) as opened:
+            opened.write(key)
+        part.replace(file)  # a damaged one signs nothing; the links that it may have signed are lost
+        return cls(key)
+
+    def path(self, name: str, expires_at: int) -> str:
+        """Return the address of a file below the base address; `expires_at` in Unix seconds."""
+        query = urlencode({"expires": expires_at, "signature": self._signature(name, str(expires_at))})
+        return f"/images/files/{name}?{query}"
+
+    def seconds_left(self, name: str, expires: str, signature: str) -> int | None:
+        """How long this link still opens the file `name`; None if it does not, whatever the reason."""
+        right = hmac.compare_digest(self._signature(name, expires).encode(), signature.encode("utf-8", "replace"))
+        if not right or not _MOMENT.fullmatch(expires):
+            return None
+        seconds = int(expires) - self._clock()
+        return int(seconds) if seconds > 0 else None
+
+    def _signature(self, name: str, expires: str) -> str:
+        signed = hmac.digest(self._key, f"{name}\n{expires}".encode("utf-8", "replace"), "sha256")
+        return base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
+
+
+def public_base_url(request: Request, settings: Settings) -> str:
+    """Return the base address, with `/v1`, under which this client can reach us.
+
+    Without the setting it is the one that the client itself has called: nobody else is ever shown it.
+    """
+    if settings.public_base_url is not None:
+        return settings.public_base_url
+    host = request.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        name, port = request.scope["server"]
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}/v1"
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Make a file that only we may read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

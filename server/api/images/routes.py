@@ -5,25 +5,91 @@ Where an image is no longer there, a browser gets a page for people and every ot
 
 from __future__ import annotations
 
-from typing import Annotated
+import secrets
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
+from pydantic import Field, model_validator
 from starlette.responses import HTMLResponse
 
-from server.api import answering
-from server.api.dependencies import Caller, CallerWith, TheSettings, of_app
-from server.api.images.answer import Delivery, ImageAnswer, failed, streamed, whole
-from server.api.images.files import ImageFiles
-from server.api.images.links import ImageLinks, public_base_url
-from server.api.images.schema import ImageGenerationBody, to_image_request
+from engine import ImageRequest
+from server.api.caller import Caller, CallerWith, TheSettings, failure_event, of_app
+from server.api.images.answer import ImageAnswer
+from server.api.images.files import ImageFiles, ImageLinks, public_base_url
+from server.api.schema import ModelBody, RandomSeed, ShortText, Strict
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
+from server.validation import FieldError
 
 TheImageFiles = Annotated[ImageFiles, Depends(of_app("image_files"))]
 TheImageLinks = Annotated[ImageLinks, Depends(of_app("image_links"))]
 router = APIRouter(prefix="/v1", tags=["images"], route_class=StrictRoute)
+
+
+class ImageStreamOptions(Strict):
+    """Only together with `stream: true`."""
+
+    include_progress: bool | None = None
+    """Adds an event `image_generation.progress` for each step, which strict clients do not know."""
+
+
+class ImageGenerationBody(ModelBody):
+    """The body of `POST /v1/images/generations`."""
+
+    model: ShortText
+    """An id from `GET /v1/models` with the capability `image_generation`."""
+    prompt: Annotated[str, Field(min_length=1, max_length=1000)]
+    """What the image shows."""
+    n: Annotated[int, Field(ge=1, le=4)] | None = None
+    """How many images. Default 1."""
+    size: Literal["256x256", "512x512", "1024x1024"] | None = None
+    """Default 1024x1024."""
+    quality: Literal["standard", "hd"] | None = None
+    """hd takes more steps. Default standard."""
+    response_format: Literal["url", "b64_json"] | None = None
+    """Left out: each image has both."""
+    seed: RandomSeed | None = None
+    """Image `i` is made with `seed + i`. Default: by chance."""
+    negative_prompt: Annotated[str, Field(max_length=1000)] | None = None
+    """What the image does not show, for models that know how."""
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    """Default png."""
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Quality of a JPEG or WebP, 100 the best."""
+    stream: bool | None = None
+    stream_options: ImageStreamOptions | None = None
+    partial_images: Annotated[int, Field(ge=0, le=3)] | None = None
+    """Previews of each image on the way, with `stream: true`. Default 0."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "needs `stream: true`")
+        if self.partial_images and not self.stream:
+            raise FieldError("partial_images", "needs `stream: true`")
+        if self.output_compression is not None and self.output_format in {None, "png"}:
+            raise FieldError("output_compression", "needs `output_format` `jpeg` or `webp`: PNG loses nothing")
+        return self
+
+
+def _to_image_request(body: ImageGenerationBody, caller: Caller) -> ImageRequest:
+    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
+    caller.access.check(caller.key, body.model)
+    return ImageRequest(
+        request_id=secrets.token_hex(12),
+        model=body.model,
+        prompt=body.prompt,
+        n=body.n or 1,
+        size=int((body.size or "1024x1024").partition("x")[0]),
+        quality=body.quality or "standard",
+        seed=body.seed,
+        negative_prompt=body.negative_prompt or None,
+        output_format=body.output_format or "png",
+        compression=body.output_compression,
+        partial_images=body.partial_images or 0,
+    )
 
 
 @router.post("/images/generations", response_class=Response)
@@ -34,21 +100,21 @@ async def create_images(
     links: TheImageLinks,
 ) -> Response:
     """Make images of a text, answered together or, with `stream: true`, each as soon as it is done."""
-    asked = to_image_request(body, caller)
+    asked = _to_image_request(body, caller)
     caller.record.model, caller.record.stream = asked.model, bool(body.stream)
     base_url = public_base_url(caller.request, caller.settings)
-    delivery = Delivery(
-        ImageAnswer(asked),
+    answer = ImageAnswer(
+        asked,
+        lambda: caller.engine.images(asked),
         files=None if body.response_format == "b64_json" else files,
         link=lambda name, expires_at: base_url + links.path(name, expires_at),
         base64=body.response_format != "url",
     )
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
-        events = streamed(lambda: caller.engine.images(asked), delivery, asked, progress=progress)
-        return answering.streamed(caller, events, failure=failed)
-    answer = await until_disconnect(whole(caller.engine.images(asked), delivery, asked), caller.request, caller.drain)
-    return Response(answer, media_type="application/json")
+        return caller.streamed(answer.events(progress=progress), failure=failure_event)
+    whole = await until_disconnect(answer.whole(), caller.request, caller.drain)
+    return Response(whole, media_type="application/json")
 
 
 @router.head("/images/files/{name}", include_in_schema=False)

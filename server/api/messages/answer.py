@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from pydantic_core import from_json
 
-from engine import ChatDelta, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
-from server.errors import ApiError
+from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
+from server.api.caller import Answer, event
 
-_encode = msgspec.json.Encoder().encode
 _STOP_REASONS = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -25,51 +23,13 @@ _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
-def message(result: ChatResult, *, id_: str, model: str) -> dict[str, Any]:
-    """Return a whole message, ready to be encoded."""
-    (choice,) = result.choices
-    content: list[dict[str, Any]] = []
-    if choice.reasoning:
-        content.append({**_EMPTY_BLOCKS["thinking"], "thinking": choice.reasoning})
-    if choice.content.strip() or (choice.content and not choice.tool_calls):
-        content.append({"type": "text", "text": choice.content})
-    content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-        for call in choice.tool_calls
-    ]
-    last_arguments = choice.tool_calls[-1].arguments if choice.tool_calls else None
-    return {
-        **_head(id_, model),
-        "content": content,
-        **_stop(choice.finish_reason, choice.stop_text, last_arguments),
-        "usage": usage_object(result.usage),
-    }
+class MessageAnswer(Answer):
+    """One message, whole or as events: blocks one after the other, each begun, added to, ended."""
 
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return token counts as they go over the wire: here what came out of the cache does not count as input."""
-    cached = usage.cached_tokens or 0
-    counts: dict[str, Any] = {
-        "input_tokens": usage.prompt_tokens - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": usage.completion_tokens,
-    }
-    if usage.reasoning_tokens is not None:
-        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return counts
-
-
-def error_event(error: ApiError) -> bytes:
-    """Encode what a stream ends with when it fails after its start."""
-    return _event({"type": "error", "error": error.body()})
-
-
-class EventEncoder:
-    """Encodes the steps of one streamed message: blocks one after the other, each begun, added to, ended."""
-
-    def __init__(self, *, id_: str, model: str) -> None:
-        self._message: dict[str, Any] | None = {**_head(id_, model), "content": []}
+    def __init__(self, asked: ChatRequest) -> None:
+        id_ = f"msg_{asked.request_id}"
+        self._named: dict[str, Any] = {"id": id_, "type": "message", "role": "assistant", "model": asked.model}
+        self._begun = False
         self._index = -1  # of the newest block
         self._open: str | None = None  # the type of that block, until it has ended
         self._space = ""  # text that may turn out to be only the space before a tool call
@@ -77,13 +37,30 @@ class EventEncoder:
         self._finish_reason: FinishReason | None = None
         self._stop_text: str | None = None
 
+    def whole(self, result: ChatResult) -> dict[str, Any]:
+        """Return the message in one piece."""
+        (choice,) = result.choices
+        content: list[dict[str, Any]] = []
+        if choice.reasoning:
+            content.append({**_EMPTY_BLOCKS["thinking"], "thinking": choice.reasoning})
+        if choice.content.strip() or (choice.content and not choice.tool_calls):
+            content.append({"type": "text", "text": choice.content})
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+            for call in choice.tool_calls
+        ]
+        last_arguments = choice.tool_calls[-1].arguments if choice.tool_calls else None
+        stop = _stop(choice.finish_reason, choice.stop_text, last_arguments)
+        return {**self._named, "content": content, **stop, "usage": _usage(result.usage)}
+
     def step(self, step: ChatStep) -> bytes:
         """Return the events of one engine step; those of the first begin the message."""
         events: list[bytes] = []
-        if self._message is not None:
-            begun = {**self._message, "stop_reason": None, "stop_sequence": None, "usage": usage_object(step.usage)}
-            events.append(_event({"type": "message_start", "message": begun}))
-            self._message = None
+        if not self._begun:
+            self._begun = True
+            stop = {"stop_reason": None, "stop_sequence": None}
+            message = {**self._named, "content": [], **stop, "usage": _usage(step.usage)}
+            events.append(event("message_start", message=message))
         for delta in step.deltas:
             events += self._delta(delta)
         return b"".join(events)
@@ -98,9 +75,7 @@ class EventEncoder:
         events += self._end_block()
         arguments = None if self._arguments is None else "".join(self._arguments)
         stop = _stop(self._finish_reason, self._stop_text, arguments)
-        events.append(_event({"type": "message_delta", "delta": stop, "usage": usage_object(usage)}))
-        events.append(_event({"type": "message_stop"}))
-        return b"".join(events)
+        return b"".join([*events, event("message_delta", delta=stop, usage=_usage(usage)), event("message_stop")])
 
     def _delta(self, delta: ChatDelta) -> Iterator[bytes]:
         if delta.reasoning:
@@ -134,22 +109,32 @@ class EventEncoder:
         yield from self._end_block()
         self._index += 1
         self._open = kind
-        yield _event({"type": "content_block_start", "index": self._index, "content_block": block})
+        yield event("content_block_start", index=self._index, content_block=block)
 
     def _add(self, kind: str, name: str, piece: str, delta_type: str = "") -> Iterator[bytes]:
         if self._open != kind:
             yield from self._begin(kind, _EMPTY_BLOCKS[kind])
         delta = {"type": delta_type or f"{kind}_delta", name: piece}
-        yield _event({"type": "content_block_delta", "index": self._index, "delta": delta})
+        yield event("content_block_delta", index=self._index, delta=delta)
 
     def _end_block(self) -> Iterator[bytes]:
         if self._open is not None:
             self._open = None
-            yield _event({"type": "content_block_stop", "index": self._index})
+            yield event("content_block_stop", index=self._index)
 
 
-def _head(id_: str, model: str) -> dict[str, Any]:
-    return {"id": id_, "type": "message", "role": "assistant", "model": model}
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Return token counts as they go over the wire: here what came out of the cache does not count as input."""
+    cached = usage.cached_tokens or 0
+    counts: dict[str, Any] = {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+    }
+    if usage.reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
 
 
 def _stop(finish_reason: FinishReason, stop_text: str | None, last_arguments: str | None) -> dict[str, Any]:
@@ -178,7 +163,3 @@ def _input(arguments: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _event(event: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))

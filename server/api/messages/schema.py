@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and its token count, checked field by field like those of chat.
 
 Unknown fields are ignored, `cache_control` and `metadata` among them. What the fields mean to a model is said in
-prompt.py.
+routes.py.
 """
 
 from __future__ import annotations
@@ -11,45 +11,37 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from server.api.chat_schema import MAX_MESSAGES, PositiveInt, Strict, TextPart, object_schema, stop_sequences
+from server.api.chat_request import TextPart
+from server.api.json_schema import object_schema
+from server.api.schema import (
+    MAX_MESSAGES,
+    FunctionName,
+    PositiveInt,
+    ShortText,
+    Strict,
+    TopP,
+    refused,
+    stop_texts,
+    text_or_array,
+)
 from server.validation import FieldError
 
 _MAX_INPUT_BYTES = 2**20
-_Count = Field(min_length=1, max_length=1024)
-_Name = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
-_Id = Field(min_length=1, max_length=256)
+_NOT_EMPTY = Field(min_length=1, max_length=1024)
+_COUNTED = Field(max_length=1024)
+_STRING_OR_BLOCKS = text_or_array(" of content blocks")
 
-
-def _string_or_blocks(value: Any) -> Any:
-    """Told apart by hand, so that an error names the block and not a branch of the union."""
-    if isinstance(value, (str, list)):
-        return value
-    raise ValueError("must be a string or an array of content blocks")
-
-
-def _null_string_or_blocks(value: Any) -> Any:
-    return value if value is None else _string_or_blocks(value)
-
-
-def _sequences(value: Any) -> Any:
-    if isinstance(value, str):
-        raise ValueError("must be an array of strings")  # noqa: TRY004  # pydantic makes a finding of a ValueError only
-    return stop_sequences(value)
-
-
-def _custom_only(value: Any) -> Any:
-    if value is None or value == "custom":
-        return value
-    raise ValueError(
-        "must be `custom` or left out: this server runs no tools itself (web search, bash, text editor, computer "
-        "use). Offer a tool with a `name` and an `input_schema`, and run it where your program runs"
-    )
-
-
-def _limited_input(value: dict[str, Any]) -> dict[str, Any]:
-    if len(msgspec.json.encode(value)) > _MAX_INPUT_BYTES:
-        raise ValueError(f"must be at most {_MAX_INPUT_BYTES // 2**20} MiB long")
-    return value
+_no_string = refused("must be an array of strings", lambda value: isinstance(value, str))
+_custom_only = refused(
+    "must be `custom` or left out: this server runs no tools itself (web search, bash, text editor, computer "
+    "use). Offer a tool with a `name` and an `input_schema`, and run it where your program runs",
+    lambda value: value is not None and value != "custom",
+)
+_limited_input = refused(
+    f"must be at most {_MAX_INPUT_BYTES // 2**20} MiB long",
+    lambda value: len(msgspec.json.encode(value)) > _MAX_INPUT_BYTES,
+)
+_Schema = Annotated[dict[str, Any], BeforeValidator(object_schema)]
 
 
 class Base64Source(Strict):
@@ -58,6 +50,11 @@ class Base64Source(Strict):
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: Annotated[str, Field(min_length=1)]
+
+    @property
+    def url(self) -> str:
+        """The same as an address."""
+        return f"data:{self.media_type};base64,{self.data}"
 
 
 class UrlSource(Strict):
@@ -81,10 +78,8 @@ class ToolResultBlock(Strict):
     """What a tool gave back for the call `tool_use_id`."""
 
     type: Literal["tool_result"]
-    tool_use_id: Annotated[str, _Id]
-    content: Annotated[
-        str | Annotated[list[_Seen], Field(max_length=1024)] | None, BeforeValidator(_null_string_or_blocks)
-    ] = None
+    tool_use_id: ShortText
+    content: Annotated[str | Annotated[list[_Seen], _COUNTED], _STRING_OR_BLOCKS] | None = None
     is_error: bool | None = None
 
 
@@ -92,8 +87,8 @@ class ToolUseBlock(Strict):
     """An earlier tool call of the model."""
 
     type: Literal["tool_use"]
-    id: Annotated[str, _Id]
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    id: ShortText
+    name: ShortText
     input: Annotated[dict[str, Any], AfterValidator(_limited_input)]
 
 
@@ -103,45 +98,42 @@ class ThinkingBlock(Strict):
     type: Literal["thinking", "redacted_thinking"]
 
 
-UserBlock = Annotated[TextPart | ImageBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextPart | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
+_UserBlock = Annotated[TextPart | ImageBlock | ToolResultBlock, Field(discriminator="type")]
+_AssistantBlock = Annotated[TextPart | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
 Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock
-SystemContent = Annotated[str | Annotated[list[TextPart], _Count], BeforeValidator(_string_or_blocks)]
 
 
 class UserTurn(Strict):
     """What the user says, and what tools gave back."""
 
     role: Literal["user"]
-    content: Annotated[str | Annotated[list[UserBlock], _Count], BeforeValidator(_string_or_blocks)]
+    content: Annotated[str | Annotated[list[_UserBlock], _NOT_EMPTY], _STRING_OR_BLOCKS]
 
 
 class AssistantTurn(Strict):
     """What the model said; as the last message, what its answer begins with."""
 
     role: Literal["assistant"]
-    content: Annotated[
-        str | Annotated[list[AssistantBlock], Field(max_length=1024)], BeforeValidator(_string_or_blocks)
-    ]
+    content: Annotated[str | Annotated[list[_AssistantBlock], _COUNTED], _STRING_OR_BLOCKS]
 
 
 class SystemTurn(Strict):
     """Instructions amid the conversation; they join those of `system`."""
 
     role: Literal["system"]
-    content: SystemContent
+    content: Annotated[str | Annotated[list[TextPart], _NOT_EMPTY], _STRING_OR_BLOCKS]
 
 
-Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+_Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
 class CustomTool(Strict):
     """A tool that the model may call and the client runs."""
 
     type: Annotated[str | None, BeforeValidator(_custom_only)] = None
-    name: Annotated[str, _Name]
+    name: FunctionName
     description: str | None = None
-    input_schema: Annotated[dict[str, Any], BeforeValidator(object_schema)]
+    input_schema: _Schema
 
 
 class FreeToolChoice(Strict):
@@ -170,7 +162,7 @@ class MessageFormat(Strict):
     """A JSON schema that the answer has to satisfy."""
 
     type: Literal["json_schema"]
-    json_schema: Annotated[dict[str, Any], BeforeValidator(object_schema), Field(alias="schema")]
+    json_schema: Annotated[_Schema, Field(alias="schema")]
 
 
 class OutputConfig(Strict):
@@ -183,12 +175,10 @@ class OutputConfig(Strict):
 class CountTokensBody(Strict):
     """The body of `POST /v1/messages/count_tokens`: all that makes a prompt."""
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: ShortText
     """An id from `GET /v1/models`."""
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[
-        str | Annotated[list[TextPart], Field(max_length=1024)] | None, BeforeValidator(_null_string_or_blocks)
-    ] = None
+    messages: Annotated[list[_Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Annotated[str | Annotated[list[TextPart], _COUNTED], _STRING_OR_BLOCKS] | None = None
     tools: Annotated[list[CustomTool], Field(max_length=128)] | None = None
     tool_choice: Annotated[FreeToolChoice | MessageToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
@@ -213,11 +203,11 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: PositiveInt
     """How long the answer may be."""
-    stop_sequences: Annotated[Any, AfterValidator(_sequences)] = ()
+    stop_sequences: Annotated[Any, AfterValidator(stop_texts), BeforeValidator(_no_string)] = ()
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """Higher is more random; 0 always takes the likeliest token. Default 1."""
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Only the likeliest so many tokens are drawn from; 0 means all."""
 

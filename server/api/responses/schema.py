@@ -1,4 +1,4 @@
-"""The body of `POST /v1/responses`: its own names and shapes. What they mean is left to chat.py.
+"""The body of `POST /v1/responses`: its own names and shapes. What they mean is left to routes.py.
 
 What chat checks too (arguments, schemas, image addresses) is checked there, once, when the body has become a chat body.
 """
@@ -9,29 +9,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from server.api.chat_schema import NoEngineFields, PositiveInt, Strict
+from server.api.schema import (
+    MAX_MESSAGES,
+    ModelBody,
+    PositiveInt,
+    ShortText,
+    Strict,
+    Temperature,
+    TopLogprobs,
+    TopP,
+    refused,
+    text_or_array,
+)
 
-MAX_ITEMS = 4096
-_NOTHING_STORED = "cannot be used: nothing is stored here. Send the whole conversation in `input`"
-_Id = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-def _not_stored(value: Any) -> Any:
-    if value is not None:
-        raise ValueError(_NOTHING_STORED)
-    return value
-
-
-def _not_in_background(value: Any) -> Any:
-    if value is True:
-        raise ValueError("cannot be true: nothing is stored here, so the answer could not be fetched later")
-    return value
-
-
-def _function_only(kind: str) -> str:
-    if kind != "function":
-        raise ValueError("must be `function`: this server runs no tools of its own, it only calls yours")
-    return kind
+_not_stored = refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
+_not_in_background = refused(
+    "cannot be true: nothing is stored here, so the answer could not be fetched later", lambda value: value is True
+)
+_function_only = refused(
+    "must be `function`: this server runs no tools of its own, it only calls yours", lambda kind: kind != "function"
+)
 
 
 def _metadata(value: Any) -> Any:
@@ -43,19 +40,13 @@ def _metadata(value: Any) -> Any:
     return value
 
 
-def _item(item: Any) -> Any:
+def _typed(item: Any) -> Any:
     """A message may come without its type; a reference to something stored leads nowhere."""
     if isinstance(item, dict) and item.get("type") is None:
         return {**item, "type": "message"} if "role" in item else item
     if isinstance(item, dict) and item["type"] == "item_reference":
         raise ValueError("refers to a stored item, but nothing is stored here: send the item itself")
     return item
-
-
-def _string_or_array(value: Any) -> Any:
-    if isinstance(value, (str, list)):
-        return value
-    raise ValueError("must be a string or an array")
 
 
 class ResponseText(Strict):
@@ -82,7 +73,7 @@ class ResponseImage(Strict):
 
 
 Part = Annotated[ResponseText | RefusalPart | ResponseImage, Field(discriminator="type")]
-Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], BeforeValidator(_string_or_array)]
+_Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], text_or_array()]
 
 
 class MessageItem(Strict):
@@ -90,15 +81,15 @@ class MessageItem(Strict):
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: _Content
 
 
 class FunctionCallItem(Strict):
     """An earlier call that the model made; `arguments` is JSON text."""
 
     type: Literal["function_call"]
-    call_id: _Id
-    name: _Id
+    call_id: ShortText
+    name: ShortText
     arguments: str
 
 
@@ -106,8 +97,8 @@ class FunctionCallOutputItem(Strict):
     """What came of the call `call_id`."""
 
     type: Literal["function_call_output"]
-    call_id: _Id
-    output: Content
+    call_id: ShortText
+    output: _Content
 
 
 class ReasoningItem(Strict):
@@ -118,9 +109,9 @@ class ReasoningItem(Strict):
 
 Item = Annotated[
     Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
-    BeforeValidator(_item),
+    BeforeValidator(_typed),
 ]
-Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS)]
+_Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class FunctionTool(Strict):
@@ -168,19 +159,17 @@ class ReasoningOptions(Strict):
     effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
 
 
-class ResponseBody(NoEngineFields):
+class ResponseBody(ModelBody):
     """The body of `POST /v1/responses`. Nothing of it is stored, whatever `store` says."""
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
-    """An id from `GET /v1/models`."""
-    input: Annotated[str | Items, BeforeValidator(_string_or_array)]
+    input: Annotated[str | _Items, text_or_array()]
     """What the user says; or the whole conversation as items."""
     instructions: str | None = None
     """A system message in front of everything."""
     max_output_tokens: PositiveInt | None = None
     """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -188,7 +177,7 @@ class ResponseBody(NoEngineFields):
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[str], Field(max_length=64)] | None = None
     """`message.output_text.logprobs` adds probabilities; the others have no effect."""
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     stream: bool | None = None
     metadata: Annotated[Any, AfterValidator(_metadata)] = None
     """Comes back with the answer."""

@@ -11,7 +11,8 @@ import pytest
 from chat_parts import HELLO, MODEL, assert_error, assert_well
 from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
 
-from server.api.messages import answer
+from engine import ChatRequest
+from server.api.messages.answer import MessageAnswer
 from server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -234,7 +235,9 @@ async def test_the_access_line_says_what_happened(server: Server, http: httpx2.A
 
 
 def test_a_failure_after_the_start_is_an_event_of_the_convention():
-    event = answer.error_event(ApiError(503, "engine_unavailable", "Gone.", type="server_error"))
+    event = MessageAnswer(ChatRequest(request_id="1", model="m", messages=[])).failed(
+        ApiError(503, "engine_unavailable", "Gone.", type="server_error")
+    )
     first, second = event.decode().removesuffix("\n\n").split("\n")
     assert first == "event: error"
     assert json.loads(second.removeprefix("data: ")) == {

@@ -8,14 +8,14 @@ import pytest
 from responses_parts import events_of, put_together, said_in
 
 from engine import ChatDelta, ChatStep, GenerationError, ToolCallDelta, Usage
-from server.api.responses.answer import ResponseEvents, ResponseObject
+from server.api.responses.answer import ResponseAnswer
 from server.api.responses.schema import ResponseBody
 from server.errors import ApiError
 
 
-def encoder(**fields: Any) -> ResponseEvents:
+def encoder(**fields: Any) -> ResponseAnswer:
     body = ResponseBody.model_validate({"model": "m", "input": "x", **fields})
-    return ResponseEvents(ResponseObject(body, id_="resp_1", created=1), "1")
+    return ResponseAnswer(body, request_id="1", created=1)
 
 
 def test_reasoning_text_and_calls_are_items_of_their_own_one_after_the_other():

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import CANARY
 
-from server.api.chat_schema import ChatCompletionBody
+from server.api.chat_request import ChatCompletionBody
 
 if TYPE_CHECKING:
     import httpx2

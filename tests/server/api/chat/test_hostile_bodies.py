@@ -10,7 +10,7 @@ import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error, assert_well
 from serving import CANARY
 
-from server.api.chat_schema import ChatCompletionBody
+from server.api.chat_request import ChatCompletionBody
 
 if TYPE_CHECKING:
     import httpx2

@@ -1,39 +1,60 @@
-"""What may be asked of speech, checked field by field, and how voices and the models that speak are shown."""
+"""`POST /v1/audio/speech`, and what can speak: `GET /v1/audio/voices` and `GET /v1/audio/models`.
+
+The two lists answer without a key if the setting `open_voice_list` says so (middleware.py), then all of it.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
 import engine
-from engine import AudioFormat, SpeechRequest, language_code
+from engine import AudioFormat, GenerationError, SpeechRequest, language_code
 from engine.config.messages import near_miss
-from server.api.chat_schema import NoEngineFields, Strict
-from server.api.dependencies import Caller
-from server.api.schema import Asked, Model
+from engine.stream import SpeechStream
+from server.api.caller import Caller, CallerWith, TheAccess, TheEngine
+from server.api.schema import Asked, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
+from server.auth.access import KeyIfSent
 from server.errors import ApiError
+from server.http.routing import StrictRoute
+from server.http.streaming import StreamedResponse
+from server.store import ApiKey
 
+router = APIRouter(prefix="/v1/audio", tags=["audio"], route_class=StrictRoute)
+_KeyIfSent = Annotated[ApiKey | None, Depends(KeyIfSent("audio"))]
+# As the convention names them; of Opus the registered name would be audio/ogg, which is what the file is.
+MEDIA_TYPES: dict[AudioFormat, str] = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/opus",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm;rate=24000;channels=1",
+}
 _LISTED = 30
-VoiceName = Annotated[str, Field(min_length=1, max_length=64)]
+_VoiceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class VoiceReference(Strict):
     """A voice, as some clients name it."""
 
-    id: VoiceName
+    id: _VoiceName
 
 
-class SpeechBody(NoEngineFields):
+class SpeechBody(ModelBody):
     """The body of `POST /v1/audio/speech`."""
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: ShortText
     """An id from `GET /v1/audio/models`."""
     input: Annotated[str, Field(min_length=1, max_length=4096)]
     """What is spoken."""
-    voice: VoiceName | VoiceReference
+    voice: _VoiceName | VoiceReference
     """An id from `GET /v1/audio/voices`, or one of the model's other names for it, like `alloy`."""
     response_format: AudioFormat | None = None
     """Default mp3."""
@@ -41,15 +62,12 @@ class SpeechBody(NoEngineFields):
     """Default 1, the voice's own."""
     stream_format: Literal["audio", "sse"] | None = None
     """audio (default): the file itself, as it is spoken. sse: events with pieces of it in base64."""
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    seed: RandomSeed | None = None
     """The same seed gives the same sound. Default: by chance."""
 
 
-def to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it.
-
-    The request id is ours. Raises `ApiError`.
-    """
+def _to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
+    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
     caller.access.check(caller.key, body.model)
     return SpeechRequest(
         request_id=secrets.token_hex(12),
@@ -60,6 +78,44 @@ def to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
         seed=body.seed,
         response_format=body.response_format or "mp3",
     )
+
+
+@router.post("/speech", response_class=Response)
+async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
+    """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
+    asked = _to_speech_request(body, caller)
+    as_events = body.stream_format == "sse"
+    caller.record.model, caller.record.stream = asked.model, as_events
+    pieces = _spoken(lambda: caller.engine.speech(asked), asked, as_events=as_events)
+    if as_events:
+        return caller.streamed(pieces, failure=lambda error: _event("error", error=error.body()))
+    media_type = MEDIA_TYPES[asked.response_format]
+    return StreamedResponse(pieces, media_type=media_type, drain=caller.drain, failure=None)
+
+
+async def _spoken(
+    opening: Callable[[], Awaitable[SpeechStream]], request: SpeechRequest, *, as_events: bool
+) -> AsyncGenerator[bytes, None]:
+    """Yield the file piece by piece, or an event per piece and one about how much it was. Closing ends the speaking."""
+    spoken, seconds = False, 0.0
+    async with await opening() as chunks:
+        async for chunk in chunks:
+            seconds += chunk.seconds
+            if chunk.data:
+                spoken = True
+                yield _event("speech.audio.delta", audio=chunk.data) if as_events else chunk.data
+    if not spoken:
+        raise GenerationError("Nothing was spoken. Send the request again, or another text.")
+    if as_events:
+        # The convention counts tokens, and strict clients insist on these fields
+        tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+        usage = {"characters": len(request.text), "seconds": round(seconds, 3), **tokens}
+        yield _event("speech.audio.done", usage=usage)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    """Encode an event of this convention, which names its type in the data alone. Bytes become base64."""
+    return b"data: %b\n\n" % msgspec.json.encode({"type": kind, **fields})
 
 
 class VoiceQuery(Asked):
@@ -103,10 +159,8 @@ def _unknown(param: str, given: str, rule: str, known: Sequence[str]) -> ApiErro
     return ApiError(400, "invalid_value", f"`{param}` {rule}.{meant} There is {there}{more}.", param=param)
 
 
-class Voice(BaseModel):
+class Voice(Shown):
     """One voice. `model` is the TTS model that speaks with it."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     id: str
     """`voice` of a speech request."""
@@ -125,22 +179,6 @@ class Voice(BaseModel):
     available: bool
     """false: it is known but cannot speak, since what runs its model is not installed."""
 
-    @classmethod
-    def of(cls, voice: engine.Voice) -> Self:
-        """Show what the catalogue knows."""
-        return cls(
-            id=voice.id,
-            name=voice.name,
-            gender=voice.gender,
-            language=voice.language,
-            type=voice.type,
-            description=voice.description,
-            model=voice.model,
-            licence=voice.licence,
-            demo=voice.demo,
-            available=voice.available,
-        )
-
 
 class VoiceList(BaseModel):
     """The voices that the key may use: the Ethiopian languages first, then English, then by code."""
@@ -152,7 +190,7 @@ class VoiceList(BaseModel):
     def of(cls, voices: Iterable[engine.Voice]) -> Self:
         """List each voice once, also where several models of models.yaml offer it."""
         once = {(voice.folder, voice.id): voice for voice in voices}
-        return cls(voices=[Voice.of(voice) for voice in once.values()])
+        return cls(voices=[Voice.model_validate(voice) for voice in once.values()])
 
 
 class ModelId(BaseModel):
@@ -168,8 +206,18 @@ class SpeechModelList(BaseModel):
     models: list[ModelId]
     data: list[Model]
 
-    @classmethod
-    def of(cls, models: Iterable[engine.ModelInfo]) -> Self:
-        """Show what the engine knows."""
-        data = [Model.of(info) for info in models]
-        return cls(models=[ModelId(id=model.id) for model in data], data=data)
+
+@router.get("/voices")
+async def list_voices(
+    query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, engine: TheEngine
+) -> VoiceList:
+    """List the voices of the speech models that this key may use."""
+    offered = [(model.id, voice) for model in access.speech_models(key) for voice in engine.voices(model.id)]
+    return VoiceList.of(query.chosen(offered))
+
+
+@router.get("/models")
+async def list_speech_models(key: _KeyIfSent, access: TheAccess) -> SpeechModelList:
+    """List the models that speak and that this key may use."""
+    data = [Model.model_validate(info) for info in access.speech_models(key)]
+    return SpeechModelList(models=[ModelId(id=model.id) for model in data], data=data)

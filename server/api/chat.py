@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions/batch`: many conversations in one call, each checked on its own: a bad one fails alone."""
+"""`POST /v1/chat/completions`, plain and streamed, and `/v1/chat/completions/batch` for many conversations at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from pydantic import Field, ValidationError, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from engine import Urgency, Usage
-from server.api import chat_answer
-from server.api.answering import json_response
-from server.api.chat_request import to_chat_request
-from server.api.chat_schema import ChatCompletionBody, Strict
-from server.api.dependencies import Caller, CallerWith
-from server.errors import ApiError, invalid_body, to_api_error
+from server.api.caller import Caller, CallerWith, ChatCaller, json_response
+from server.api.chat_answer import ChatAnswer, usage_object
+from server.api.chat_request import ChatCompletionBody, to_chat_body, to_chat_request
+from server.api.schema import Strict
+from server.errors import ApiError, to_api_error
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 
-router = APIRouter(prefix="/v1", tags=["batch"], route_class=StrictRoute)
+router = APIRouter(prefix="/v1/chat/completions", route_class=StrictRoute)
 _ITEM = {"type": "object", "description": "A body of POST /v1/chat/completions, and `custom_id` if you like."}
+
+
+@router.post("", response_class=Response, tags=["chat"])
+async def create_chat_completion(body: ChatCompletionBody, caller: ChatCaller) -> Response:
+    """Answer a conversation, whole or, with `stream: true`, as server-sent events."""
+    chat = to_chat_request(body, caller)
+    return await caller.answer(chat, ChatAnswer(chat, include_usage=body.include_usage), stream=body.stream)
 
 
 class BatchBody(Strict):
@@ -33,7 +39,7 @@ class BatchBody(Strict):
     """1 to 256 chat bodies. They may differ in everything, also in model; `stream` must not be true."""
 
 
-@router.post("/chat/completions/batch", response_class=Response)
+@router.post("/batch", response_class=Response, tags=["batch"])
 async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(CallerWith("batch"))]) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
     allowed, most = caller.engine.limits.batch_items, caller.settings.max_batch_items
@@ -48,23 +54,20 @@ async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(Caller
     failed = sum("error" in response for response in responses)
     record = caller.record
     record.items, record.failed_items = len(responses), failed
-    record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    record.used(usage)
     answer = {
         "id": f"batch-{secrets.token_hex(12)}",
         "object": "chat.completion.batch",
         "created": created,
         "responses": responses,
-        "usage": chat_answer.usage_object(usage),
+        "usage": usage_object(usage),
         "counts": {"total": len(responses), "succeeded": len(responses) - failed, "failed": failed},
     }
     return json_response(answer)
 
 
 async def _answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, Any]]:
-    """Answer many chat bodies at once, in their order, each on its own: a failing one is an answer with an `error`.
-
-    They run together, as many as the engine lets in; cancelling aborts all of them.
-    """
+    """Answer in order; they run together, as many as the engine lets in, and cancelling aborts all of them."""
     answers = []
     async with asyncio.TaskGroup() as group:
         for index, item in enumerate(items):
@@ -76,24 +79,18 @@ async def _answer_all(items: Sequence[Any], caller: Caller) -> list[dict[str, An
 async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     custom_id = item.get("custom_id") if isinstance(item, dict) else None
     labels = {"index": index, "custom_id": custom_id if isinstance(custom_id, str) else None}
-    id_ = f"chatcmpl-{secrets.token_hex(12)}"
     try:
-        body = _checked(item)
-        chat = to_chat_request(body, caller, urgency=Urgency.BATCH)
+        chat = to_chat_request(_checked(item), caller, urgency=Urgency.BATCH)
         result = await caller.engine.whole(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
+        id_ = f"{ChatAnswer.prefix}-{secrets.token_hex(12)}"
         return {"id": id_, **labels, "choices": [], "error": api_error.body(), "status_code": api_error.status}
-    whole = chat_answer.completion(result, id_=id_, created=int(time.time()), model=body.model)
-    return {**whole, **labels}
+    return {**ChatAnswer(chat).whole(result), **labels}
 
 
 def _checked(item: Any) -> ChatCompletionBody:
-    """Check one item like the body of a single request, so that both get the same errors."""
-    try:
-        body = ChatCompletionBody.model_validate(item)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False, include_input=False), item) from None
+    body = to_chat_body(item)  # like the body of a single request, so that both get the same errors
     if body.stream:
         raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
     custom_id = item.get("custom_id")

@@ -1,0 +1,130 @@
+"""What routes ask for: the caller of an endpoint that does work, a key with a scope, or one part of the app.
+
+A caller is also answered here, in one piece or with events, the same way for every endpoint.
+All of it is `async`, though nothing waits: FastAPI runs each plain function on a thread, at the price of a token.
+"""
+
+# No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, Request
+from fastapi.responses import Response
+
+from engine import ChatRequest, ChatResult, Engine, TextRequest
+from server.auth.access import Access, RequiresScope
+from server.auth.metering import MeteredEngine
+from server.errors import ApiError
+from server.http.disconnect import Drain, until_disconnect
+from server.http.streaming import Encoder, StreamedResponse, TokenEvents
+from server.observability.access_log import RequestRecord
+from server.settings import Settings
+from server.store import Actor, ApiKey
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Answer(Encoder):
+    """What an endpoint makes of a model's answer: one object, or events."""
+
+    @abstractmethod
+    def whole(self, result: ChatResult) -> dict[str, Any]:
+        """Return the answer in one piece."""
+
+    def start(self) -> bytes:
+        """Return what goes out before the events of the first step."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return what ends a stream that fails after its start."""
+        return failure_event(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One request, the key it came with, and what it takes to answer it. `engine` is held to the key's limits."""
+
+    request: Request
+    record: RequestRecord
+    key: ApiKey
+    engine: MeteredEngine
+    access: Access
+    settings: Settings
+    drain: Drain
+
+    async def answer(
+        self,
+        asked: ChatRequest | TextRequest,
+        answer: Answer,
+        *,
+        stream: bool | None,
+        naming: AbstractContextManager[object] | None = None,
+    ) -> Response:
+        """Answer with a model's tokens. A client that leaves aborts it. `naming` gives errors the client's names."""
+        self.record.model, self.record.stream = asked.model, bool(stream)
+        if stream:
+            events = TokenEvents(
+                lambda: self.engine.tokens(asked), answer, self.record, head=answer.start(), naming=naming
+            )
+            return self.streamed(events, failure=answer.failed)
+        with naming or nullcontext():
+            result = await until_disconnect(self.engine.whole(asked), self.request, self.drain)
+        self.record.answered(result)
+        return json_response(answer.whole(result))
+
+    def streamed(self, events: TokenEvents | AsyncIterator[bytes], *, failure: Callable[[ApiError], bytes]) -> Response:
+        """Answer with events; `failure` encodes an error that comes after the first."""
+        return StreamedResponse(
+            events, drain=self.drain, keep_alive_seconds=self.settings.keep_alive_seconds, failure=failure
+        )
+
+
+def json_response(answer: Any) -> Response:
+    """Encode an answer without FastAPI's walk through it."""
+    return Response(_encode(answer), media_type="application/json")
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """Encode an event of a convention that names their types, in the event itself too."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
+
+
+def failure_event(error: ApiError) -> bytes:
+    """Encode what a stream of such events ends with when it fails after its start."""
+    return event("error", error=error.body())
+
+
+class CallerWith(RequiresScope):
+    """A dependency that gives the caller if its key has `scope`, which also names the work in the usage book."""
+
+    __slots__ = ()
+
+    async def __call__(self, request: Request) -> Caller:
+        """Raise `ApiError` 403."""
+        key, app, record = self.check(request), request.app.state, request.state.record
+        engine = MeteredEngine(app.engine, app.meter, key, record, kind=self.scope)
+        return Caller(request, record, key, engine, app.access, app.settings, app.drain)
+
+
+def of_app(name: str) -> Callable[[Request], Awaitable[Any]]:
+    """Make a dependency that gives this part of the app's state."""
+
+    async def part(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return part
+
+
+async def _actor(request: Request) -> Actor:
+    return Actor(request.state.key.public_id, request.client.host if request.client else "unknown")
+
+
+ChatCaller = Annotated[Caller, Depends(CallerWith("chat"))]
+TheEngine = Annotated[Engine, Depends(of_app("engine"))]
+TheAccess = Annotated[Access, Depends(of_app("access"))]
+TheSettings = Annotated[Settings, Depends(of_app("settings"))]
+TheActor = Annotated[Actor, Depends(_actor)]  # for the log of changes
