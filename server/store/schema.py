@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -54,8 +55,7 @@ class KeyFieldError(StoreError):
         self.field = field
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
+utc_now = partial(datetime.now, UTC)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
