@@ -12,24 +12,26 @@ import hashlib
 import io
 import re
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image, ImageOps
 
 from engine.errors import RequestError
 from engine.types import ChatRequest
 
+_T = TypeVar("_T")
+
 FORMATS = ("PNG", "JPEG", "WEBP")
 # More than any camera makes. Pictures that are nearly lines are resized to nothing, or to giants, by some models.
 LONGEST_TO_SHORTEST = 200
 _DATA_URI = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
-# Pixels live until the model's own processor has made features of them: at most this many requests at once have some.
-_REQUESTS_WITH_PIXELS = 4
 _DECODER_THREADS = 2
+_BAND_ROWS = 256
 # Of real pictures, progressive JPEGs have about ten scans, and files with rich metadata some dozen marks or chunks.
 _MOST_SCANS = 64
 _MOST_MARKS = 2000
@@ -52,12 +54,64 @@ class ImageLimits:
     fetch: Callable[[str], Awaitable[bytes]] | None = None
 
 
+class PixelBudget:
+    """How many pixels there may be at the same time, of all requests together; owners take turns. Of one event loop.
+
+    Pixels live from their decoding until the model's own processor has made features of them. Three bytes each, and as
+    many again while they are decoded and processed.
+    """
+
+    def __init__(self, pixels: int) -> None:
+        self._most = self._free = pixels
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}  # the owner whose turn it is comes first
+
+    @asynccontextmanager
+    async def taken(self, owner: str, pixels: int) -> AsyncIterator[None]:
+        """Wait until there are so many left, and give them back at the end of the block."""
+        pixels = min(pixels, self._most)
+        if self._waiting or pixels > self._free:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(owner, deque()).append((pixels, turn))
+            try:
+                await turn
+            except BaseException:
+                if turn.cancelled():
+                    self._dispatch()  # it may have held up others
+                else:  # given at this very moment
+                    self._give_back(pixels)
+                raise
+        else:
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            self._give_back(pixels)
+
+    def _give_back(self, pixels: int) -> None:
+        self._free += pixels
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        while self._waiting:
+            owner, queue = next(iter(self._waiting.items()))
+            pixels, turn = queue[0]
+            if pixels > self._free and not turn.cancelled():
+                return
+            queue.popleft()
+            del self._waiting[owner]
+            if queue:
+                self._waiting[owner] = queue  # behind the other owners
+            if not turn.cancelled():
+                self._free -= pixels
+                turn.set_result(None)
+
+
 class Pictures:
     """Turns the pictures of requests into pixels. One for all models, made in an event loop."""
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
-        self._gate = asyncio.Semaphore(_REQUESTS_WITH_PIXELS)
+        self._budget = PixelBudget(self._most_pixels)
         self._threads = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="pictures")
 
     @asynccontextmanager
@@ -79,27 +133,37 @@ class Pictures:
             )
         urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index in places]
         paths = [image_path(*place) for place in places]
-        # Before the gate: a slow server must not keep other requests waiting.
-        fetched = await asyncio.gather(*map(self._fetched, urls, paths))
-        async with self._gate:
-            messages = [dict(message) for message in request.messages]
-            pixels = 0
-            for (position, index), url, path, data in zip(places, urls, paths, fetched, strict=True):
-                part = await self._part(url, data, path, request.cache_salt or "")
-                pixels += part["image_pil"].width * part["image_pil"].height
-                self._check_sum(pixels, path)
-                messages[position]["content"] = list(messages[position]["content"])
-                messages[position]["content"][index] = part
-            yield replace(request, messages=messages)
+        # Before its turn: a slow server must not keep other requests waiting.
+        files = await asyncio.gather(*map(self._file, urls, paths))
+        pixels = 0
+        for file, path in zip(files, paths, strict=True):
+            with _naming(path):
+                pixels += await self._in_thread(count_pixels, file, self._limits)
+            self._check_sum(pixels, path)
+        images: list[Image.Image] = []
+        async with self._budget.taken(request.owner, pixels):
+            try:
+                messages = [dict(message) for message in request.messages]
+                for (position, index), file, path in zip(places, files, paths, strict=True):
+                    with _naming(path):
+                        image, name = await self._in_thread(self._read, file, request.cache_salt or "")
+                    images.append(image)
+                    content = messages[position]["content"] = list(messages[position]["content"])
+                    content[index] = {"type": "image_pil", "image_pil": image, "uuid": name}
+                yield replace(request, messages=messages)
+            finally:
+                for image in images:
+                    image.close()  # its pixels are free now, whoever still refers to it
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _fetched(self, url: str, path: str) -> bytes | None:
-        """Return what lies at an address, None for a `data:` URI."""
+    async def _file(self, url: str, path: str) -> bytes:
+        """Return what a `data:` URI holds, or what lies at an address."""
         if url[:5].lower() == "data:":
-            return None
+            with _naming(path):
+                return await self._in_thread(_from_data_uri, url, self._limits.max_bytes)
         if self._limits.fetch is None:
             raise RequestError(
                 "Pictures are not fetched from addresses here. Send the picture itself, as a URI that starts with "
@@ -109,28 +173,26 @@ class Pictures:
         with _naming(path):
             return await self._limits.fetch(url)
 
-    async def _part(self, url: str, data: bytes | None, path: str, salt: str) -> dict[str, Any]:
-        """Return the part with pixels.
+    def _read(self, data: bytes, salt: str) -> tuple[Image.Image, str]:
+        """Return the pixels, and the name of their features in vLLM's caches.
 
-        Its `uuid` is the name of its features in vLLM's caches. It depends on the request's cache salt, so that the
-        time an answer takes does not show which pictures others have sent.
+        It depends on the request's cache salt, so that the time an answer takes does not show which pictures others
+        have sent.
         """
-        with _naming(path):
-            loop = asyncio.get_running_loop()
-            image, name = await loop.run_in_executor(self._threads, self._read, url, data, salt)
-        return {"type": "image_pil", "image_pil": image, "uuid": name}
+        return decode_image(data, self._limits), hashlib.sha256(salt.encode() + b"\0" + data).hexdigest()
 
-    def _read(self, url: str, data: bytes | None, salt: str) -> tuple[Image.Image, str]:
-        if data is None:
-            data = _from_data_uri(url, self._limits.max_bytes)
-        image = decode_image(data, self._limits)
-        return image, hashlib.sha256(salt.encode() + b"\0" + data).hexdigest()
+    async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+    @property
+    def _most_pixels(self) -> int:
+        return int(2 * self._limits.max_megapixels * 1e6)
 
     def _check_sum(self, pixels: int, path: str) -> None:
-        most = 2 * self._limits.max_megapixels
-        if pixels > most * 1e6:
+        if pixels > self._most_pixels:
             raise RequestError(
-                f"The pictures of one request may have {most:g} megapixels together. Make them smaller, or send fewer.",
+                f"The pictures of one request may have {2 * self._limits.max_megapixels:g} megapixels together. Make "
+                "them smaller, or send fewer.",
                 param=path,
             )
 
@@ -160,19 +222,35 @@ def image_path(position: int, index: int) -> str:
     return f"messages[{position}].content[{index}]"
 
 
+def count_pixels(data: bytes, limits: ImageLimits) -> int:
+    """Return how many pixels a picture has by its head, which is all that is read of it. Raises like `decode_image`."""
+    with _opened(data, limits) as image:
+        return image.width * image.height
+
+
 def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
     """Decode the first frame, upright (EXIF orientation) and in RGB, transparent parts white. Blocking.
 
     Raises `RequestError` without a `param` for whatever is no picture, is cut off, or is too large.
     """
+    with _opened(data, limits) as image:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        rgb = _plain_rgb(image)
+        image.close()
+        return rgb
+
+
+@contextmanager
+def _opened(data: bytes, limits: ImageLimits) -> Iterator[Image.Image]:
+    """Open a picture whose head is within the limits, and say in our words what goes wrong within the block."""
     if len(data) > limits.max_bytes:
         raise _too_many_bytes(limits.max_bytes)
     try:
         _check_structure(data)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check_size(image, limits)
-            image.load()
-            return _plain_rgb(ImageOps.exif_transpose(image))
+            yield image
     except RequestError:
         raise
     except Image.DecompressionBombError as error:  # of Pillow, which looks before we can
@@ -236,11 +314,20 @@ def _check_size(image: Image.Image, limits: ImageLimits) -> None:
 
 
 def _plain_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion would cut them off at 255
-        return image.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    layer = image.convert("RGBA")
+    """Convert band by band: whole copies on the way would take five times the memory of the result."""
+    rgb = Image.new("RGB", image.size)
+    for top in range(0, image.height, _BAND_ROWS):
+        box = (0, top, image.width, min(top + _BAND_ROWS, image.height))
+        rgb.paste(_band_in_rgb(image.crop(box)), box)
+    return rgb
+
+
+def _band_in_rgb(band: Image.Image) -> Image.Image:
+    if band.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion would cut them off at 255
+        return band.convert("I").point(lambda value: value * (1 / 256)).convert("L").convert("RGB")
+    if not band.has_transparency_data:
+        return band.convert("RGB")
+    layer = band.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
 
 

@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import openai
+import psutil
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, assert_error, assert_well, events
 from demo_models.promised import fixed_pictures
@@ -235,3 +236,16 @@ async def test_nothing_of_a_picture_reaches_the_log(http: httpx2.AsyncClient, se
     url = uri(file_of(square("red")))
     await said(http, asking(url))
     assert url[40:80] not in server.log() + json.dumps(server.access_lines())
+
+
+async def test_pixels_of_many_large_pictures_are_never_in_memory_together(http: httpx2.AsyncClient, server: Server):
+    """36 megapixels are 108 MB; what is freed late, by the garbage collector, would be there 24 times."""
+    url = uri(file_of(Image.new("RGB", (6000, 6000), "white")))
+    process = psutil.Process(server.pid)
+    before = most = process.memory_info().rss
+    bodies = {"requests": [asking(url, text=f"Number {number}?", max_tokens=1) for number in range(24)]}
+    answering = asyncio.create_task(http.post(f"{CHAT}/batch", json=bodies, timeout=300))
+    while not (await asyncio.wait((answering,), timeout=0.02))[0]:
+        most = max(most, process.memory_info().rss)
+    assert (await answering).json()["counts"] == {"total": 24, "succeeded": 24, "failed": 0}
+    assert most - before < 1.5 * 2**30
