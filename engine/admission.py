@@ -2,6 +2,8 @@
 
 vLLM has a queue and priorities of its own, but a running sequence is never pushed out by a waiting one there: what
 must not wait has to find a free place. The order of the waiting ones is fair_queue.py's.
+How long an answer becomes is known at its end. Where running ones outgrow the KV cache, vLLM preempts the sequence with
+the largest `ChatTicket.priority`: the youngest one of the owner who has the most, never a newcomer's.
 Interactive requests pass one admission, that of the loaded model. Batch and background requests wait at another one
 before, while nothing of them is rendered and they have no lease: it counts sequences alone, and lives as long as the
 model is configured.
@@ -16,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Self
 
 from engine.errors import NotStartedError, OverloadedError, engine_died
@@ -26,6 +29,13 @@ from engine.types import GenerationRequest, Urgency
 _LONGEST_RETRY_SECONDS = 120
 # How much the newest answer counts in the running means.
 _MEMORY = 0.05
+# Answers are expected to be no shorter (unless asked to be): many short ones do not let many long ones in at once.
+_FEWEST_EXPECTED_TOKENS = 256.0
+# Beyond this share of the KV cache in use, only owners without anything running are let in.
+_FULL = 0.9
+_GROWTH_READ_SECONDS = 0.05  # to add up hundreds of running answers costs 0.1 ms
+_PRIORITY_BITS = 40  # below the urgency
+SEQUENCE = 1 << 24  # in priorities: a sequence of the same owner; less than that is its size in tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,10 @@ class Admission:
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
         self._running: Counter[str] = Counter()  # sequences by owner
         self._sequences = 0
-        self._kv_tokens = 0
+        self._kv_tokens = 0  # as expected when they were let in
+        self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
+        self._growth = (0, 0)
+        self._growth_read_at = -math.inf
         self._closed = False
         self._in_flight = InFlight()  # waiting, being rendered, or running
         self._work = 0
@@ -78,7 +91,7 @@ class Admission:
         self._interactive = 0
         self._quiet: asyncio.TimerHandle | None = None
         self._paused = False
-        self._mean_answer_tokens = 256.0
+        self._mean_answer_tokens = _FEWEST_EXPECTED_TOKENS
         self._mean_seconds = 5.0
 
     @property
@@ -157,17 +170,28 @@ class Admission:
         sequences: int = 1,
         weight: float = 1.0,
         urgency: Urgency = Urgency.INTERACTIVE,
+        made: Callable[[], int] | None = None,
     ) -> Ticket:
         """Wait until it is dispatched, and keep its room until the block is left (`async with`). May be cancelled.
 
-        Raises `OverloadedError` at once when too many wait, or later when a newcomer takes the place in the queue
-        of an owner with many.
+        `made` says how many tokens the answers have by now. Raises `OverloadedError` at once when too many wait, or
+        later when a newcomer takes the place in the queue of an owner with many.
         """
         room = min(sequences, self._room.sequences)
-        expected = room * min(float(max_tokens), self._mean_answer_tokens)
-        return Ticket(self, Claim(owner, weight, urgency, room, prompt_tokens, expected, self._clock()))
+        expected = room * min(float(max_tokens), max(self._mean_answer_tokens, _FEWEST_EXPECTED_TOKENS))
+        claim = Claim(owner, weight, urgency, room, prompt_tokens, expected, room * max_tokens, self._clock())
+        return Ticket(self, claim, made)
 
-    async def begin(self, claim: Claim) -> float:
+    def priority(self, claim: Claim) -> int:
+        """Return how early vLLM should preempt the first sequence of what enters now; each further one counts one more.
+
+        By urgency, then by how many sequences its owner has, then by size.
+        """
+        sequences = round((self._running[claim.owner] - claim.sequences) * SEQUENCE / claim.weight)
+        size = min(_kv_tokens(claim) // claim.sequences, SEQUENCE - 1)
+        return (int(claim.urgency) << _PRIORITY_BITS) + sequences + size
+
+    async def begin(self, claim: Claim, made: Callable[[], int] | None) -> float:
         """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
         if self._closed:
             raise engine_died(NotStartedError)
@@ -176,6 +200,8 @@ class Admission:
             await self._wait(claim)
         else:
             self._take(claim)
+        if made is not None:
+            self._growing[claim] = made
         return self._clock()
 
     def end(self, claim: Claim, answer_tokens: int, since: float | None) -> None:
@@ -270,12 +296,35 @@ class Admission:
         if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
             return True
         room, standing, free = self._room, self._standing(claim), self._sequences_now() - self._sequences
-        if standing == _Standing.NEWCOMER:  # where their tokens are too many, vLLM pauses the youngest conversation
+        if standing == _Standing.NEWCOMER:  # where its tokens are too many, vLLM preempts others
             return claim.sequences <= free
         batch = standing == _Standing.BATCH
         kept = max(room.kept_for_newcomers, room.kept_for_interactive) if batch else room.kept_for_newcomers
-        lacks_tokens = room.kv_tokens is not None and self._kv_tokens + _kv_tokens(claim) > room.kv_tokens
-        return not lacks_tokens and claim.sequences <= free - kept
+        return claim.sequences <= free - kept and not self._lacks_tokens(claim)
+
+    def _lacks_tokens(self, claim: Claim) -> bool:
+        most = self._room.kv_tokens
+        if most is None:
+            return False
+        used, beyond_expected = self._read_growth()
+        expected = self._kv_tokens + beyond_expected + _kv_tokens(claim)
+        return expected > most or used + claim.prompt_tokens > _FULL * most
+
+    def _read_growth(self) -> tuple[int, int]:
+        """Return the tokens in use by now, and how many more than expected what runs is going to have.
+
+        An answer that has outgrown its expectation is expected to become twice as long as it is.
+        """
+        now = self._clock()
+        if now - self._growth_read_at >= _GROWTH_READ_SECONDS:
+            used = beyond = 0
+            for claim, made in self._growing.items():
+                tokens = made()
+                used += claim.prompt_tokens + tokens
+                becoming = min(2 * tokens, claim.longest_answer_tokens)
+                beyond += max(0, becoming - math.ceil(claim.expected_answer_tokens))
+            self._growth, self._growth_read_at = (used, beyond), now
+        return self._growth
 
     def _sequences_now(self) -> int:
         beside = self._room.beside_interactive
@@ -296,6 +345,7 @@ class Admission:
 
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
         self._queue.charge(claim, answer_tokens)
+        self._growing.pop(claim, None)
         self._sequences -= claim.sequences
         self._kv_tokens -= _kv_tokens(claim)
         self._running[claim.owner] -= claim.sequences
@@ -317,16 +367,17 @@ class Ticket:
     Set `answer_tokens` to how many tokens the answer had before leaving.
     """
 
-    __slots__ = ("_admission", "_claim", "_since", "answer_tokens")
+    __slots__ = ("_admission", "_claim", "_made", "_since", "answer_tokens", "priority")
 
-    def __init__(self, admission: Admission, claim: Claim) -> None:
-        self._admission = admission
-        self._claim = claim
+    def __init__(self, admission: Admission, claim: Claim, made: Callable[[], int] | None) -> None:
+        self._admission, self._claim, self._made = admission, claim, made
         self.answer_tokens = 0
+        self.priority = 0  # once it is dispatched: see `Admission.priority`
 
     async def begin(self) -> Self:
         """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
-        self._since = await self._admission.begin(self._claim)
+        self._since = await self._admission.begin(self._claim, self._made)
+        self.priority = self._admission.priority(self._claim)
         return self
 
     __aenter__ = begin
@@ -347,8 +398,11 @@ class ChatTicket:
         self._admission, self._request, self._sequences, self._stream = admission, request, sequences, stream
         self._ticket: Ticket | None = None  # once it has been dispatched
 
-    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> None:
-        """Have its sender's limits charged, then wait until it is dispatched; once. Both are of all its sequences."""
+    async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> int:
+        """Have its sender's limits charged, then wait until it is dispatched; once. Both are of all its sequences.
+
+        Return its first sequence's priority in vLLM; each further one's is `SEQUENCE` larger.
+        """
         request = self._request
         if request.before_turn is not None:
             await request.before_turn(prompt_tokens, longest_answer_tokens)
@@ -359,10 +413,12 @@ class ChatTicket:
             sequences=self._sequences,
             weight=request.queue_share,
             urgency=request.urgency,
+            made=partial(getattr, self._stream, "completion_tokens"),
         )
         await ticket.begin()
         self._ticket = ticket
         self._stream.dispatched()
+        return ticket.priority
 
     def leave(self, error: BaseException | None) -> None:
         """It has ended, whether it was dispatched or not; `error` if it was cut off."""

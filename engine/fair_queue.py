@@ -33,7 +33,8 @@ class Claim:
     urgency: Urgency
     sequences: int
     prompt_tokens: int
-    expected_answer_tokens: float  # of all sequences together
+    expected_answer_tokens: float  # of all sequences together, like the next one
+    longest_answer_tokens: int
     arrived_at: float
     cost: float = 0.0
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.admission import Admission, Room
+from engine.admission import SEQUENCE, Admission, Room
 from engine.errors import OverloadedError
 from engine.fair_queue import PATIENCE_SECONDS
 from engine.types import ChatRequest, Urgency
@@ -27,6 +27,7 @@ class House:
     served: list[str] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     ends: dict[str, asyncio.Event] = field(default_factory=dict)
+    priorities: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.door = Admission(self.room, clock=lambda: self.now)
@@ -57,6 +58,7 @@ class House:
     async def _run(self, owner: str, name: str, prompt: int, answer: int, more: dict[str, Any]) -> None:
         async with self.door.enter(owner, prompt_tokens=prompt, max_tokens=answer, **more) as ticket:
             self.served.append(name)
+            self.priorities[name] = ticket.priority
             await self.ends[name].wait()
             ticket.answer_tokens = answer
 
@@ -242,6 +244,59 @@ async def test_conversations_that_do_not_fit_into_the_cache_wait_but_newcomers_d
     assert second not in house.served
     await house.finish(newcomer)
     assert house.served[-1] == second
+    await house.close()
+
+
+async def test_many_short_answers_do_not_let_many_long_ones_in_at_once():
+    house = House(Room(sequences=100, waiting=100, kv_tokens=256 * 10))
+    for _ in range(200):
+        await house.finish(await house.ask("a", prompt=0, answer=1))
+    for _ in range(20):
+        await house.ask("a", prompt=0, answer=1800)
+    assert house.door.running == 10
+    await house.close()
+
+
+async def test_answers_that_grow_beyond_what_was_expected_keep_others_out_but_no_newcomer():
+    house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
+    made = 0
+    for _ in range(8):
+        await house.ask("a", prompt=0, answer=1800, made=lambda: made)
+    house.now, made = 1.0, 700  # so that each of them is expected to become 1,400
+    waiting = await house.ask("a", prompt=0, answer=1800)
+    assert waiting not in house.served
+    newcomer = await house.ask("b", prompt=0, answer=1800)
+    assert newcomer in house.served
+    house.now, made = 2.0, 200
+    await house.finish(newcomer)
+    assert waiting in house.served
+    await house.close()
+
+
+async def test_a_cache_that_is_nearly_full_takes_only_newcomers():
+    house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
+    await house.ask("a", prompt=9_100, answer=10, made=lambda: 10)
+    second, newcomer = await house.ask("a", prompt=10, answer=10), await house.ask("b", prompt=10, answer=10)
+    assert second not in house.served
+    assert newcomer in house.served
+    await house.close()
+
+
+async def test_the_youngest_of_the_owner_with_the_most_is_preempted_first_and_no_newcomer():
+    """vLLM preempts what has the largest priority."""
+    house = House(Room(sequences=100, waiting=100))
+    flood = [await house.ask("a", prompt=1, answer=1) for _ in range(5)]
+    several = await house.ask("b", prompt=1, answer=1, sequences=8)
+    large = await house.ask("c", prompt=100_000, answer=1)
+    heavy = [await house.ask("d", prompt=1, answer=1, weight=2.0) for _ in range(3)]
+    batch = await house.ask("e", prompt=1, answer=1, urgency=Urgency.BATCH)
+    rank = house.priorities
+    assert [*flood] == sorted(flood, key=rank.__getitem__)
+    assert rank[several] < rank[large] < rank[heavy[1]] < rank[flood[1]] == rank[heavy[2]] < rank[batch]
+    assert rank[flood[1]] // SEQUENCE == rank[several] // SEQUENCE + 1  # like the second sequence of the same request
+    await house.finish(flood[0])
+    again = await house.ask("a", prompt=1, answer=1)
+    assert rank[again] == rank[flood[4]]
     await house.close()
 
 

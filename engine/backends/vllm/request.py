@@ -61,7 +61,6 @@ def translate(request: ChatRequest, *, stream: bool, default_max_tokens: int | N
         "stream": stream,
         "max_completion_tokens": default_max_tokens if request.max_tokens is None else request.max_tokens,
         "user": request.owner,
-        "priority": int(request.urgency),  # the lower number goes first
     }
     if request.continue_answer:
         fields["add_generation_prompt"], fields["continue_final_message"] = False, True

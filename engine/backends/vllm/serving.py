@@ -23,7 +23,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from engine.admission import Admission, Room
+from engine.admission import SEQUENCE, Admission, Room
 from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import Grammars
 from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
@@ -108,7 +108,7 @@ class _Rendered:
     prompt_tokens: int
     longest_tokens: int
     """Of all its answers together."""
-    start: Callable[[TokenStream, Translated], Awaitable[None]]
+    start: Callable[[TokenStream, Translated, int], Awaitable[None]]
 
 
 class Serving:
@@ -171,8 +171,8 @@ class Serving:
         try:
             with errors:
                 rendered = await rendering()
-                await ticket.enter(rendered.prompt_tokens, rendered.longest_tokens)
-                await rendered.start(stream, errors.translated)
+                priority = await ticket.enter(rendered.prompt_tokens, rendered.longest_tokens)
+                await rendered.start(stream, errors.translated, priority)
         except BaseException as error:
             ticket.leave(error)
             raise
@@ -246,8 +246,9 @@ class Serving:
         longest: int,
         stream: TokenStream,
         translated: Translated,
+        priority: int,
     ) -> None:
-        core = self._core(f"chatcmpl-{request.request_id}", request, vllm_request, inputs, longest)
+        core = self._core(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
         if self.needs_parser(request):
             kwargs = self.vllm._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
             parsers = [self._parser(vllm_request, kwargs) for _ in range(request.n)]
@@ -269,25 +270,28 @@ class Serving:
         parser = self.vllm._make_parser(vllm_request, tokenizer, template_kwargs)  # noqa: SLF001
         return CallStream(parser, vllm_request, tokenizer)
 
-    async def _start_texts(
-        self, request: TextRequest, inputs: list[Any], longest: list[int], stream: TokenStream, translated: Translated
+    async def _start_texts(  # noqa: PLR0913, PLR0917  # likewise
+        self,
+        request: TextRequest,
+        inputs: list[Any],
+        longest: list[int],
+        stream: TokenStream,
+        translated: Translated,
+        priority: int,
     ) -> None:
         outputs = TextOutputs(self.vllm, request, sum(len(each["prompt_token_ids"]) for each in inputs), stream)
         requests = []
         for position, (prompt, most) in enumerate(zip(inputs, longest, strict=True)):
             name = f"cmpl-{request.request_id}-{position}"
-            core = self._core(name, request, translate_text(request), prompt, most)
+            own_priority = priority + position * request.n * SEQUENCE
+            core = self._core(name, own_priority, translate_text(request), prompt, most)
             requests.append((core, Collector(stream, partial(outputs.step, position), translated, outputs.finished)))
         await self._start(requests, stream)
 
-    def _core(
-        self, name: str, request: ChatRequest | TextRequest, vllm_request: Any, inputs: Any, max_tokens: int
-    ) -> Any:
+    def _core(self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
         """Return vLLM's request to its core."""
         parameters = vllm_request.to_sampling_params(max_tokens, self.vllm.default_sampling_params)
-        core = self._engine.input_processor.process_inputs(
-            name, inputs, parameters, ("generate",), priority=int(request.urgency)
-        )
+        core = self._engine.input_processor.process_inputs(name, inputs, parameters, ("generate",), priority=priority)
         core.external_req_id = core.request_id  # ours are random already
         return core
 
@@ -321,6 +325,7 @@ class Serving:
         for index, child in enumerate(children):
             if parent is not None:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
+                child.priority += index * SEQUENCE
             self._engine.output_processor.add_request(child, None, parent, index, collector)
         return children
 

@@ -18,8 +18,8 @@ from engine.stream import TokenStream, fold
 
 USER = {"role": "user", "content": "Say hello."}
 MODEL = "service-plus"
-# What differs between any two requests.
-OWN = {"request_id", "external_req_id", "arrival_time"}
+# What differs between any two requests; the priority is the admission's, which vLLM's own way does not pass.
+OWN = {"request_id", "external_req_id", "arrival_time", "priority"}
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "plain": {},
