@@ -29,9 +29,19 @@ class InstanceError(Exception):
 
 @contextmanager
 def only_one(data_dir: Path) -> Iterator[None]:
-    """Lock the directory until the block or the process ends. Raises `InstanceError` if another process has it."""
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (data_dir / _LOCK_FILE).open("a+", encoding="ascii") as file:
+    """Lock the directory, made if need be, until the block or the process ends.
+
+    Raises `InstanceError` if another process has it, or if nothing can be written there.
+    """
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = (data_dir / _LOCK_FILE).open("a+", encoding="ascii")
+    except OSError as error:
+        raise InstanceError(
+            f"The data directory {data_dir} cannot be used: {error.strerror}. Pick one: 1. check that it is a folder "
+            "that this user may write to; 2. name another one with --data-dir."
+        ) from error
+    with opened as file:
         try:
             # Freed with the last copy of the open file; engines are started by exec, which closes theirs.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

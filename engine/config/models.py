@@ -390,7 +390,8 @@ class SpeechEngineSpec(Spec):
     """How it is run. Every value has a default."""
 
     max_parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Requests that are spoken at the same time, sentence by sentence in turn; more wait."""
+    """Requests that are spoken at the same time, sentence by sentence in turn; more wait. With `fair_queue` one place
+    in eight (of two or more at least one) is kept for keys that have nothing spoken."""
     max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0

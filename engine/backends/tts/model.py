@@ -3,6 +3,7 @@
 Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (service.py).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Self
@@ -15,6 +16,7 @@ from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
 from engine.stream import SpeechStream, Stream
 from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
 
+_KEPT_ONE_IN = 8  # of the places, for keys that have nothing spoken: a text may take minutes
 _SERVICE = "engine.backends.tts.service:open_service"
 
 
@@ -23,7 +25,9 @@ class SpeechModel(WorkerBackend):
 
     def __init__(self, worker: WorkerProcess, spec: SpeechModelSpec) -> None:
         engine = spec.engine
-        room = Room(engine.max_parallel_requests, engine.max_queued_requests, fair=engine.fair_queue)
+        places = engine.max_parallel_requests
+        newcomers = math.ceil(places / _KEPT_ONE_IN) if engine.fair_queue and places > 1 else 0
+        room = Room(places, engine.max_queued_requests, kept_for_newcomers=newcomers, fair=engine.fair_queue)
         super().__init__(worker, room)
         self._spec = spec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import aiohttp
 import openai
 import pytest
 from chat_parts import assert_error
+from key_clients import client_of
 from leaving_parts import line_of
 from serving import Key, Server
 from speech_parts import (
@@ -273,3 +275,17 @@ async def test_a_key_has_only_so_many_requests_at_the_same_time(server: Server, 
     async with http.stream("POST", SPEECH, json=long, headers=headers) as response:
         assert response.headers["x-ratelimit-limit-requests"] == "30"
         assert_error(await http.post(SPEECH, json=HELLO_EMMA, headers=headers), 429, "rate_limit_exceeded")
+
+
+async def test_two_words_do_not_wait_for_another_keys_long_texts(http: httpx2.AsyncClient, server: Server):
+    long = [HELLO_EMMA | {"input": f"{number}. {'Good morning to all of you. ' * 140}"} for number in range(12)]
+    async with client_of(server, http, "standard") as other:
+        reading = [asyncio.create_task(http.post(SPEECH, json=body)) for body in long]
+        deadline = time.monotonic() + 30
+        while f'hearth_queue_waiting{{model="{VOICE_MODEL}"}} 0.0' in (await http.get("/metrics")).text:
+            assert time.monotonic() < deadline
+        await spoken(other, input="Hello there.")
+        assert not any(task.done() for task in reading)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
