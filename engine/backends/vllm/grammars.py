@@ -28,6 +28,7 @@ from typing import Any
 
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
+from engine.backends.vllm.schemas import enforceable, of_the_type, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
 
 _log = logging.getLogger("hearth.engine")
@@ -77,17 +78,16 @@ class Grammars:
         tag = format_tag(request.response_format)
         if tag is None:
             return
-        if _asks_too_much(request.response_format.json_schema):
-            raise RequestError(
-                "`response_format` is `strict`, but its JSON schema uses keywords that cannot be enforced (such as "
-                "`multipleOf`, `uniqueItems`, `contains`, several schemas in `allOf`, `pattern` together with "
-                "`minLength` or `maxLength`). Take them out, or leave `strict` out to have the rest enforced.",
-                param="response_format",
-            )
+        form = request.response_format.json_schema
+        if form is not None and form.strict:
+            _check_strict(form.json_schema, "response_format")
         await self._bind(request, tag, owner, "response_format")
 
     async def bind_tools(self, request: Any, owner: str) -> None:
         """Do the same with what vLLM's parsers have derived from the tools. After rendering."""
+        for tool in request.tools or ():
+            if tool.function.strict:
+                _check_strict(tool.function.parameters, "tools")
         parameters = request.structured_outputs
         if parameters is None or parameters._backend is not None:  # noqa: SLF001  # nothing, or as `bind_format` left it
             return
@@ -195,12 +195,15 @@ def _choose_backend(parameters: Any) -> None:
         parameters._backend = "xgrammar"  # noqa: SLF001
 
 
-def _asks_too_much(form: Any) -> bool:
-    if form is None or not form.strict or not isinstance(form.json_schema, dict):
-        return False
-    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
-
-    return bool(has_xgrammar_unsupported_json_features(form.json_schema))
+def _check_strict(schema: Any, field: str) -> None:
+    """Raise `RequestError` for a schema that could be broken by an answer all the same."""
+    keyword = unenforced(enforceable(schema))
+    if keyword is not None:
+        raise RequestError(
+            f"`{field}` is `strict`, but its JSON schema uses `{keyword}` in a way that cannot be enforced. Write it "
+            "otherwise, or leave `strict` out to have the rest enforced.",
+            param=field,
+        )
 
 
 def _parsed(tag: str) -> Verdict:
@@ -235,7 +238,7 @@ def format_tag(form: Any) -> str | None:
     schema: Any = {"type": "object"}
     if form.type == "json_schema":
         schema = form.json_schema.json_schema
-        schema = True if schema is None else schema
+        schema = True if schema is None else of_the_type(enforceable(schema))
     return json.dumps(
         {
             "type": "structural_tag",
@@ -253,6 +256,7 @@ def without_padding(tag: str) -> str:
     for node in _schemas(whole):
         if node.get("style", "json") == "json":
             node["max_whitespace_cnt"] = _MOST_WHITESPACE
+            node["json_schema"] = of_the_type(enforceable(node["json_schema"]))
     return json.dumps(whole)
 
 

@@ -1,0 +1,201 @@
+"""A schema that is accepted as strict cannot be broken: random schemas, random answers of their grammars, jsonschema as judge."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+import xgrammar
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from engine.backends.vllm.schemas import enforceable, of_the_type, unenforced
+
+# A vocabulary of single bytes and an end.
+_END = 256
+_VOCABULARY = xgrammar.TokenizerInfo(
+    [bytes([number]) for number in range(256)] + [b"</s>"],
+    vocab_type=xgrammar.VocabType.RAW,
+    vocab_size=257,
+    stop_token_ids=[_END],
+)
+_COMPILER = xgrammar.GrammarCompiler(_VOCABULARY, cache_enabled=False)
+
+_NAMES = st.sampled_from(["a", "b", "kind"])
+_NUMBERS = st.integers(-3, 6)
+_VALUES = st.one_of(st.none(), st.booleans(), _NUMBERS, st.sampled_from([0.5, 2.0, "a", "b", "xy"]))
+_ENUM = st.lists(_VALUES, min_size=1, max_size=3, unique_by=repr)
+_TYPES = st.sampled_from(["string", "integer", "number", "boolean", "null", "array", "object"])
+
+
+def _some(kinds: st.SearchStrategy[Any] | None, **optional: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({} if kinds is None else {"type": kinds}, optional=optional)
+
+
+def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    several = st.lists(inner, min_size=1, max_size=3)
+    strings = _some(
+        st.just("string"),
+        minLength=st.integers(0, 3),
+        maxLength=st.integers(3, 6),
+        pattern=st.sampled_from(["^[ab]+$", "a{2,3}"]),
+        format=st.sampled_from(["date", "uuid", "regex"]),
+        enum=_ENUM,
+    )
+    numbers = _some(
+        st.sampled_from(["integer", "number"]),
+        minimum=_NUMBERS,
+        maximum=st.integers(7, 20),
+        exclusiveMinimum=_NUMBERS,
+        multipleOf=st.integers(1, 3),
+    )
+    arrays = _some(
+        st.just("array"),
+        items=inner,
+        prefixItems=several,
+        minItems=st.integers(0, 3),
+        maxItems=st.integers(3, 5),
+        uniqueItems=st.booleans(),
+        contains=inner,
+    )
+    described = {"properties": st.dictionaries(_NAMES, inner, max_size=3), "required": st.lists(_NAMES, unique=True)}
+    objects = _some(st.just("object"), **described, additionalProperties=st.one_of(st.booleans(), inner))
+    unions = _some(st.just("object"), **described, anyOf=several, oneOf=several)
+    anything = _some(
+        None,
+        **described,
+        type=_TYPES,
+        anyOf=several,
+        oneOf=several,
+        allOf=several,
+        enum=_ENUM,
+        const=_VALUES,
+        minProperties=st.integers(0, 2),
+        dependentSchemas=st.dictionaries(_NAMES, inner, max_size=1),
+        patternProperties=st.dictionaries(st.just("^a"), inner, max_size=1),
+        **{"not": inner, "if": inner, "then": inner, "$ref": st.sampled_from(["#/$defs/one", "#/$defs/two"])},
+    )
+    choices = st.one_of(_some(None, anyOf=several, type=_TYPES), _some(None, oneOf=several))
+    of_types = _some(st.lists(_TYPES, min_size=1, max_size=3, unique=True), minimum=_NUMBERS, minLength=_NUMBERS)
+    return st.one_of(strings, numbers, arrays, objects, unions, choices, of_types, anything)
+
+
+_LEAVES = st.sampled_from([{"type": "string"}, {"type": "integer"}, {}, {"const": "a"}, {"enum": [1, "a"]}])
+_SCHEMAS = st.recursive(_LEAVES, _larger, max_leaves=6)
+
+
+def answer_of(schema: Any, chance: random.Random) -> Any:
+    """A random answer that the schema's grammar lets through. Raises `RuntimeError` where there is no grammar."""
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}}
+    grammar = xgrammar.Grammar.from_structural_tag(json.dumps(tag))
+    matcher = xgrammar.GrammarMatcher(_COMPILER.compile_grammar(grammar))
+    mask, text = xgrammar.allocate_token_bitmask(1, 257), bytearray()
+    for place in range(1000):
+        matcher.fill_next_token_bitmask(mask)
+        words = mask[0].tolist()
+        allowed = [token for token in range(257) if words[token >> 5] >> (token & 31) & 1]
+        if _END in allowed and (len(allowed) == 1 or chance.random() < 0.5 or place > 300):
+            return json.loads(text)
+        printable = [token for token in allowed if 32 <= token < 127]
+        closing = [token for token in printable if token in b'"]}']
+        token = chance.choice((closing if place > 60 or chance.random() < 0.3 else []) or printable or allowed)
+        assert matcher.accept_token(token)
+        text.append(token)
+    raise RuntimeError("no end")
+
+
+def _is_broken(schema: Any, *, seed: int) -> bool:
+    """Whether one of a few answers breaks the schema, given that it is accepted as strict."""
+    made, judge, chance = enforceable(schema), jsonschema.Draft202012Validator(schema), random.Random(seed)  # noqa: S311
+    if unenforced(made) is not None:
+        return False
+    try:
+        return not all(judge.is_valid(answer_of(made, chance)) for _ in range(4))
+    except RuntimeError:  # refused when it is compiled, or an answer that would be cut off
+        return False
+
+
+_RANDOM = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+
+
+@settings(_RANDOM, max_examples=150)
+@given(_SCHEMAS, _SCHEMAS, st.integers())
+def test_what_is_accepted_as_strict_is_kept(schema: Any, one: Any, seed: int) -> None:
+    assert not _is_broken({**schema, "$defs": {"one": one, "two": {"type": "integer"}}}, seed=seed)
+
+
+@pytest.mark.soak
+@settings(_RANDOM, max_examples=2000)
+@given(_SCHEMAS, _SCHEMAS, st.integers())
+def test_what_is_accepted_as_strict_is_kept_of_thousands(schema: Any, one: Any, seed: int) -> None:
+    assert not _is_broken({**schema, "$defs": {"one": one, "two": {"type": "integer"}}}, seed=seed)
+
+
+_A, _B = {"a": {"type": "integer"}}, {"b": {"type": "integer"}}
+_DEFS = {"$defs": {"one": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "object", "properties": _A, "oneOf": [{"required": ["b"]}, {"required": ["c"]}]}, "oneOf"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/one", "minimum": 1000}}, **_DEFS}, "$ref"),
+        ({"type": "integer", "not": {"minimum": 0}}, "not"),
+        ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if"),
+        ({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas"),
+        ({"type": "string", "enum": ["a", 1]}, "enum"),
+        ({"type": "string", "const": 1}, "const"),
+        ({"$dynamicRef": "#one"}, "$dynamicRef"),
+        ({"type": "object", "properties": _A, "required": ["b"], "additionalProperties": False}, "required"),
+        ({"minimum": 5}, "minimum"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, "allOf"),
+        ({"type": "object", "properties": {"deep": {"type": "array", "items": {"not": {}}}}}, "not"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(schema: Any, keyword: str) -> None:
+    assert unenforced(enforceable(schema)) == keyword
+
+
+_TAGGED = [
+    {"type": "object", "properties": {"kind": {"const": kind}, **fields}, "required": ["kind", *fields]}
+    for kind, fields in (("a", _A), ("b", _B))
+]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": _TAGGED, "discriminator": {"propertyName": "kind"}},
+        {"type": "object", "properties": {"kind": {"type": "string"}}, "required": ["kind"], "oneOf": _TAGGED},
+        {"type": "object", "properties": _A, "required": ["a"], "anyOf": [{"required": ["b"]}, {"required": ["c"]}]},
+        {"type": "object", "properties": _A, "required": ["b"]},
+        {
+            "type": "object",
+            "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+            "x-note": {"not": 1},
+        },
+        {"type": "array", "items": {"$ref": "#/$defs/one", "description": "a number"}, **_DEFS},
+    ],
+)
+def test_usual_schemas_are_accepted_and_kept(schema: Any) -> None:
+    made, judge, chance = enforceable(schema), jsonschema.Draft202012Validator(schema), random.Random(1)  # noqa: S311
+    assert unenforced(made) is None
+    assert all(judge.is_valid(answer_of(made, chance)) for _ in range(30))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "anyOf": [{"type": "integer"}, {"minimum": 3}]},
+        {"type": "string", "enum": ["a", 1]},
+        {"type": "string", "const": 1},
+        {"type": "object", "properties": _A, "oneOf": [{"required": ["b"]}, {"not": {"required": ["b"]}}]},
+    ],
+)
+def test_without_strict_an_answer_has_the_demanded_type(schema: Any) -> None:
+    made, chance = of_the_type(enforceable(schema)), random.Random(1)  # noqa: S311
+    judge = jsonschema.Draft202012Validator({"type": schema["type"]})
+    assert all(judge.is_valid(answer_of(made, chance)) for _ in range(30))
