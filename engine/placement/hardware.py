@@ -1,4 +1,4 @@
-"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU (psutil), disk. It decides nothing.
+"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU (psutil). It decides nothing.
 
 Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
 """
@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,7 +82,6 @@ class Hardware:
     ram_available_bytes: int
     cpu_cores: int
     cpu_features: tuple[str, ...] = ()
-    disk_free_bytes: int | None = None
     driver: str | None = None
     problem: str | None = None
     """Why GPUs could not be asked for."""
@@ -108,7 +106,7 @@ def read_cuda() -> Cuda:
     return Cuda(None if version is None else (version // 1000, version % 1000 // 10), _torch_cuda())
 
 
-def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
+def read_hardware(server_pid: int | None = None) -> Hardware:
     """Look at this machine (some 50 ms, blocking). What `server_pid` and its children have taken counts as ours."""
     family = _family(server_pid)
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
@@ -123,7 +121,6 @@ def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = N
         ram_ours_bytes=min(sum(map(_ram_of, family)), total - available),
         cpu_cores=len(os.sched_getaffinity(0)),
         cpu_features=_cpu_features(),
-        disk_free_bytes=_disk_free(weights_dir),
         driver=driver,
         problem=problem,
     )
@@ -273,11 +270,3 @@ def _cpu_features() -> tuple[str, ...]:
                 flags = set(line.partition(":")[2].split())
                 return tuple(feature for feature in _CPU_FEATURES if feature in flags)
     return ()
-
-
-def _disk_free(folder: Path | None) -> int | None:
-    """Of the disk that `folder` is on, or will be on."""
-    for place in () if folder is None else (folder, *folder.absolute().parents):
-        with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
-    return None

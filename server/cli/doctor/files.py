@@ -21,6 +21,7 @@ from engine.weights.manifest import required_manifest, verify
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
+from server.cli.doctor.machine import disk_usage
 from server.cli.plan import missing_of
 from server.http.tls import TlsError, certificate_of
 from server.settings import Settings, is_loopback
@@ -310,15 +311,16 @@ def _voices(offered: Voices, model: str) -> Iterator[Finding]:
 
 def _missing_room(case: Case) -> Iterator[Finding]:
     """Whether what the plan wants and is not here would fit on the disk."""
-    if case.config is None or not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
+    if case.config is None or not isinstance(case.plan, Plan):
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
     absent = [one.variant for one in missing if one.variant.repository is not None]
     needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
-    if needed > case.hardware.disk_free_bytes:
+    _, _, free = disk_usage(case.settings.weights_dir)
+    if needed > free:
         yield warning(
             f"what the plan wants ({', '.join(variant.id for variant in absent)}) takes {size_text(needed)}, and "
-            f"{size_text(case.hardware.disk_free_bytes)} are free in {case.settings.weights_dir}",
+            f"{size_text(free)} are free in {case.settings.weights_dir}",
             "make room, or set HEARTH_WEIGHTS_DIR to another disk",
         )
 
