@@ -7,7 +7,7 @@ spec class joins `ModelSpec`.
 from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -30,7 +30,6 @@ from engine.demo import demo_names
 
 _PROFILES = Path(__file__).with_name("profiles.yaml")
 SIZES = (256, 512, 1024)
-_FIELD_OF_SIZE = {256: "small", 512: "medium", 1024: "large"}
 
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
 VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -252,6 +251,7 @@ Edge = Annotated[int, Field(ge=64, le=2048, multiple_of=64)]
 Batch = Annotated[int, Field(ge=1, le=64)]
 MaxPromptTokens = Annotated[int, Field(ge=1, le=4096)]
 Batches = Literal["steps", "requests"]
+Amount = TypeVar("Amount", bound=int)
 
 
 class StepsByQuality(Spec):
@@ -263,26 +263,26 @@ class StepsByQuality(Spec):
     """Steps of an image of quality hd."""
 
 
-class RenderSizes(Spec):
+class BySize(Spec, Generic[Amount]):
+    """A number for each size of image."""
+
+    small: Amount = Field(alias="256x256")
+    """For small images."""
+    medium: Amount = Field(alias="512x512")
+    """For medium images."""
+    large: Amount = Field(alias="1024x1024")
+    """For large images."""
+
+    def of(self, size: int) -> int:
+        return {256: self.small, 512: self.medium, 1024: self.large}[size]
+
+
+class RenderSizes(BySize[Edge]):
     """The edge in pixels at which an image of each size is rendered; it is then resized to exactly that size."""
 
-    small: Edge = Field(alias="256x256")
-    """For small images."""
-    medium: Edge = Field(alias="512x512")
-    """For medium images."""
-    large: Edge = Field(alias="1024x1024")
-    """For large images."""
 
-
-class MaxBatch(Spec):
+class MaxBatch(BySize[Batch]):
     """Images of each size that are denoised together at most; memory decides."""
-
-    small: Batch = Field(alias="256x256")
-    """For small images."""
-    medium: Batch = Field(alias="512x512")
-    """For medium images."""
-    large: Batch = Field(alias="1024x1024")
-    """For large images."""
 
 
 class ImageProfile(Spec):
@@ -302,14 +302,6 @@ class ImageProfile(Spec):
     """The pipeline would cut longer ones without a word."""
     batching: Batches = "steps"
     """By steps only where the family's adapter can."""
-
-    def render_edge(self, size: int) -> int:
-        """At which edge an image of this size is rendered."""
-        return int(getattr(self.render_size, _FIELD_OF_SIZE[size]))
-
-    def batch(self, size: int) -> int:
-        """How many images of this size are denoised together."""
-        return int(getattr(self.max_batch, _FIELD_OF_SIZE[size]))
 
     def step_count(self, quality: Literal["standard", "hd"]) -> int:
         """How many steps a quality has."""
@@ -356,11 +348,6 @@ class ImageEngineSpec(Spec):
     fair_queue: bool = True
     """true: who waits is served by how little its key has had lately. false: first come, first served."""
 
-    def changes(self) -> dict[str, Any]:
-        """What it says otherwise than the profile."""
-        named = self.model_dump(include=set(ImageProfile.model_fields), exclude_none=True, by_alias=True)
-        return dict(named)
-
 
 class ImageModelSpec(CommonModelSpec):
     """An image model."""
@@ -383,7 +370,8 @@ class ImageModelSpec(CommonModelSpec):
 
     def profile_of(self, *, demo: bool) -> ImageProfile:
         """How it is run; a demo model that stands in is run in its own way."""
-        return profile_named("demo") if demo else profile_named(self.profile, self.engine.changes())
+        changes = self.engine.model_dump(include=set(ImageProfile.model_fields), exclude_none=True, by_alias=True)
+        return profile_named("demo") if demo else profile_named(self.profile, changes)
 
 
 class SpeechEngineSpec(Spec):

@@ -3,8 +3,6 @@
 Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -127,11 +125,7 @@ def read_hardware(server_pid: int | None = None) -> Hardware:
 
 
 def imagined(shape: str, *, ram_gib: float = _IMAGINED_RAM_GIB) -> Hardware:
-    """Make up a machine: `2x24GiB`, `1x24GiB+1x48GiB`, or `cpu`. All of its memory is free.
-
-    Raises:
-        HardwareError: The shape cannot be read.
-    """
+    """Make up a machine, like `2x24GiB`, `1x24GiB+1x48GiB` or `cpu`, all free. Raises `HardwareError`."""
     sizes: list[float] = []
     for part in shape.split("+") if shape.strip().lower() not in {"cpu", "none", "0"} else ():
         match = _SHAPE.match(part.strip())

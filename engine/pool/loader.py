@@ -31,7 +31,7 @@ from engine.pool.records import CompiledModels
 from engine.process.spawning import with_variables
 from engine.types import Report, Served
 from engine.voices.catalogue import Voices
-from engine.weights import is_complete
+from engine.weights.manifest import is_complete
 
 _log = logging.getLogger("hearth.plan")
 

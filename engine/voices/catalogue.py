@@ -3,15 +3,13 @@
 Every folder is read by its family's reader; nothing is loaded. A voice that lacks something is hidden, never guessed.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from engine.config import Config, SpeechModelSpec
 from engine.config.messages import near_misses
@@ -36,7 +34,7 @@ _EXAMPLES = {"id": "selam", "name": "Selam", "gender": "female", "language": "am
 class Voices:
     """Read when it is made, which blocks: a reload makes a new one from the one `before`."""
 
-    def __init__(self, config: Config, weights_dir: Path, before: Voices | None = None) -> None:
+    def __init__(self, config: Config, weights_dir: Path, before: Self | None = None) -> None:
         self._specs = {spec.id: spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)}
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, LoadError] = {}
@@ -122,11 +120,8 @@ class Catalogue:
 def read_catalogue(folder: Path | None, demos: Path | None = None) -> Catalogue:
     """Read the model folders inside `folder`, one TTS model each; a folder that is not there holds none.
 
-    A voice in `folder` replaces the demo voice of its id. Whatever else is wrong with a model hides it, or the voice,
-    with a warning. Reads files, so call it in a thread where that must not wait.
-
-    Raises:
-        LoadError: Two voices that are not demo voices have the same id; it names both folders.
+    A voice in `folder` replaces the demo voice of its id; two there of the same id are a `LoadError`. Whatever else is
+    wrong with a model hides it, or the voice, with a warning. Blocks.
     """
     warnings: list[VoiceWarning] = []
     demo = _by_id(_scan(demos, warnings, demo=True))

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -447,29 +447,22 @@ class _Hub:
             before = part.done if part else 0
             try:
                 return ask()
-            except OfflineModeIsEnabled as error:
-                raise unreachable(self._endpoint, error) from error
-            except (TransportError, HfHubHTTPError) as error:
+            except (TransportError, HfHubHTTPError, OfflineModeIsEnabled) as error:
                 failures = 1 if part and part.done > before else failures + 1
                 answer = error.response if isinstance(error, HfHubHTTPError) else None
-                if answer is None:
-                    if failures >= (_ATTEMPTS if part else _FIRST_ATTEMPTS) or not self._pause(failures):
+                asked = "" if answer is None else answer.headers.get("retry-after", "").strip()
+                seconds = self._first_pause * min(2 ** (failures - 1), _PAUSE_GROWS_TO)
+                if asked.isdecimal():
+                    seconds = float(asked)
+                too_often = failures >= (_ATTEMPTS if part or answer is not None else _FIRST_ATTEMPTS)
+                lasts = isinstance(error, OfflineModeIsEnabled)
+                lasts = lasts or (answer is not None and answer.status_code not in _TRANSIENT)
+                if lasts or too_often or seconds > _LONGEST_ASKED_SECONDS:
+                    if answer is None:
                         raise unreachable(self._endpoint, error) from error
-                elif answer.status_code not in _TRANSIENT or not self._pause(failures, answer.headers):
                     raise refused(self._address, answer.status_code, answer.headers) from error
-
-    def _pause(self, failures: int, headers: Mapping[str, str] | None = None) -> bool:
-        """Wait before the next attempt, as long as the hub asked; False if there should be none.
-
-        Raises `StoppedError`.
-        """
-        asked = (headers or {}).get("retry-after", "").strip()
-        seconds = float(asked) if asked.isdecimal() else self._first_pause * min(2 ** (failures - 1), _PAUSE_GROWS_TO)
-        if failures >= _ATTEMPTS or seconds > _LONGEST_ASKED_SECONDS:
-            return False
-        if self._stop.wait(seconds):
-            raise StoppedError("Stopped.")
-        return True
+                if self._stop.wait(seconds):
+                    raise StoppedError("Stopped.") from error
 
 
 def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile, ...]:

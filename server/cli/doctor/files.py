@@ -16,8 +16,7 @@ from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import EngineError
 from engine.placement.types import Plan
 from engine.voices.catalogue import Voices
-from engine.weights import is_complete
-from engine.weights.manifest import required_manifest, verify
+from engine.weights.manifest import is_complete, required_manifest, verify
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
