@@ -70,7 +70,6 @@ Names = Annotated[
     AfterValidator(_each_once),
 ]
 Limit = Annotated[int, Field(ge=1, le=1_000_000_000)]
-StallSeconds = Annotated[float, Field(ge=1, le=86400)]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -18,7 +18,6 @@ from engine.config.messages import (
     Limit,
     Names,
     Spec,
-    StallSeconds,
     Word,
     did_you_mean,
     listed,
@@ -161,7 +160,19 @@ class CommonModelSpec(Spec):
     """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
 
 
-class ChatEngineSpec(Spec):
+class EngineSpec(Spec):
+    """What is said of every engine."""
+
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Threads on a CPU. null: the machine's cores divided by the models (demos alone: 1)."""
+    fair_queue: bool = True
+    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+    stall_seconds: Annotated[float, Field(ge=1, le=86400)] | None = 30.0
+    """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
+    null: never."""
+
+
+class ChatEngineSpec(EngineSpec):
     """What vLLM is told about a chat model. Every value has a default."""
 
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
@@ -182,8 +193,6 @@ class ChatEngineSpec(Spec):
     Without effect on a CPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs that the model is split over. Left out, the plan decides."""
-    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
     enforce_eager: bool | None = None
     """true: skip compilation and CUDA graphs, for a faster start and slower answers. false: compile. null: compile; but
     on a CPU, run compiled only what `hearth compile` has compiled."""
@@ -194,13 +203,8 @@ class ChatEngineSpec(Spec):
     """Of max_num_seqs, how many places batches leave free, so that nobody waits for theirs. null: an eighth."""
     kept_for_newcomers: Annotated[int, Field(ge=0, le=65536)] | None = None
     """Of max_num_seqs, how many places only keys take that have nothing running. null: 1 of 2 to 63, then 1 in 32."""
-    fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 8
     """Pictures in one request, for a model with the capability vision."""
-    stall_seconds: StallSeconds | None = 30.0
-    """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
-    null: never."""
     reasoning_parser: Word | None = None
     """vLLM's parser of thinking sections, like qwen3. null: chosen from the
     model's family; none: no parser."""
@@ -313,7 +317,7 @@ def profile_named(name: str, changes: dict[str, Any] | None = None) -> ImageProf
     return ImageProfile.model_validate({**shipped()[name], **(changes or {})})
 
 
-class ImageEngineSpec(Spec):
+class ImageEngineSpec(EngineSpec):
     """How the model is run. Every value has a default; null means what the profile says."""
 
     steps: StepsByQuality | None = None
@@ -340,13 +344,6 @@ class ImageEngineSpec(Spec):
     """Images that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """An image that has been in the making for longer is given up."""
-    stall_seconds: StallSeconds | None = 30.0
-    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
-    computes. null: never."""
-    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
-    fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
 
 
 class ImageModelSpec(CommonModelSpec):
@@ -374,7 +371,7 @@ class ImageModelSpec(CommonModelSpec):
         return profile_named("demo") if demo else profile_named(self.profile, changes)
 
 
-class SpeechEngineSpec(Spec):
+class SpeechEngineSpec(EngineSpec):
     """How it is run. Every value has a default."""
 
     max_parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 8
@@ -383,13 +380,6 @@ class SpeechEngineSpec(Spec):
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """A text that has been spoken for longer is given up."""
-    stall_seconds: StallSeconds | None = 30.0
-    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
-    computes. null: never."""
-    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads on a CPU. null: the machine's cores divided by the models (with demo voices alone: 1)."""
-    fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
 
 
 class SpeechModelSpec(CommonModelSpec):
