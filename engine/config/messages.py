@@ -23,7 +23,7 @@ def plain_error(message: str) -> PydanticCustomError:
 
 
 class Spec(BaseModel):
-    """An entry, or a part of one: every key known, every value of its type."""
+    """What is read from a file that people write or may have changed: every key known, every value of its type."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True

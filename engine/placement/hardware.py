@@ -26,8 +26,6 @@ _MOST_GPUS = 64
 _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
-_IMAGINED_RAM_GIB = 64
-_IMAGINED_CORES = 16
 _NO_NVIDIA = "this machine has no NVIDIA GPU"
 
 
@@ -124,7 +122,7 @@ def read_hardware(server_pid: int | None = None) -> Hardware:
     )
 
 
-def imagined(shape: str, *, ram_gib: float = _IMAGINED_RAM_GIB) -> Hardware:
+def imagined(shape: str, *, ram_gib: float = 64) -> Hardware:
     """Make up a machine, like `2x24GiB`, `1x24GiB+1x48GiB` or `cpu`, all free. Raises `HardwareError`."""
     sizes: list[float] = []
     for part in shape.split("+") if shape.strip().lower() not in {"cpu", "none", "0"} else ():
@@ -136,7 +134,7 @@ def imagined(shape: str, *, ram_gib: float = _IMAGINED_RAM_GIB) -> Hardware:
         raise HardwareError(f"{shape!r} has {len(sizes)} GPUs; at most {_MOST_GPUS} can be planned for.")
     gpus = tuple(Gpu(index, "GPU", int(size * GIB), int(size * GIB)) for index, size in enumerate(sizes))
     ram = int(ram_gib * GIB)
-    return Hardware(gpus, ram_bytes=ram, ram_available_bytes=ram, cpu_cores=_IMAGINED_CORES, imagined=True)
+    return Hardware(gpus, ram_bytes=ram, ram_available_bytes=ram, cpu_cores=16, imagined=True)
 
 
 def with_ram(hardware: Hardware, ram_gib: float | None) -> Hardware:
@@ -222,10 +220,7 @@ def _family(pid: int | None) -> frozenset[int]:
 
 
 def _ram_of(pid: int) -> int:
-    """Return what would be free without a process, of what it shares its part; 0 where it cannot be read.
-
-    Files that are mapped count as available already.
-    """
+    """Return what would be free without a process, of what it shares its part, files aside; 0 where unreadable."""
     taken = 0
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
