@@ -133,11 +133,11 @@ class Engine:
 
     def voices(self, model: str) -> tuple[Voice, ...]:
         """The voices of a speech model; none of other models."""
-        return self._loader.voices.of(model)
+        return self._loader.voices.of(model).voices
 
     def voice_warnings(self, model: str) -> tuple[str, ...]:
         """For the operator: why voices of a speech model are hidden, cannot speak, or stayed as they were."""
-        return self._loader.voices.notices(model)
+        return self._loader.voices.of(model).notices
 
     async def speech(self, request: SpeechRequest, stream: SpeechStream) -> SpeechStream:
         """Put an audio file into `stream` piece by piece, as it is spoken. Closing it aborts.
@@ -260,7 +260,7 @@ class Engine:
             created=self._created,
         )
         if isinstance(spec, SpeechModelSpec):
-            return replace(info, demo=self._loader.voices.only_demos(spec.id))
+            return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):
             return replace(info, sizes=tuple(f"{edge}x{edge}" for edge in SIZES))
         context_length = spec.engine.context_length

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
 from engine.config.models import (
     SPEC_BY_TASK,
-    ChatEngineSpec,
     ChatModelSpec,
     CommonModelSpec,
     ImageModelSpec,
@@ -24,13 +23,11 @@ from engine.config.yaml import Document, Location, Problem, read_document, shown
 from engine.errors import LoadError
 
 __all__ = [
-    "ChatEngineSpec",
     "ChatModelSpec",
     "Config",
     "ConfigError",
     "ImageModelSpec",
     "ModelSpec",
-    "Problem",
     "SpeechModelSpec",
     "TierSpec",
     "load_config",
@@ -68,11 +65,7 @@ class Config:
 
 
 def load_config(path: Path) -> Config:
-    """Read models.yaml.
-
-    Raises:
-        ConfigError: The file is missing or wrong; it names every problem, not the first alone.
-    """
+    """Read models.yaml. Raises `ConfigError`, which names every problem, not the first alone."""
     document = read_document(path)
     models: dict[str, ModelSpec] = {}
     tiers: dict[str, TierSpec] = {}

@@ -23,7 +23,7 @@ def plain_error(message: str) -> PydanticCustomError:
 
 
 class Spec(BaseModel):
-    """An entry, or a part of one: every key known, every value of its type."""
+    """What is read from a file that people write or may have changed: every key known, every value of its type."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -70,7 +70,6 @@ Names = Annotated[
     AfterValidator(_each_once),
 ]
 Limit = Annotated[int, Field(ge=1, le=1_000_000_000)]
-StallSeconds = Annotated[float, Field(ge=1, le=86400)]
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

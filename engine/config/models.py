@@ -7,7 +7,7 @@ spec class joins `ModelSpec`.
 from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -18,7 +18,6 @@ from engine.config.messages import (
     Limit,
     Names,
     Spec,
-    StallSeconds,
     Word,
     did_you_mean,
     listed,
@@ -30,7 +29,6 @@ from engine.demo import demo_names
 
 _PROFILES = Path(__file__).with_name("profiles.yaml")
 SIZES = (256, 512, 1024)
-_FIELD_OF_SIZE = {256: "small", 512: "medium", 1024: "large"}
 
 ChatCapability = Literal["chat", "streaming", "function_calling", "vision"]
 VoiceId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -162,7 +160,19 @@ class CommonModelSpec(Spec):
     """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
 
 
-class ChatEngineSpec(Spec):
+class EngineSpec(Spec):
+    """What is said of every engine."""
+
+    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Threads on a CPU. null: the machine's cores divided by the models (demos alone: 1)."""
+    fair_queue: bool = True
+    """true: who waits is served by how little its key has had lately. false: first come, first served."""
+    stall_seconds: Annotated[float, Field(ge=1, le=86400)] | None = 30.0
+    """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
+    null: never."""
+
+
+class ChatEngineSpec(EngineSpec):
     """What vLLM is told about a chat model. Every value has a default."""
 
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
@@ -183,8 +193,6 @@ class ChatEngineSpec(Spec):
     Without effect on a CPU."""
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs that the model is split over. Left out, the plan decides."""
-    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
     enforce_eager: bool | None = None
     """true: skip compilation and CUDA graphs, for a faster start and slower answers. false: compile. null: compile; but
     on a CPU, run compiled only what `hearth compile` has compiled."""
@@ -195,13 +203,8 @@ class ChatEngineSpec(Spec):
     """Of max_num_seqs, how many places batches leave free, so that nobody waits for theirs. null: an eighth."""
     kept_for_newcomers: Annotated[int, Field(ge=0, le=65536)] | None = None
     """Of max_num_seqs, how many places only keys take that have nothing running. null: 1 of 2 to 63, then 1 in 32."""
-    fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 8
     """Pictures in one request, for a model with the capability vision."""
-    stall_seconds: StallSeconds | None = 30.0
-    """An engine that gives no sign of life for so long is killed and restarted; longer while it loads or computes.
-    null: never."""
     reasoning_parser: Word | None = None
     """vLLM's parser of thinking sections, like qwen3. null: chosen from the
     model's family; none: no parser."""
@@ -252,6 +255,7 @@ Edge = Annotated[int, Field(ge=64, le=2048, multiple_of=64)]
 Batch = Annotated[int, Field(ge=1, le=64)]
 MaxPromptTokens = Annotated[int, Field(ge=1, le=4096)]
 Batches = Literal["steps", "requests"]
+Amount = TypeVar("Amount", bound=int)
 
 
 class StepsByQuality(Spec):
@@ -263,26 +267,26 @@ class StepsByQuality(Spec):
     """Steps of an image of quality hd."""
 
 
-class RenderSizes(Spec):
+class BySize(Spec, Generic[Amount]):
+    """A number for each size of image."""
+
+    small: Amount = Field(alias="256x256")
+    """For small images."""
+    medium: Amount = Field(alias="512x512")
+    """For medium images."""
+    large: Amount = Field(alias="1024x1024")
+    """For large images."""
+
+    def of(self, size: int) -> int:
+        return {256: self.small, 512: self.medium, 1024: self.large}[size]
+
+
+class RenderSizes(BySize[Edge]):
     """The edge in pixels at which an image of each size is rendered; it is then resized to exactly that size."""
 
-    small: Edge = Field(alias="256x256")
-    """For small images."""
-    medium: Edge = Field(alias="512x512")
-    """For medium images."""
-    large: Edge = Field(alias="1024x1024")
-    """For large images."""
 
-
-class MaxBatch(Spec):
+class MaxBatch(BySize[Batch]):
     """Images of each size that are denoised together at most; memory decides."""
-
-    small: Batch = Field(alias="256x256")
-    """For small images."""
-    medium: Batch = Field(alias="512x512")
-    """For medium images."""
-    large: Batch = Field(alias="1024x1024")
-    """For large images."""
 
 
 class ImageProfile(Spec):
@@ -303,14 +307,6 @@ class ImageProfile(Spec):
     batching: Batches = "steps"
     """By steps only where the family's adapter can."""
 
-    def render_edge(self, size: int) -> int:
-        """At which edge an image of this size is rendered."""
-        return int(getattr(self.render_size, _FIELD_OF_SIZE[size]))
-
-    def batch(self, size: int) -> int:
-        """How many images of this size are denoised together."""
-        return int(getattr(self.max_batch, _FIELD_OF_SIZE[size]))
-
     def step_count(self, quality: Literal["standard", "hd"]) -> int:
         """How many steps a quality has."""
         return self.steps.hd if quality == "hd" else self.steps.standard
@@ -321,7 +317,7 @@ def profile_named(name: str, changes: dict[str, Any] | None = None) -> ImageProf
     return ImageProfile.model_validate({**shipped()[name], **(changes or {})})
 
 
-class ImageEngineSpec(Spec):
+class ImageEngineSpec(EngineSpec):
     """How the model is run. Every value has a default; null means what the profile says."""
 
     steps: StepsByQuality | None = None
@@ -348,18 +344,6 @@ class ImageEngineSpec(Spec):
     """Images that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """An image that has been in the making for longer is given up."""
-    stall_seconds: StallSeconds | None = 30.0
-    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
-    computes. null: never."""
-    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads on a CPU. null: the machine's cores divided by the models (demo model: 1)."""
-    fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
-
-    def changes(self) -> dict[str, Any]:
-        """What it says otherwise than the profile."""
-        named = self.model_dump(include=set(ImageProfile.model_fields), exclude_none=True, by_alias=True)
-        return dict(named)
 
 
 class ImageModelSpec(CommonModelSpec):
@@ -383,10 +367,11 @@ class ImageModelSpec(CommonModelSpec):
 
     def profile_of(self, *, demo: bool) -> ImageProfile:
         """How it is run; a demo model that stands in is run in its own way."""
-        return profile_named("demo") if demo else profile_named(self.profile, self.engine.changes())
+        changes = self.engine.model_dump(include=set(ImageProfile.model_fields), exclude_none=True, by_alias=True)
+        return profile_named("demo") if demo else profile_named(self.profile, changes)
 
 
-class SpeechEngineSpec(Spec):
+class SpeechEngineSpec(EngineSpec):
     """How it is run. Every value has a default."""
 
     max_parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 8
@@ -396,13 +381,6 @@ class SpeechEngineSpec(Spec):
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """A text that has been spoken for longer is given up."""
-    stall_seconds: StallSeconds | None = 30.0
-    """A worker process that gives no sign of life for so long is killed and restarted; longer while it loads or
-    computes. null: never."""
-    cpu_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads on a CPU. null: the machine's cores divided by the models (with demo voices alone: 1)."""
-    fair_queue: bool = True
-    """true: who waits is served by how little its key has had lately. false: first come, first served."""
 
 
 class SpeechModelSpec(CommonModelSpec):

@@ -72,14 +72,12 @@ def shown(text: str, limit: int = 60) -> str:
 
 def read_document(path: Path) -> Document:
     """Read `path`. Nothing is raised: a missing, unreadable or malformed file is a problem in the result."""
-    document = Document()
     line = None
     try:
         with path.open("rb") as file:
             content = file.read(LIMIT_BYTES + 1)
         if len(content) <= LIMIT_BYTES:
-            parse_document(content.decode("utf-8-sig"), document, _EMPTY, _OTHER_SHAPE)
-            return document
+            return parse_document(content.decode("utf-8-sig"), _EMPTY, _OTHER_SHAPE)
         message = "is larger than 1 MiB: this is not a list of models"
     except FileNotFoundError:
         message = "there is no such file: copy models.yaml from the repository, or point HEARTH_MODELS at yours"
@@ -91,25 +89,26 @@ def read_document(path: Path) -> Document:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         message = f"cannot be read ({reason}): check the path and who may read it"
-    document.add_problem((), message, line)
-    return document
+    return Document(problems=[Problem(line, "", message)])
 
 
-def parse_document(text: str, document: Document, empty: str, other_shape: str) -> None:
-    """Read YAML into `document`. `empty` and `other_shape` are said of a text with nothing in it, or no mapping."""
+def parse_document(text: str, empty: str, other_shape: str) -> Document:
+    """Read YAML. `empty` and `other_shape` are said of a text with nothing in it, or no mapping."""
+    document = Document()
     try:
         node = _Loader(text).get_single_node()
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         document.add_problem((), *_why_unreadable(error, text))
-        return
+        return document
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
         document.add_problem((), empty)
-        return
+        return document
     root = _value(node, (), document)
     if isinstance(root, dict):
         document.root = root
     elif not document.problems:
         document.add_problem((), other_shape, _line(node))
+    return document
 
 
 def _why_unreadable(error: Exception, text: str) -> tuple[str, int | None]:

@@ -1,15 +1,12 @@
-"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU (psutil), disk. It decides nothing.
+"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU (psutil). It decides nothing.
 
 Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib.util
 import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +26,6 @@ _MOST_GPUS = 64
 _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
-_IMAGINED_RAM_GIB = 64
-_IMAGINED_CORES = 16
 _NO_NVIDIA = "this machine has no NVIDIA GPU"
 
 
@@ -83,7 +78,6 @@ class Hardware:
     ram_available_bytes: int
     cpu_cores: int
     cpu_features: tuple[str, ...] = ()
-    disk_free_bytes: int | None = None
     driver: str | None = None
     problem: str | None = None
     """Why GPUs could not be asked for."""
@@ -108,7 +102,7 @@ def read_cuda() -> Cuda:
     return Cuda(None if version is None else (version // 1000, version % 1000 // 10), _torch_cuda())
 
 
-def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = None) -> Hardware:
+def read_hardware(server_pid: int | None = None) -> Hardware:
     """Look at this machine (some 50 ms, blocking). What `server_pid` and its children have taken counts as ours."""
     family = _family(server_pid)
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
@@ -123,18 +117,13 @@ def read_hardware(weights_dir: Path | None = None, *, server_pid: int | None = N
         ram_ours_bytes=min(sum(map(_ram_of, family)), total - available),
         cpu_cores=len(os.sched_getaffinity(0)),
         cpu_features=_cpu_features(),
-        disk_free_bytes=_disk_free(weights_dir),
         driver=driver,
         problem=problem,
     )
 
 
-def imagined(shape: str, *, ram_gib: float = _IMAGINED_RAM_GIB) -> Hardware:
-    """Make up a machine: `2x24GiB`, `1x24GiB+1x48GiB`, or `cpu`. All of its memory is free.
-
-    Raises:
-        HardwareError: The shape cannot be read.
-    """
+def imagined(shape: str, *, ram_gib: float = 64) -> Hardware:
+    """Make up a machine, like `2x24GiB`, `1x24GiB+1x48GiB` or `cpu`, all free. Raises `HardwareError`."""
     sizes: list[float] = []
     for part in shape.split("+") if shape.strip().lower() not in {"cpu", "none", "0"} else ():
         match = _SHAPE.match(part.strip())
@@ -145,7 +134,7 @@ def imagined(shape: str, *, ram_gib: float = _IMAGINED_RAM_GIB) -> Hardware:
         raise HardwareError(f"{shape!r} has {len(sizes)} GPUs; at most {_MOST_GPUS} can be planned for.")
     gpus = tuple(Gpu(index, "GPU", int(size * GIB), int(size * GIB)) for index, size in enumerate(sizes))
     ram = int(ram_gib * GIB)
-    return Hardware(gpus, ram_bytes=ram, ram_available_bytes=ram, cpu_cores=_IMAGINED_CORES, imagined=True)
+    return Hardware(gpus, ram_bytes=ram, ram_available_bytes=ram, cpu_cores=16, imagined=True)
 
 
 def with_ram(hardware: Hardware, ram_gib: float | None) -> Hardware:
@@ -231,10 +220,7 @@ def _family(pid: int | None) -> frozenset[int]:
 
 
 def _ram_of(pid: int) -> int:
-    """Return what would be free without a process, of what it shares its part; 0 where it cannot be read.
-
-    Files that are mapped count as available already.
-    """
+    """Return what would be free without a process, of what it shares its part, files aside; 0 where unreadable."""
     taken = 0
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
@@ -273,11 +259,3 @@ def _cpu_features() -> tuple[str, ...]:
                 flags = set(line.partition(":")[2].split())
                 return tuple(feature for feature in _CPU_FEATURES if feature in flags)
     return ()
-
-
-def _disk_free(folder: Path | None) -> int | None:
-    """Of the disk that `folder` is on, or will be on."""
-    for place in () if folder is None else (folder, *folder.absolute().parents):
-        with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
-    return None

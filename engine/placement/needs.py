@@ -4,21 +4,19 @@ Values that models.yaml says under `engine` win. A folder that the operator put 
 models.yaml names: what it needs is read off its files, and nothing is loaded for that.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
 from engine.files import write_atomically
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.types import Device, Need
-from engine.weights import is_complete
+from engine.weights.manifest import is_complete
 
 FILE_NAME = "footprints.json"
 DEFAULT_CONTEXT = 8192
@@ -51,7 +49,7 @@ class Footprints:
     measured: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, data_dir: Path) -> Footprints:
+    def read(cls, data_dir: Path) -> Self:
         """Read what is kept there; nothing, when there is no file or none that can be read."""
         try:
             kept = json.loads((data_dir / FILE_NAME).read_text(encoding="utf-8"))["footprints"]
@@ -67,14 +65,14 @@ class Footprints:
         """Return bytes on one device of that name when the variant is split over `split` of them; None: not known."""
         return self.measured.get(_key(variant, split, device))
 
-    def with_(self, variant: VariantSpec, split: int, device: str, used_bytes: int) -> Footprints:
+    def with_(self, variant: VariantSpec, split: int, device: str, used_bytes: int) -> Self:
         """Add a measurement. One that cannot be true, going by the size stated, is not taken."""
         stated = (variant.resident_gib or variant.weights_gib) * GIB / max(1, split)
         low, high = (factor * stated for factor in _PLAUSIBLE)
         if not low <= used_bytes <= high + 2 * GIB:
             _log.warning("%s took %d bytes, which cannot be right; not kept.", variant.id, used_bytes)
             return self
-        return Footprints({**self.measured, _key(variant, split, device): used_bytes})
+        return type(self)({**self.measured, _key(variant, split, device): used_bytes})
 
     def write(self, data_dir: Path) -> None:
         """Keep them, whole or not at all. A disk that is full costs a log line."""

@@ -4,8 +4,6 @@ The search is the same in whatever order models and devices come. Models that ta
 largest counts. Which variants to try is plan.py's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,14 +33,6 @@ class Layout:
     def free(self, device: Device) -> int:
         resident = sum(one.bytes_on(device.index) for one in self.placed.values() if one.state == "resident")
         return device.budget_bytes - resident - self.turn_bytes(device.index)
-
-    def can_add(self, one: Placed) -> bool:
-        """Add a model, if no device is exceeded then."""
-        self.placed[one.id] = one
-        if all(self.free(device) >= 0 for device in self.devices if one.bytes_on(device.index)):
-            return True
-        del self.placed[one.id]
-        return False
 
 
 def asleep_bytes(sleepers: int) -> int:
@@ -75,10 +65,11 @@ def _fill(layout: Layout, rest: Sequence[tuple[str, Sequence[Need], bool]], step
                 return False
             state: State = "swapped" if shared else "resident"
             one = Placed(name, state, "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
-            if layout.can_add(one):
-                if _fill(layout, rest[1:], steps):
-                    return True
-                del layout.placed[name]
+            layout.placed[name] = one
+            fits = all(layout.free(device) >= 0 for device in layout.devices if one.bytes_on(device.index))
+            if fits and _fill(layout, rest[1:], steps):
+                return True
+            del layout.placed[name]
     return False
 
 

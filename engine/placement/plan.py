@@ -5,8 +5,6 @@ The rule: every model begins with its smallest variant. If these fit together, a
 What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

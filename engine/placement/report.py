@@ -3,8 +3,6 @@
 Changes that make all models fit are plan.py's; here is what would do for one alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a plan is made of, as frozen plain data; how it is made is plan.py's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -31,7 +31,7 @@ from engine.pool.records import CompiledModels
 from engine.process.spawning import with_variables
 from engine.types import Report, Served
 from engine.voices.catalogue import Voices
-from engine.weights import is_complete
+from engine.weights.manifest import is_complete
 
 _log = logging.getLogger("hearth.plan")
 
@@ -196,11 +196,11 @@ class Loader:
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:
         from engine.backends.tts.model import SpeechModel
 
-        problem = self.voices.problem(spec.id)
-        if problem is not None:
-            raise problem
+        voices = self.voices.of(spec.id)
+        if voices.problem is not None:
+            raise voices.problem
         folder = self._weights_dir / spec.weights
-        served = self.planned.served(spec, folder, is_demo=self.voices.only_demos(spec.id))
+        served = self.planned.served(spec, folder, is_demo=voices.only_demos)
         self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
         return await SpeechModel.load(spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report)

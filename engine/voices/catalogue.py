@@ -3,15 +3,13 @@
 Every folder is read by its family's reader; nothing is loaded. A voice that lacks something is hidden, never guessed.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from engine.config import Config, SpeechModelSpec
 from engine.config.messages import near_misses
@@ -33,66 +31,70 @@ _LANGUAGES_FIRST = (*ETHIOPIAN, "en")
 _EXAMPLES = {"id": "selam", "name": "Selam", "gender": "female", "language": "am"}
 
 
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All voices, the Ethiopian languages first, then English, then by code; and what is wrong with the rest."""
+
+    voices: tuple[Voice, ...] = ()
+    warnings: tuple[VoiceWarning, ...] = ()
+    problem: LoadError | None = None
+    """Why it cannot be loaded."""
+    notice: str = ""
+    """What the operator should know of all voices together."""
+
+    @property
+    def only_demos(self) -> bool:
+        """Whether there are voices, and all of them are for trying out."""
+        return bool(self.voices) and all(voice.demo for voice in self.voices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """All that the operator should know."""
+        return (*filter(None, [self.notice]), *(warning.message for warning in self.warnings))
+
+    def find(self, voice_id: str) -> Voice | None:
+        """Return the voice of this id."""
+        return next((voice for voice in self.voices if voice.id == voice_id), None)
+
+
 class Voices:
     """Read when it is made, which blocks: a reload makes a new one from the one `before`."""
 
-    def __init__(self, config: Config, weights_dir: Path, before: Voices | None = None) -> None:
-        self._specs = {spec.id: spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)}
+    def __init__(self, config: Config, weights_dir: Path, before: Self | None = None) -> None:
+        specs = [spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
+        self._aliases = {spec.id: spec.aliases for spec in specs}
         self._catalogues: dict[str, Catalogue] = {}
-        self._problems: dict[str, LoadError] = {}
-        self._kept: dict[str, str] = {}
-        for spec in self._specs.values():
+        for spec in specs:
             demo = None if spec.demo is None else demo_weights_dir(spec.demo)
             try:
-                self._catalogues[spec.id] = read_catalogue(weights_dir / spec.weights, demo)
+                found = read_catalogue(weights_dir / spec.weights, demo)
             except LoadError as error:
-                known = None if before is None else before._catalogues.get(spec.id)  # noqa: SLF001  # its own kind
-                if known is None:
-                    self._problems[spec.id] = error
-                    continue
-                self._catalogues[spec.id] = known
-                self._kept[spec.id] = f"its voices stay as they were. {error.message}"
-                _log.error("%s: %s", spec.id, self._kept[spec.id])
+                found = Catalogue(problem=error, notice=error.message)
+                known = found if before is None else before._catalogues.get(spec.id, found)  # noqa: SLF001  # its own kind
+                if known.problem is None:
+                    found = replace(known, notice=f"its voices stay as they were. {error.message}")
+                    _log.error("%s: %s", spec.id, found.notice)
+            self._catalogues[spec.id] = found
 
-    def of(self, model: str) -> tuple[Voice, ...]:
-        """The voices of a speech model; none of other models."""
-        return self._catalogues.get(model, Catalogue()).voices
-
-    def warnings(self, model: str) -> tuple[VoiceWarning, ...]:
-        """Why voices of a speech model are hidden or cannot speak."""
-        return self._catalogues.get(model, Catalogue()).warnings
-
-    def only_demos(self, model: str) -> bool:
-        """Whether a speech model has voices, and all of them are for trying out."""
-        voices = self.of(model)
-        return bool(voices) and all(voice.demo for voice in voices)
-
-    def problem(self, model: str) -> LoadError | None:
-        """Why a speech model cannot be loaded, if so."""
-        return self._problems.get(model)
-
-    def notices(self, model: str) -> tuple[str, ...]:
-        """All that the operator should know of a speech model's voices: the warnings, and what is wrong with all."""
-        problem = self.problem(model)
-        whole = self._kept.get(model) if problem is None else problem.message
-        return (*filter(None, [whole]), *(warning.message for warning in self.warnings(model)))
+    def of(self, model: str) -> Catalogue:
+        """What a speech model offers; of other models nothing."""
+        return self._catalogues.get(model, Catalogue())
 
     def log_warnings(self) -> None:
         """Log what the operator should know."""
-        for model in self._specs:
-            for warning in self.warnings(model):
+        for model, found in self._catalogues.items():
+            for warning in found.warnings:
                 _log.warning("%s: %s", model, warning.message)
 
     def near(self, model: str, voice: str) -> list[str]:
         """Up to three ids and aliases that look like this one, of voices that can speak."""
-        ids = [one.id for one in self.of(model) if one.available]
-        aliases = [name for name, of in self._specs[model].aliases.items() if of in ids]
+        ids = [one.id for one in self.of(model).voices if one.available]
+        aliases = [name for name, of in self._aliases[model].items() if of in ids]
         return near_misses(voice.lower(), [*ids, *aliases], 3)
 
     def find(self, model: str, voice: str) -> Voice:
         """Return a voice by its id or alias. Raises `RequestError`."""
-        name = self._specs[model].aliases.get(voice, voice)
-        found = self._catalogues.get(model, Catalogue()).find(name)
+        found = self.of(model).find(self._aliases[model].get(voice, voice))
         if found is None:
             near = " or ".join(f"`{one}`" for one in self.near(model, voice))
             meant = f" Did you mean {near}?" if near else ""
@@ -107,26 +109,11 @@ class Voices:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """All voices, the Ethiopian languages first, then English, then by code; and what is wrong with the rest."""
-
-    voices: tuple[Voice, ...] = ()
-    warnings: tuple[VoiceWarning, ...] = ()
-
-    def find(self, voice_id: str) -> Voice | None:
-        """Return the voice of this id."""
-        return next((voice for voice in self.voices if voice.id == voice_id), None)
-
-
 def read_catalogue(folder: Path | None, demos: Path | None = None) -> Catalogue:
     """Read the model folders inside `folder`, one TTS model each; a folder that is not there holds none.
 
-    A voice in `folder` replaces the demo voice of its id. Whatever else is wrong with a model hides it, or the voice,
-    with a warning. Reads files, so call it in a thread where that must not wait.
-
-    Raises:
-        LoadError: Two voices that are not demo voices have the same id; it names both folders.
+    A voice in `folder` replaces the demo voice of its id; two there of the same id are a `LoadError`. Whatever else is
+    wrong with a model hides it, or the voice, with a warning. Blocks.
     """
     warnings: list[VoiceWarning] = []
     demo = _by_id(_scan(demos, warnings, demo=True))

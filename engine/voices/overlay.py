@@ -122,14 +122,12 @@ def _read_voices(folder: ModelFolder) -> Document | None:
     content = folder.read(FILE, limit_bytes=LIMIT_BYTES)
     if content is None:
         return None
-    document = Document()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MetadataError(f"{FILE} is not UTF-8 text: save it as UTF-8") from error
-    parse_document(
-        text, document, "is empty: list the voices in it, or remove it", "must begin with a key like `voices:`"
-    )
+    empty = "is empty: list the voices in it, or remove it"
+    document = parse_document(text, empty, "must begin with a key like `voices:`")
     if document.problems:
         raise MetadataError(_sentence(FILE, document.problems))
     return document
@@ -138,11 +136,10 @@ def _read_voices(folder: ModelFolder) -> Document | None:
 def _read_card(folder: ModelFolder, *, needed: bool) -> tuple[Document, tuple[str, ...]]:
     text = (folder.read_start(CARD, _CARD_BYTES) or b"").decode("utf-8-sig", "replace")
     found = _FRONT_MATTER.match(text)
-    document = Document()
     if found is None:
-        return document, ()
+        return Document(), ()
     # The line of the fence is kept, so that lines are counted as the reader sees them.
-    parse_document("\n" + found[1], document, "is empty", "is no mapping")
+    document = parse_document("\n" + found[1], "is empty", "is no mapping")
     if not document.problems:
         return document, ()
     message = _sentence(f"{CARD}, front matter", document.problems)

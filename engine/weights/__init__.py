@@ -3,8 +3,3 @@
 Nothing here loads a model, and nothing at run time asks a hub. `huggingface_hub` is imported when something is
 downloaded.
 """
-
-from engine.weights.errors import WeightsError
-from engine.weights.manifest import MANIFEST, Manifest, ModelFile, is_complete, read_manifest
-
-__all__ = ["MANIFEST", "Manifest", "ModelFile", "WeightsError", "is_complete", "read_manifest"]

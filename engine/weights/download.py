@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -103,14 +103,18 @@ class Part:
         return self._digest.matches()
 
 
-Fetch = Callable[[Part], None]
-"""Writes what a part lacks, from a hub or from another folder. Raises `WeightsError`."""
+class Pull:
+    """One model on its way into its folder. Made by `locked`; what is fetched is known from `begin` on.
 
+    `OSError` passes through all but `run`: the caller knows which disk it speaks of.
+    """
 
-class Partial:
-    """Made by `locked`. `OSError` passes through: the caller knows which disk it speaks of."""
+    listing: Listing
+    files: tuple[ModelFile, ...]
+    """Those of the listing that are fetched."""
 
     def __init__(self, weights_dir: Path, name: str) -> None:
+        self.name = name
         self.target = weights_dir / check_folder_name(name)
         self.root = weights_dir / FOLDER / name.replace("%", "%25").replace("/", "%2F")
         self.model = self.root / "model"
@@ -126,13 +130,33 @@ class Partial:
         except (FileNotFoundError, ValidationError):
             return None
 
-    def begin(self, listing: Listing) -> None:
-        """From now on this is what is fetched: files of anything else are dropped."""
+    def begin(self, listing: Listing, fetch: Callable[[Part], None]) -> None:
+        """From now on this is what is fetched: files of anything else are dropped.
+
+        `fetch` writes what a part lacks, from a hub or from another folder. It raises `WeightsError`.
+        """
         before = self.recorded()
         self.keep_only(set(listing.files) & set(before.files) if before else ())
         self.model.mkdir(parents=True, exist_ok=True)
         self.parts.mkdir(exist_ok=True)
         write_atomically(self._record, listing.model_dump_json(), durable=True)
+        self.listing, self.files, self._fetch = listing, listing.files, fetch
+
+    def choose(self, report: Report) -> None:
+        """Fetch the descriptions, and choose by them which files the model needs. Raises `WeightsError`."""
+        by_path = {file.path: file for file in self.listing.files}
+        for path in selection.descriptions(by_path):
+            if (size := by_path[path].size_bytes) > _LARGEST_DESCRIPTION_BYTES:
+                raise WeightsError(f"{self.listing.repository} lists {path} with {size} bytes: that is none.")
+            self._complete(by_path[path], silent)
+            check_file(self.model, self.model / path)
+        self.files = tuple(by_path[path] for path in selection.chosen(by_path, self.model))
+        self.keep_only(self.files)
+        # What an older folder of the model has is taken over, without a second copy.
+        for file in self.files if is_there(self.target) else ():
+            if size_problem(self.model, file) and not problem_of(self.target, file, report):
+                self._place(file).unlink(missing_ok=True)
+                self._place(file).hardlink_to(self.target / file.path)
 
     def keep_only(self, files: Iterable[ModelFile]) -> None:
         """Drop every other file."""
@@ -142,13 +166,43 @@ class Partial:
                 if (path.is_symlink() or not path.is_dir()) and path not in kept:
                     path.unlink()
 
-    def borrow(self, folder: Path, file: ModelFile, report: Report) -> None:
-        """Take a file over from an older folder of the model, without a second copy, if it is the same."""
-        if size_problem(self.model, file) and not problem_of(folder, file, report):
-            self._place(file).unlink(missing_ok=True)
-            self._place(file).hardlink_to(folder / file.path)
+    @property
+    def missing_bytes(self) -> int:
+        """How much is still to be fetched and written."""
+        missing = [file for file in self.files if size_problem(self.model, file)]
+        begun = [self.parts / file.path for file in missing]
+        return sum(file.size_bytes for file in missing) - sum(path.stat().st_size for path in begun if path.is_file())
 
-    def complete(self, file: ModelFile, fetch: Fetch, report: Report) -> None:
+    def run(self, report: Report) -> Manifest:
+        """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
+        try:
+            self._complete_all(report)
+            selection.check_loadable(self.model)
+            return self._finish()
+        except OSError as error:
+            raise disk_error(error, self.target.parent) from error
+
+    def _complete_all(self, report: Report) -> None:
+        def watched(path: str, done: int, size: int) -> None:
+            if self.stop.is_set():
+                raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to go on.")
+            report(path, done, size)
+
+        # The largest last would have one connection work alone at the end.
+        files = sorted(self.files, key=lambda file: -file.size_bytes)
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+            fetches = [threads.submit(self._complete, file, watched) for file in files]
+            try:
+                ended, _ = wait(fetches, return_when=FIRST_EXCEPTION)
+            finally:  # also of Ctrl-C, and no matter which failed
+                if not all(fetch.done() for fetch in fetches):
+                    self.stop.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+        errors = [error for fetch in ended if (error := fetch.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, StoppedError)):
+            raise error
+
+    def _complete(self, file: ModelFile, report: Report) -> None:
         """Have the file whole in `model/`, going on with what is there. Raises `WeightsError`."""
         if not size_problem(self.model, file):
             report(file.path, file.size_bytes, file.size_bytes)
@@ -159,7 +213,7 @@ class Partial:
         for _ in range(2):
             with path.open("ab+") as stream:
                 part = Part(stream, file, report)
-                fetch(part)
+                self._fetch(part)
                 right = part.matches()
             if right:
                 path.replace(self._place(file))
@@ -170,11 +224,11 @@ class Partial:
             "between here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
         )
 
-    def finish(self, listing: Listing, files: Collection[ModelFile]) -> Manifest:
+    def _finish(self) -> Manifest:
         """Write the manifest, last, and put the model in its place."""
-        self.keep_only(files)
-        found = tuple(file.model_copy(update={"sha256": self._sha256(file), "git_sha1": None}) for file in files)
-        manifest = Manifest(**listing.origin(), files=found)
+        self.keep_only(self.files)
+        files = tuple(file.model_copy(update={"sha256": self._sha256(file), "git_sha1": None}) for file in self.files)
+        manifest = Manifest(**self.listing.origin(), files=files)
         write_manifest(self.model, manifest)
         sync_folders(self.model)
         old = self.root / "old"
@@ -199,32 +253,32 @@ class Partial:
 
 
 @contextmanager
-def locked(weights_dir: Path, name: str) -> Iterator[Partial]:
+def locked(weights_dir: Path, name: str) -> Iterator[Pull]:
     """Keep other processes from working on one model's folder. Raises `WeightsError`. Removed when nothing is left."""
-    partial = Partial(weights_dir, name)
+    pull = Pull(weights_dir, name)
     while True:
-        partial.root.mkdir(parents=True, exist_ok=True)
-        with (partial.root / "lock").open("a", encoding="ascii") as file:
+        pull.root.mkdir(parents=True, exist_ok=True)
+        with (pull.root / "lock").open("a", encoding="ascii") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise WeightsError(f"Another process works on {name} right now. Wait until it has ended.") from error
-            if not _is_still(file.fileno(), partial.root / "lock"):
+            if not _is_still(file.fileno(), pull.root / "lock"):
                 continue  # the one before has just removed it
             try:
-                yield partial
+                yield pull
             finally:
-                _tidy(partial)
+                _tidy(pull)
             return
 
 
-def _tidy(partial: Partial) -> None:
+def _tidy(pull: Pull) -> None:
     """Nothing stays of a pull that came to its end, nor of one that never had a list of files."""
-    if any(not path.is_dir() for place in (partial.model, partial.parts) for path in place.rglob("*")):
+    if any(not path.is_dir() for place in (pull.model, pull.parts) for path in place.rglob("*")):
         return
-    shutil.rmtree(partial.root, ignore_errors=True)
+    shutil.rmtree(pull.root, ignore_errors=True)
     with suppress(OSError):  # there are others
-        partial.root.parent.rmdir()
+        pull.root.parent.rmdir()
 
 
 def _is_still(number: int, path: Path) -> bool:
@@ -232,55 +286,6 @@ def _is_still(number: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(number), path.stat())
     except FileNotFoundError:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """A pull that knows what it will fetch. Valid inside `prepared`."""
-
-    wanted: Wanted
-    listing: Listing
-    files: tuple[ModelFile, ...]
-    partial: Partial
-    fetch: Fetch
-
-    @property
-    def missing_bytes(self) -> int:
-        """How much is still to be fetched and written."""
-        missing = [file for file in self.files if size_problem(self.partial.model, file)]
-        begun = [self.partial.parts / file.path for file in missing]
-        return sum(file.size_bytes for file in missing) - sum(path.stat().st_size for path in begun if path.is_file())
-
-    def run(self, report: Report) -> Manifest:
-        """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
-        try:
-            self._fetch_all(report)
-            selection.check_loadable(self.partial.model)
-            return self.partial.finish(self.listing, self.files)
-        except OSError as error:
-            raise disk_error(error, self.partial.target.parent) from error
-
-    def _fetch_all(self, report: Report) -> None:
-        stop = self.partial.stop
-
-        def watched(path: str, done: int, size: int) -> None:
-            if stop.is_set():
-                raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to go on.")
-            report(path, done, size)
-
-        # The largest last would have one connection work alone at the end.
-        files = sorted(self.files, key=lambda file: -file.size_bytes)
-        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            fetches = [threads.submit(self.partial.complete, file, self.fetch, watched) for file in files]
-            try:
-                ended, _ = wait(fetches, return_when=FIRST_EXCEPTION)
-            finally:  # also of Ctrl-C, and no matter which failed
-                if not all(fetch.done() for fetch in fetches):
-                    stop.set()
-                threads.shutdown(wait=False, cancel_futures=True)
-        errors = [error for fetch in ended if (error := fetch.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, StoppedError)):
-            raise error
 
 
 @contextmanager
@@ -296,23 +301,25 @@ def prepared(weights_dir: Path, wanted: Wanted, report: Report) -> Iterator[Pull
         return
     try:
         weights_dir.mkdir(parents=True, exist_ok=True)
-        with locked(weights_dir, wanted.folder) as partial:
-            unfinished = partial.recorded()
+        with locked(weights_dir, wanted.folder) as pull:
+            unfinished = pull.recorded()
             if unfinished is not None and not unfinished.is_of(wanted.repository, wanted.subfolder):
                 unfinished = None
-            hub = _Hub(wanted, partial.stop)
+            hub = _Hub(wanted, pull.stop)
             listing = hub.listing(wanted.revision or (there or unfinished or wanted).revision)
             if there is not None and is_fine and there.revision == listing.revision:
                 yield there
             else:
-                yield _prepare(partial, wanted, listing, lambda part: hub.fetch(listing, part), report)
+                pull.begin(listing, lambda part: hub.fetch(listing, part))
+                pull.choose(report)
+                yield pull
     except OSError as error:
         raise disk_error(error, weights_dir) from error
 
 
 def check_room(weights_dir: Path, pulls: Iterable[Pull]) -> None:
     """Raise `WeightsError`, with the numbers, if the disk has no room for all of these together."""
-    needed = {pull.wanted.folder: pull.missing_bytes for pull in pulls}
+    needed = {pull.name: pull.missing_bytes for pull in pulls}
     if not any(needed.values()):
         return
     free = shutil.disk_usage(weights_dir).free
@@ -348,22 +355,6 @@ def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
             f"{wanted.folder}` first."
         )
     return manifest
-
-
-def _prepare(partial: Partial, wanted: Wanted, listing: Listing, fetch: Fetch, report: Report) -> Pull:
-    by_path = {file.path: file for file in listing.files}
-    partial.begin(listing)
-    for path in selection.descriptions(by_path):
-        if by_path[path].size_bytes > _LARGEST_DESCRIPTION_BYTES:
-            raise WeightsError(f"{wanted.repository} lists {path} with {by_path[path].size_bytes} bytes: that is none.")
-        partial.complete(by_path[path], fetch, silent)
-        check_file(partial.model, partial.model / path)
-    files = tuple(by_path[path] for path in selection.chosen(by_path, partial.model))
-    partial.keep_only(files)
-    if is_there(partial.target):
-        for file in files:
-            partial.borrow(partial.target, file, report)
-    return Pull(wanted, listing, files, partial, fetch)
 
 
 class _Hub:
@@ -456,29 +447,22 @@ class _Hub:
             before = part.done if part else 0
             try:
                 return ask()
-            except OfflineModeIsEnabled as error:
-                raise unreachable(self._endpoint, error) from error
-            except (TransportError, HfHubHTTPError) as error:
+            except (TransportError, HfHubHTTPError, OfflineModeIsEnabled) as error:
                 failures = 1 if part and part.done > before else failures + 1
                 answer = error.response if isinstance(error, HfHubHTTPError) else None
-                if answer is None:
-                    if failures >= (_ATTEMPTS if part else _FIRST_ATTEMPTS) or not self._pause(failures):
+                asked = "" if answer is None else answer.headers.get("retry-after", "").strip()
+                seconds = self._first_pause * min(2 ** (failures - 1), _PAUSE_GROWS_TO)
+                if asked.isdecimal():
+                    seconds = float(asked)
+                too_often = failures >= (_ATTEMPTS if part or answer is not None else _FIRST_ATTEMPTS)
+                lasts = isinstance(error, OfflineModeIsEnabled)
+                lasts = lasts or (answer is not None and answer.status_code not in _TRANSIENT)
+                if lasts or too_often or seconds > _LONGEST_ASKED_SECONDS:
+                    if answer is None:
                         raise unreachable(self._endpoint, error) from error
-                elif answer.status_code not in _TRANSIENT or not self._pause(failures, answer.headers):
                     raise refused(self._address, answer.status_code, answer.headers) from error
-
-    def _pause(self, failures: int, headers: Mapping[str, str] | None = None) -> bool:
-        """Wait before the next attempt, as long as the hub asked; False if there should be none.
-
-        Raises `StoppedError`.
-        """
-        asked = (headers or {}).get("retry-after", "").strip()
-        seconds = float(asked) if asked.isdecimal() else self._first_pause * min(2 ** (failures - 1), _PAUSE_GROWS_TO)
-        if failures >= _ATTEMPTS or seconds > _LONGEST_ASKED_SECONDS:
-            return False
-        if self._stop.wait(seconds):
-            raise StoppedError("Stopped.")
-        return True
+                if self._stop.wait(seconds):
+                    raise StoppedError("Stopped.") from error
 
 
 def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile, ...]:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
+from engine.config.messages import Spec
 from engine.files import write_atomically
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.safety import COMMIT, REPOSITORY, is_plain
@@ -39,13 +40,7 @@ def _plain(path: str) -> str:
 PlainPath = Annotated[str, AfterValidator(_plain)]
 
 
-class Record(BaseModel):
-    """What is written to disk and read back, where it may have become anything."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class Origin(Record):
+class Origin(Spec):
     """Where a model is from."""
 
     repository: Annotated[str, Field(pattern=REPOSITORY)]
@@ -61,7 +56,7 @@ class Origin(Record):
         return self.model_dump(include=set(Origin.model_fields))
 
 
-class ModelFile(Record):
+class ModelFile(Spec):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.weights import selection
-from engine.weights.download import FOLDER, Part, Partial, Pull, Wanted, check_room, locked
+from engine.weights.download import FOLDER, Part, Pull, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.manifest import (
     MANIFEST,
@@ -101,14 +101,12 @@ def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest
             return manifest, False
         raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
     listing = Listing(**manifest.origin(), files=manifest.files)
-    wanted = Wanted(manifest.repository, name, manifest.revision, manifest.subfolder)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root, name) as partial:
-            partial.begin(listing)
-            work = Pull(wanted, listing, listing.files, partial, lambda part: copy_rest(source, part))
-            check_room(root, [work])
-            return work.run(report), True
+        with locked(root, name) as pull:
+            pull.begin(listing, lambda part: copy_rest(source, part))
+            check_room(root, [pull])
+            return pull.run(report), True
     except OSError as error:
         raise disk_error(error, root) from error
 
@@ -136,20 +134,20 @@ def local_folders(weights_dir: Path) -> list[LocalFolder]:
 
 def remove(weights_dir: Path, folder: str) -> int:
     """Remove a folder and what is unfinished of it; returns the bytes freed. Raises `WeightsError`."""
-    begun = Partial(weights_dir, folder)
+    begun = Pull(weights_dir, folder)
     if not os.path.lexists(begun.target) and not begun.root.exists():
         raise WeightsError(f"There is no folder {folder}. `hearth weights list` shows the folders.")
     try:
         size = _size(begun.root) + (0 if begun.target.is_symlink() else _size(begun.target))
-        with locked(weights_dir, folder) as partial:
-            if partial.target.is_symlink():
-                partial.target.unlink()
-            elif partial.target.exists():
+        with locked(weights_dir, folder) as pull:
+            if pull.target.is_symlink():
+                pull.target.unlink()
+            elif pull.target.exists():
                 # One rename, so that nothing half removed is ever loaded.
-                replaced = partial.root / "gone"
+                replaced = pull.root / "gone"
                 shutil.rmtree(replaced, ignore_errors=True)
-                partial.target.rename(replaced)
-            for unfinished in (partial.model, partial.parts):
+                pull.target.rename(replaced)
+            for unfinished in (pull.model, pull.parts):
                 shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise disk_error(error, weights_dir) from error
@@ -187,7 +185,7 @@ def _unfinished(weights_dir: Path) -> Iterator[LocalFolder]:
     for place in root.iterdir() if root.is_dir() else ():
         name = place.name.replace("%2F", "/").replace("%25", "%")
         with contextlib.suppress(WeightsError):
-            listing = Partial(weights_dir, name).recorded()
+            listing = Pull(weights_dir, name).recorded()
             yield LocalFolder(name, "partial", _size(place), **(listing.origin() if listing else {}))
 
 

@@ -69,8 +69,7 @@ def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None
 
 def hardware_for(settings: Settings) -> Hardware:
     """Return this machine as a plan sees it: what a running server has taken counts as free."""
-    machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
-    return with_ram(machine, settings.ram_gib)
+    return with_ram(read_hardware(running_pid(settings.data_dir)), settings.ram_gib)
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:

@@ -16,7 +16,7 @@ from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
 from engine.placement.report import as_data, gib, headline, use_line, where
 from engine.placement.types import Placed, Plan, Refusal
-from engine.weights import is_complete
+from engine.weights.manifest import is_complete
 from engine.weights.safety import is_there
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
 from server.settings import Settings, load_settings

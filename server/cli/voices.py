@@ -50,7 +50,7 @@ def voices(  # noqa: PLR0913 - one argument per option
     config = load_config(settings.models)
     offered = Voices(config, settings.weights_dir)
     entries = [spec.id for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
-    found = [(entry, voice) for entry in entries for voice in offered.of(entry)]
+    found = [(entry, voice) for entry in entries for voice in offered.of(entry).voices]
     try:
         listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found))
     except ApiError as wrong:
@@ -59,9 +59,9 @@ def voices(  # noqa: PLR0913 - one argument per option
     remarks = [
         {"served_by": entry, "model": one.model, "voice": one.voice, "message": one.message}
         for entry in entries
-        for one in offered.warnings(entry)
+        for one in offered.of(entry).warnings
     ]
-    broken = {entry: error.message for entry in entries if (error := offered.problem(entry)) is not None}
+    broken = {entry: error.message for entry in entries if (error := offered.of(entry).problem) is not None}
     remarks += [{"served_by": entry, "model": None, "voice": None, "message": broken[entry]} for entry in broken]
     shown: Table | str = f"There is no such voice. `{HEARTH} voices` without options shows all of them."
     if not entries:
@@ -117,16 +117,16 @@ def say(  # noqa: PLR0913 - one argument per option
 def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, Speaker]:
     """Return the voice of this id, or other name, and the entry of models.yaml that offers it; or end."""
     specs = [spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
-    both = ((spec, voice) for spec in specs for voice in offered.of(spec.id))
+    both = ((spec, voice) for spec in specs for voice in offered.of(spec.id).voices)
     found = next(((spec, voice) for spec, voice in both if voice.id == spec.aliases.get(name, name)), None)
     if found is None:
-        problems = [error.message for spec in specs if (error := offered.problem(spec.id)) is not None]
+        problems = [error.message for spec in specs if (error := offered.of(spec.id).problem) is not None]
         near = dict.fromkeys(one for spec in specs for one in offered.near(spec.id, name))
         meant = [f"Did you mean {' or '.join(near)}?"] if near else []
         refuse(" ".join(["There is no such voice.", *meant, f"`{HEARTH} voices` shows the ones there are.", *problems]))
     spec, voice = found
     if not voice.available:
-        why = [one.message for one in offered.warnings(spec.id) if one.model == voice.model]
+        why = [one.message for one in offered.of(spec.id).warnings if one.model == voice.model]
         refuse(" ".join([f"{voice.id} cannot speak here.", *why]), code=1)
     return found
 

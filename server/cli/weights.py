@@ -28,7 +28,7 @@ from engine.placement.hardware import imagined
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Refusal
-from engine.weights.download import Partial, Pull, Wanted, check_room, prepared
+from engine.weights.download import Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError, WeightsError
 from engine.weights.manifest import Manifest, Report, required_manifest, verify
 from engine.weights.safety import check_folder_name, check_repository, is_there
@@ -310,7 +310,7 @@ def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> di
                 pulls.append(found)
         check_room(weights_dir, pulls)
         for pull in pulls:
-            folder, missing, total = pull.wanted.folder, pull.missing_bytes, sum(file.size_bytes for file in pull.files)
+            folder, missing, total = pull.name, pull.missing_bytes, sum(file.size_bytes for file in pull.files)
             try:
                 with _progress(folder, total, total - missing, quiet=quiet) as report:
                     rows.append(_row(folder, pull.run(report), missing))
@@ -368,7 +368,7 @@ def _check_there(root: Path, folders: Sequence[str]) -> None:
     absent = [
         folder
         for folder in dict.fromkeys(map(check_folder_name, folders))
-        if not any(os.path.lexists(place) for place in (root / folder, Partial(root, folder).root))
+        if not any(os.path.lexists(place) for place in (root / folder, Pull(root, folder).root))
     ]
     if absent:
         here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root)))

@@ -43,11 +43,10 @@ print(json.dumps([[gpu.index, gpu.name, gpu.total_bytes, gpu.foreign_bytes, gpu.
 """
 
 
-def test_this_machine_can_be_read_with_a_driver_or_without(tmp_path: Path):
-    found = read_hardware(tmp_path / "not" / "there" / "yet")
+def test_this_machine_can_be_read_with_a_driver_or_without():
+    found = read_hardware()
     assert found.ram_bytes >= found.ram_available_bytes > 0
     assert found.cpu_cores >= 1
-    assert found.disk_free_bytes is not None
     assert found.gpus or found.problem
     assert not found.imagined
     if not any(Path("/dev").glob("nvidia*")) and not Path("/proc/driver/nvidia").exists():

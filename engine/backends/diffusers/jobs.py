@@ -82,7 +82,7 @@ class ImageService:
                     param="negative_prompt",
                 )
             self._check_prompt(job.negative_prompt, param="negative_prompt")
-        edge, steps = self._profile.render_edge(job.size), self._profile.step_count(job.quality)
+        edge, steps = self._profile.render_size.of(job.size), self._profile.step_count(job.quality)
         self.running[number] = Running(number, job, edge, steps)
 
     def cancel(self, number: int, /) -> None:
@@ -92,7 +92,7 @@ class ImageService:
 
     def rehearse(self) -> None:
         """Make a small image that is not sent. Raises `LoadError` for a model that cannot."""
-        size = min(SIZES, key=self._profile.render_edge)
+        size = min(SIZES, key=self._profile.render_size.of)
         outlet, self._outlet = self._outlet, _Rehearsal()
         try:
             job = ImageJob(prompt="a house", size=size, quality="standard", seed=0)
@@ -130,7 +130,7 @@ class ImageService:
 
     def _next_together(self, agrees: Callable[[Running], Hashable]) -> list[Running]:
         """Return the jobs that are run next in one go, among those of which `agrees` says the same."""
-        chosen = next_together(self.running.values(), agrees, lambda running: self._profile.batch(running.job.size))
+        chosen = next_together(self.running.values(), agrees, lambda one: self._profile.max_batch.of(one.job.size))
         for running in chosen:  # to the end of the queue: sizes that cannot share a step take turns
             self.running[running.number] = self.running.pop(running.number)
         return chosen

@@ -32,7 +32,7 @@ class ImageModel(WorkerBackend):
     """One loaded image model. Made by `load`."""
 
     def __init__(self, worker: WorkerProcess, spec: ImageModelSpec, profile: ImageProfile) -> None:
-        places = max(profile.batch(size) for size in SIZES)
+        places = max(profile.max_batch.of(size) for size in SIZES)
         waiting, fair = spec.engine.max_queued_images, spec.engine.fair_queue
         super().__init__(worker, Room(sequences=places, waiting=waiting, kv_tokens=_WHOLE, fair=fair))
         self._spec = spec
@@ -78,7 +78,7 @@ class ImageModel(WorkerBackend):
             raise failed.exceptions[0] from None
 
     async def _make_one(self, job: ImageJob, request: ImageRequest, events: Stream[ImageEvent]) -> None:
-        share = _WHOLE // self._profile.batch(request.size)
+        share = _WHOLE // self._profile.max_batch.of(request.size)
         turn = self.admission.enter(request.owner, prompt_tokens=share, max_tokens=0, weight=request.queue_share)
 
         def take(payload: msgspec.Raw) -> None:

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import EngineError
 from engine.placement.types import Plan
-from engine.voices.catalogue import Voices
-from engine.weights import is_complete
-from engine.weights.manifest import required_manifest, verify
+from engine.voices.catalogue import Catalogue, Voices
+from engine.weights.manifest import is_complete, required_manifest, verify
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
+from server.cli.doctor.machine import disk_usage
 from server.cli.plan import missing_of
 from server.http.tls import TlsError, certificate_of
 from server.settings import Settings, is_loopback
@@ -265,7 +265,7 @@ def voices(case: Case) -> Iterator[Finding]:
         offered = Voices(case.config, case.settings.weights_dir)
         for spec in case.config.models.values():
             if isinstance(spec, SpeechModelSpec):
-                yield from _voices(offered, spec.id)
+                yield from _voices(spec.id, offered.of(spec.id))
 
 
 def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
@@ -291,16 +291,14 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     return warning(f"{spec.id}: the demo answers, since {variant.id} is not here", f"{HEARTH} weights pull {spec.id}")
 
 
-def _voices(offered: Voices, model: str) -> Iterator[Finding]:
-    wrong = offered.problem(model)
-    if wrong is not None:
-        yield problem(f"{model}: {wrong.message}")
+def _voices(model: str, offered: Catalogue) -> Iterator[Finding]:
+    if offered.problem is not None:
+        yield problem(f"{model}: {offered.problem.message}")
         return
-    warnings = offered.warnings(model)
-    if warnings:
+    if warnings := offered.warnings:
         more = "" if len(warnings) == 1 else f" (and {len(warnings) - 1} more remarks on voices)"
         yield warning(f"{model}: {warnings[0].message}{more}", f"{HEARTH} voices shows all")
-    able = [voice for voice in offered.of(model) if voice.available]
+    able = [voice for voice in offered.voices if voice.available]
     if not able:
         yield problem(f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
         return
@@ -310,15 +308,16 @@ def _voices(offered: Voices, model: str) -> Iterator[Finding]:
 
 def _missing_room(case: Case) -> Iterator[Finding]:
     """Whether what the plan wants and is not here would fit on the disk."""
-    if case.config is None or not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
+    if case.config is None or not isinstance(case.plan, Plan):
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
     absent = [one.variant for one in missing if one.variant.repository is not None]
     needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
-    if needed > case.hardware.disk_free_bytes:
+    _, _, free = disk_usage(case.settings.weights_dir)
+    if needed > free:
         yield warning(
             f"what the plan wants ({', '.join(variant.id for variant in absent)}) takes {size_text(needed)}, and "
-            f"{size_text(case.hardware.disk_free_bytes)} are free in {case.settings.weights_dir}",
+            f"{size_text(free)} are free in {case.settings.weights_dir}",
             "make room, or set HEARTH_WEIGHTS_DIR to another disk",
         )
 

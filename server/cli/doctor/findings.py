@@ -57,7 +57,7 @@ problem, skipped = partial(Finding, "problem"), partial(Finding, "skipped")
 
 def case_of(given: Settings, config: Config | None, running: Status | None) -> Case:
     """Look at the machine and make the plan for it (some 100 ms). What a running server has taken counts as free."""
-    hardware = read_hardware(given.weights_dir, server_pid=None if running is None else running.pid)
+    hardware = read_hardware(None if running is None else running.pid)
     on_cpu = runs_on_cpu()
     planned = with_ram(replace(hardware, gpus=()) if on_cpu else hardware, given.ram_gib)
     found = None

@@ -99,11 +99,15 @@ def memory(case: Case) -> Iterator[Finding]:
         )
 
 
+def disk_usage(folder: Path) -> tuple[int, int, int]:
+    """Return total, used and free bytes of the disk that a folder is on, or will be on."""
+    return shutil.disk_usage(next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), "/"))
+
+
 def disk(case: Case) -> Iterator[Finding]:
     """What is left where data and weights are."""
     for name, folder in (("data", case.settings.data_dir), ("weights", case.settings.weights_dir)):
-        place = next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), Path("/"))
-        total, _, free = shutil.disk_usage(place)
+        total, _, free = disk_usage(folder)
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
         if free < _NO_DISK_BYTES:
             yield problem(message, "make room: without it neither keys nor usage can be written")

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.config import ChatEngineSpec, Config, ConfigError, Problem, load_config
+from engine.config import Config, ConfigError, load_config
+from engine.config.models import ChatEngineSpec
 from engine.config.schema import SCHEMA_PATH, json_schema
+from engine.config.yaml import Problem
 from engine.errors import LoadError
 
 ROOT = Path(__file__).parents[3]

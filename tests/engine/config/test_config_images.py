@@ -37,7 +37,7 @@ def load(tmp_path: Path, engine: str = "", profile: str = "sdxl") -> ImageModelS
 def test_every_shipped_profile_has_values_for_all_sizes_and_qualities(name: str):
     profile = profile_named(name)
     assert profile.steps.hd > profile.steps.standard
-    assert all(profile.batch(size) >= 1 and profile.render_edge(size) >= 256 for size in SIZES)
+    assert all(profile.max_batch.of(size) >= 1 and profile.render_size.of(size) >= 256 for size in SIZES)
 
 
 def test_a_profile_is_used_with_single_values_changed(tmp_path: Path):
@@ -47,7 +47,7 @@ def test_a_profile_is_used_with_single_values_changed(tmp_path: Path):
     )
     profile = spec.profile_of(demo=False)
     assert (profile.steps.standard, profile.steps.hd, profile.dtype) == (10, 20, "float32")
-    assert [profile.batch(size) for size in SIZES] == [16, 8, 4]
+    assert [profile.max_batch.of(size) for size in SIZES] == [16, 8, 4]
     assert profile.guidance_scale == profile_named("sdxl").guidance_scale
     assert spec.engine.max_seconds == 9.5
 

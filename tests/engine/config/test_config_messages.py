@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jsonschema
 import pytest
 
-from engine.config import ConfigError, Problem, load_config
+from engine.config import ConfigError, load_config
 from engine.config.schema import json_schema
-from engine.config.yaml import read_document
+from engine.config.yaml import Problem, read_document
 
 GOOD = """\
 models:

@@ -122,7 +122,7 @@ def painted(pipeline, prompts: list[str], size: int, quality: str = "standard", 
     import torch
 
     profile = profile_named("demo")
-    edge = profile.render_edge(size)
+    edge = profile.render_size.of(size)
     images = []
     for first in range(0, len(prompts), 8):
         seeds = range(first_seed + first, first_seed + min(first + 8, len(prompts)))

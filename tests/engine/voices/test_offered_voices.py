@@ -37,17 +37,17 @@ def put_model(folder: Path, *, demo: bool, voice: str = "olga") -> Path:
 
 def test_a_model_is_a_demo_as_long_as_all_its_voices_are(tmp_path: Path):
     config = configured(tmp_path)
-    assert Voices(config, tmp_path).only_demos(MODEL)
+    assert Voices(config, tmp_path).of(MODEL).only_demos
     (tmp_path / "voices").mkdir()
-    assert Voices(config, tmp_path).only_demos(MODEL)
+    assert Voices(config, tmp_path).of(MODEL).only_demos
     put_model(tmp_path, demo=True)
-    assert Voices(config, tmp_path).only_demos(MODEL)
+    assert Voices(config, tmp_path).of(MODEL).only_demos
     put_model(tmp_path, demo=False, voice="anna")
-    assert not Voices(config, tmp_path).only_demos(MODEL)
+    assert not Voices(config, tmp_path).of(MODEL).only_demos
 
 
 def test_a_model_without_any_voice_is_no_demo(tmp_path: Path):
-    assert not Voices(configured(tmp_path, demo="null"), tmp_path).only_demos(MODEL)
+    assert not Voices(configured(tmp_path, demo="null"), tmp_path).of(MODEL).only_demos
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_voices_that_stay_because_two_have_one_id_are_reported(tmp_path: Path):
     config = configured(tmp_path)
     first = put_model(tmp_path, demo=False)
     before = Voices(config, tmp_path)
-    assert before.notices(MODEL) == ()
+    assert before.of(MODEL).notices == ()
     shutil.copytree(first, first.with_name("office-again"))
     after = Voices(config, tmp_path, before)
-    [told] = after.notices(MODEL)
+    [told] = after.of(MODEL).notices
     assert told.startswith("its voices stay as they were. Two voices have the id olga")
-    assert after.of(MODEL) == before.of(MODEL)
-    [told] = Voices(config, tmp_path).notices(MODEL)
+    assert after.of(MODEL).voices == before.of(MODEL).voices
+    [told] = Voices(config, tmp_path).of(MODEL).notices
     assert told.startswith("Two voices have the id olga")

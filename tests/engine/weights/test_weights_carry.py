@@ -11,8 +11,8 @@ import pytest
 from weight_parts import FILES, NAME, REPOSITORY, SHARD, model_files
 
 from engine.errors import EngineError, LoadError
-from engine.weights import MANIFEST, Manifest, ModelFile, WeightsError, is_complete, read_manifest
-from engine.weights.manifest import verify, write_manifest
+from engine.weights.errors import WeightsError
+from engine.weights.manifest import MANIFEST, Manifest, ModelFile, is_complete, read_manifest, verify, write_manifest
 from engine.weights.transfer import carry, found_below, local_folders, remove
 
 

@@ -12,9 +12,8 @@ from hub_server import Fault, HubServer
 from weight_parts import FILES, NAME, PAUSE, REPOSITORY, SHARD, hub_here, pull, refusal, wanted
 
 from engine.errors import EngineError
-from engine.weights import is_complete
 from engine.weights.download import Wanted
-from engine.weights.manifest import verify
+from engine.weights.manifest import is_complete, verify
 
 
 @pytest.fixture

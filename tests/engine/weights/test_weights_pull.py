@@ -23,9 +23,9 @@ from weight_parts import (
     wanted,
 )
 
-from engine.weights import WeightsError, is_complete, read_manifest
 from engine.weights.download import Pull, Wanted, prepared
-from engine.weights.manifest import verify
+from engine.weights.errors import WeightsError
+from engine.weights.manifest import is_complete, read_manifest, verify
 
 
 @pytest.fixture

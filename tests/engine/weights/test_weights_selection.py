@@ -13,8 +13,8 @@ from weight_parts import FILES, NAME, REPOSITORY, SHARD, hub_here, pull, refusal
 
 from engine.demo import weights_dir
 from engine.errors import LoadError
-from engine.weights import MANIFEST, is_complete
 from engine.weights.download import Wanted
+from engine.weights.manifest import MANIFEST, is_complete
 from engine.weights.selection import check_loadable
 
 

@@ -16,8 +16,7 @@ from hub_server import COMMIT, Fault, HubServer
 from serving import BIN, ROOT, poll_until, total_bytes
 from weight_parts import NAME, REPOSITORY, SHARD, model_files, safetensors
 
-from engine.weights import is_complete
-from engine.weights.manifest import verify
+from engine.weights.manifest import is_complete, verify
 
 pytestmark = pytest.mark.engine  # many processes, each of which reads half of Hearth first
 
