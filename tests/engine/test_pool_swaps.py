@@ -11,7 +11,7 @@ import pytest
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, ModelSpec, load_config
-from engine.pool.leases import SWAP_EVERY_SECONDS
+from engine.pool.eviction import SWAP_EVERY_SECONDS
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
 
