@@ -76,7 +76,7 @@ class Child:
         gc.collect()
         gc.freeze()
         self._service = opened
-        self._send(protocol.Ready(opened.info))
+        self._send(protocol.Ready())
         return opened
 
     def _serve(self, service: Service) -> None:
