@@ -216,7 +216,7 @@ class Admission:
             dispatched.set_exception(error)
 
     def _overloaded(self) -> OverloadedError:
-        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total - self._room.sequences) + 1
+        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total() - self._room.sequences) + 1
         seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
         return OverloadedError(
             "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",

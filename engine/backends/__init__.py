@@ -1,4 +1,4 @@
-"""The only place that imports vllm, torch, diffusers: one folder per task. Imported when a model loads."""
+"""The only place that imports vllm, torch, diffusers, and that when a model loads: one folder per task."""
 
 import asyncio
 import logging

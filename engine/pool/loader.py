@@ -14,7 +14,11 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from engine.backends import Backend
+from engine.backends.diffusers.model import ImageModel
+from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
+from engine.backends.vllm.engine import VllmChat
+from engine.backends.vllm.start import Launch, Sleep
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
@@ -39,7 +43,7 @@ _log = logging.getLogger("hearth.plan")
 class Loader:
     """Loads models. Made in an event loop and used only from there; `prepare` before the first load."""
 
-    def __init__(  # noqa: PLR0913  # the engine's
+    def __init__(  # noqa: PLR0913  # the engine's, which says what they are
         self,
         config: Config,
         weights_dir: Path,
@@ -51,10 +55,6 @@ class Loader:
         ram_gib: float | None = None,
         vllm_metrics: bool = False,
     ) -> None:
-        """`data_dir` keeps what models took when they were loaded, for the next plan; None: nothing is kept.
-
-        `ram_gib` is all the RAM that models may take; None: what is free, less a margin.
-        """
         self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
         self._on_cpu = processes.runs_on_cpu()
@@ -165,9 +165,6 @@ class Loader:
     async def _load_chat(
         self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        from engine.backends.vllm.engine import VllmChat
-        from engine.backends.vllm.start import Launch, Sleep
-
         leaves = planned.leaves_by_sleep(spec)
         sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
         spec = planned.chat_spec(spec, is_demo=is_demo)
@@ -185,8 +182,6 @@ class Loader:
     async def _load_images(
         self, spec: ImageModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        from engine.backends.diffusers.model import ImageModel
-
         spec, threads = planned.image_spec(spec, is_demo=is_demo), self._cpu_threads(spec)
         profile = spec.profile_of(demo=is_demo)
         return await ImageModel.load(
@@ -194,8 +189,6 @@ class Loader:
         )
 
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:
-        from engine.backends.tts.model import SpeechModel
-
         problem = self.voices.problem(spec.id)
         if problem is not None:
             raise problem

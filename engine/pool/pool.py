@@ -167,10 +167,6 @@ class Pool:
         await self._changed.wait()
         self._changed.clear()
 
-    @property
-    def swaps(self) -> int:
-        return self._ledger.swaps
-
     async def hopeless(self) -> None:
         await self._hopeless.wait()
 
