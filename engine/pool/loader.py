@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -66,8 +67,11 @@ class Loader:
         self.compiled = compiled
         self._mark_files = mark_files
         self._vllm_metrics = vllm_metrics
-        self._starters: dict[str, processes.StarterThread] = {}
-        self._gpu_turn = asyncio.Lock()
+        self._starter = functools.cache(processes.StarterThread)
+        # On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory
+        self._turn: contextlib.AbstractAsyncContextManager[Any] = (
+            contextlib.nullcontext() if self._on_cpu else asyncio.Lock()
+        )
         self.use(config, Voices(config, weights_dir))
 
     async def read_voices(self, config: Config) -> Voices:
@@ -88,28 +92,26 @@ class Loader:
 
         Weights have come, or gone; or they hold memory that is now planned for others, who cannot be loaded without.
         """
-        found = self._of_other_folders()
-        self.ledger.forget(found)
+        found = set()
         for name, load in self._loads.items():
-            now = self._config.models.get(name)
-            if now is None or needs_another_engine(load.spec, now):
+            spec = self._config.models.get(name)
+            if spec is not None and self._moved(spec, load.served):
+                found.add(name)
+            if spec is None or name in found or needs_another_engine(load.spec, spec):
                 self.ledger.forget([name])
         late = self.ledger.too_much()
         self.ledger.forget(late)
         return found | late
 
-    def _of_other_folders(self) -> set[str]:
-        found = set()
-        for name, load in self._loads.items():
-            spec = self._config.models.get(name)
-            if spec is None or isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
-                continue
-            with contextlib.suppress(LoadError):
-                folder, is_demo = self.planned.folder(spec)
-                now = self.planned.served(spec, folder, is_demo=is_demo)
-                if (now.source, now.folder) != (load.served.source, load.served.folder):
-                    found.add(name)
-        return found
+    def _moved(self, spec: ModelSpec, before: Served) -> bool:
+        """Whether it would be loaded from another folder now."""
+        if isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
+            return False
+        with contextlib.suppress(LoadError):
+            folder, is_demo = self.planned.folder(spec)
+            now = self.planned.served(spec, folder, is_demo=is_demo)
+            return (now.source, now.folder) != (before.source, before.folder)
+        return False
 
     def prepare(self) -> None:
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
@@ -127,7 +129,7 @@ class Loader:
         folder, is_demo = planned.folder(spec)
         self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo))
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
-        async with self._turn():
+        async with self._turn:
             before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
             alone = self._under_way == 0
             self._under_way += 1
@@ -165,8 +167,7 @@ class Loader:
     async def _load_chat(
         self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        leaves = planned.leaves_by_sleep(spec)
-        sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
+        sleep = planned.sleep(spec, self._turn)
         spec = planned.chat_spec(spec, is_demo=is_demo)
         self._check_cache(spec)
         starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
@@ -206,15 +207,6 @@ class Loader:
                 f"{spec.id}: `kv_cache_gib` is {cache_gib:g}, and this machine has {ram_gib:.1f} GiB of RAM in all. "
                 "Lower it in models.yaml; null takes 1."
             )
-
-    def _turn(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        """On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory."""
-        return contextlib.nullcontext() if self._on_cpu else self._gpu_turn
-
-    def _starter(self, name: str) -> processes.StarterThread:
-        if name not in self._starters:
-            self._starters[name] = processes.StarterThread(name)
-        return self._starters[name]
 
     def _cpu_threads(self, spec: ModelSpec) -> int:
         """The demo models are too small to share among cores; real ones divide the cores among themselves."""
@@ -328,12 +320,12 @@ class Planned:
             sizes[None] = sizes.get(None, 0) + placed.ram_bytes
         return sizes
 
-    def leaves_by_sleep(self, spec: ChatModelSpec) -> tuple[tuple[int, ...], int] | None:
-        """Return which GPUs a model leaves when it sleeps, and by how many bytes; None when it is ended instead."""
+    def sleep(self, spec: ChatModelSpec, turn: contextlib.AbstractAsyncContextManager[Any]) -> Sleep | None:
+        """Return how a model sleeps; None when it is ended instead."""
         placed = self.of(spec.id)
         if placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
             return None
-        return placed.gpus, placed.device_bytes - ASLEEP_BYTES
+        return Sleep(placed.gpus, placed.device_bytes - ASLEEP_BYTES, turn)
 
     def served(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Served:
         """Say what a model is loaded with that is loaded from `folder`."""
