@@ -58,8 +58,9 @@ class Loader:
     ) -> None:
         self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
+        hardware = with_ram(read_hardware(), ram_gib)
         self._on_cpu = processes.runs_on_cpu()
-        self._hardware = hardware_for(on_cpu=self._on_cpu, ram_gib=ram_gib)
+        self._hardware = replace(hardware, gpus=()) if self._on_cpu else hardware
         self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
@@ -393,12 +394,6 @@ class Planned:
         # Read again: an earlier model has been measured since
         known = Footprints.read(self._data_dir)
         known.with_(placed.variant, placed.need.split, device, took).write(self._data_dir)
-
-
-def hardware_for(*, on_cpu: bool, ram_gib: float | None) -> Hardware:
-    """Return this machine as it is used: the CPU build has no GPUs. `ram_gib` is all that models may take of RAM."""
-    hardware = with_ram(read_hardware(), ram_gib)
-    return replace(hardware, gpus=()) if on_cpu else hardware
 
 
 def _taken(placed: Placed) -> dict[int, int]:

@@ -44,7 +44,6 @@ class Pool:
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._hopeless = asyncio.Event()
         self._stopping = False
 
     def start(self) -> None:
@@ -160,24 +159,26 @@ class Pool:
         look(name)
 
     def health(self) -> tuple[ModelHealth, ...]:
-        wanted = [model for model in self._models.values() if model.wanted is not None]
-        return tuple(replace(model.health(), waiting=self._ledger.waiting(model.spec.id)) for model in wanted)
+        waiting = self._ledger.waiting
+        return tuple(replace(model.health(), waiting=waiting(model.spec.id)) for model in self._wanted())
 
     async def wait_for_change(self) -> None:
         await self._changed.wait()
         self._changed.clear()
 
     async def hopeless(self) -> None:
-        await self._hopeless.wait()
+        await self._ledger.changes.until(self.is_hopeless)
+
+    def is_hopeless(self) -> bool:
+        wanted = self._wanted()
+        return bool(wanted) and all(model.given_up for model in wanted)
+
+    def _wanted(self) -> list[ModelState]:
+        return [model for model in self._models.values() if model.wanted is not None]
 
     def _notify(self) -> None:
         self._changed.set()
         self._ledger.changes.notify()
-        wanted = [model for model in self._models.values() if model.wanted is not None]
-        if wanted and all(model.given_up for model in wanted):
-            self._hopeless.set()
-        else:
-            self._hopeless.clear()
 
     def _look_after(self, model: ModelState) -> None:
         task = self._tasks.get(model.spec.id)

@@ -140,9 +140,10 @@ class Child:
             except OSError:
                 data = b""
             self._ending = not data
-            self._reader.feed(data)
-            while not self._ending and (message := self._reader.next()) is not None:
+            for message in self._reader.read(data):
                 self._act(message)
+                if self._ending:
+                    break
             flags = socket.MSG_DONTWAIT
         raise ShutdownRequested
 

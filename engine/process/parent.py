@@ -115,9 +115,8 @@ class Channel:
         if not data:
             self._lose(None)
             return False
-        self._reader.feed(data)
         try:
-            while (message := self._reader.next()) is not None:
+            for message in self._reader.read(data):
                 self._on_message(message)
         except FrameError as error:
             self._lose(str(error))

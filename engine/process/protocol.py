@@ -5,6 +5,7 @@ events are the service's own language (backends/diffusers/protocol.py, for one):
 they came (`msgspec.Raw`) for the one who knows their types.
 """
 
+from collections.abc import Iterator
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
@@ -131,26 +132,23 @@ class FrameReader(Generic[_T]):
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(kinds)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def read(self, data: bytes) -> Iterator[_T]:
+        """Yield the messages that are complete now. Raises `FrameError`, and then no other follows."""
         self._buffer += data
-
-    def next(self) -> _T | None:
-        """Return the next message, None if it is not complete; raises `FrameError`, and then no other follows."""
-        if len(self._buffer) < _HEADER_BYTES:
-            return None
-        size = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
-        if size > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame says that it is {size} bytes long")
-        end = _HEADER_BYTES + size
-        if len(self._buffer) < end:
-            return None
-        try:
-            with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
-                message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise FrameError("a frame is no message") from error
-        del self._buffer[:end]
-        return message
+        while len(self._buffer) >= _HEADER_BYTES:
+            size = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
+            if size > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame says that it is {size} bytes long")
+            end = _HEADER_BYTES + size
+            if len(self._buffer) < end:
+                return
+            try:
+                with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
+                    message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise FrameError("a frame is no message") from error
+            del self._buffer[:end]
+            yield message
 
 
 class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`

@@ -204,9 +204,7 @@ def test_messages_come_out_of_any_pieces_as_they_went_in() -> None:
         reader: FrameReader[Any] = FrameReader(Event[bytes] | Done)
         seen = []
         for start_at in range(0, len(stream), size):
-            reader.feed(stream[start_at : start_at + size])
-            while (message := reader.next()) is not None:
-                seen.append(message)
+            seen += reader.read(stream[start_at : start_at + size])
         assert seen == messages
 
 
@@ -215,9 +213,8 @@ def test_messages_come_out_of_any_pieces_as_they_went_in() -> None:
 )
 def test_a_frame_that_holds_no_message_is_an_error(content: bytes) -> None:
     reader: FrameReader[Any] = FrameReader(Event[bytes] | Done)
-    reader.feed(len(content).to_bytes(4, "big") + content)
     with pytest.raises(FrameError):
-        reader.next()
+        list(reader.read(len(content).to_bytes(4, "big") + content))
 
 
 def test_neither_half_imports_a_heavy_library() -> None:
