@@ -37,7 +37,6 @@ from engine.types import (
     PartialImage,
     TextRequest,
     TokenLogprob,
-    ToolCall,
     ToolCallDelta,
     Urgency,
     Usage,

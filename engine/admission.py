@@ -109,11 +109,6 @@ class Admission:
         self._room = room
         self._dispatch()
 
-    def ticket(self, request: GenerationRequest, sequences: int, stream: TokenStream) -> ChatTicket:
-        """Count a request in, until its `leave`. Raises `OverloadedError` where it could only be refused later."""
-        self.arrive(request)
-        return ChatTicket(self, request, sequences, stream)
-
     def arrive(self, request: GenerationRequest) -> None:
         """Count a request as in flight, waiting or running, until `depart`.
 
@@ -247,7 +242,7 @@ class Admission:
             dispatched.set_exception(error)
 
     def _overloaded(self) -> OverloadedError:
-        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total - self._room.sequences) + 1
+        ahead = max(self._queue.count(Urgency.INTERACTIVE), self._in_flight.total() - self._room.sequences) + 1
         seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
         return OverloadedError(
             "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",
@@ -390,13 +385,26 @@ class Ticket:
 
 
 class ChatTicket:
-    """One chat request at the admission, from its arrival to its end; it enters when its size is known."""
+    """One chat request at the admission (`with`), from its arrival to the end of its stream.
+
+    It enters when its size is known. Raises like `Admission.arrive`.
+    """
 
     __slots__ = ("_admission", "_request", "_sequences", "_stream", "_ticket")
 
     def __init__(self, admission: Admission, request: GenerationRequest, sequences: int, stream: TokenStream) -> None:
         self._admission, self._request, self._sequences, self._stream = admission, request, sequences, stream
         self._ticket: Ticket | None = None  # once it has been dispatched
+
+    def __enter__(self) -> Self:
+        self._admission.arrive(self._request)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._stream.on_end(self._leave)
+        else:
+            self._leave(error)
 
     async def enter(self, prompt_tokens: int, longest_answer_tokens: int) -> int:
         """Have its sender's limits charged, then wait until it is dispatched; once. Both are of all its sequences.
@@ -420,8 +428,7 @@ class ChatTicket:
         self._stream.dispatched()
         return ticket.priority
 
-    def leave(self, error: BaseException | None) -> None:
-        """It has ended, whether it was dispatched or not; `error` if it was cut off."""
+    def _leave(self, error: BaseException | None) -> None:
         try:
             if self._ticket is not None:
                 self._ticket.answer_tokens = self._stream.completion_tokens

@@ -37,18 +37,9 @@ class ForeignName:
     """Ours takes its place and takes no others: one more parameter is a change as well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A name that is not as we count on it."""
-
-    name: ForeignName
-    problem: str
-
-
-def missing(names: Iterable[ForeignName], sources: Sources) -> list[Finding]:
-    """List which of `names` are gone or take other parameters in `sources`."""
-    problems = [(name, _problem(name, sources)) for name in names]
-    return [Finding(name, problem) for name, problem in problems if problem is not None]
+def missing(names: Iterable[ForeignName], sources: Sources) -> list[tuple[ForeignName, str]]:
+    """List which of `names` are gone or take other parameters in `sources`, and what is wrong with them."""
+    return [(name, problem) for name in names if (problem := _problem(name, sources)) is not None]
 
 
 def imported(package: str, files: Iterable[Path]) -> dict[str, str]:

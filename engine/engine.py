@@ -10,13 +10,16 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
 from engine.backends import Backend
+from engine.backends.diffusers.model import ImageModel
+from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
-from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.backends.vllm.engine import VllmChat
+from engine.config import ChatModelSpec, Config, ImageModelSpec, SpeechModelSpec
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
 from engine.media import ImageLimits, Pictures, image_path, image_places
@@ -26,11 +29,6 @@ from engine.pool.records import CompiledModels, LoadTimes
 from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
 from engine.types import ChatRequest, ImageRequest, ModelHealth, ModelInfo, ModelLoad, TextRequest, Urgency
 from engine.voices.types import SpeechRequest, Voice
-
-if TYPE_CHECKING:
-    from engine.backends.diffusers.model import ImageModel
-    from engine.backends.tts.model import SpeechModel
-    from engine.backends.vllm.engine import VllmChat
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
 
@@ -231,7 +229,7 @@ class Engine:
     @property
     def swaps(self) -> int:
         """How often models were evicted for another one since the start."""
-        return self._pool.swaps
+        return self._loader.ledger.swaps
 
     async def hopeless(self) -> None:
         """Return when every model has failed for good: nothing can be served until somebody changes something."""
@@ -242,10 +240,14 @@ class Engine:
         return cast("VllmChat", self._pool.get(model)), spec
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
+        """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
         spec = self._config.models.get(model)
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
-        return of_kind(spec, kind)
+        if not isinstance(spec, kind):
+            lacks, capability = _LACKS[kind]
+            raise _unsupported(lacks, capability, "model")
+        return spec
 
     def _info(self, health: ModelHealth) -> ModelInfo:
         spec = self._config.models[health.id]
@@ -275,14 +277,6 @@ _LACKS: dict[type, tuple[str, str]] = {
     ImageModelSpec: ("makes no images", "image_generation"),
     SpeechModelSpec: ("does not speak", "speech"),
 }
-
-
-def of_kind(spec: ModelSpec | None, kind: type[_Spec]) -> _Spec:
-    """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
-    if not isinstance(spec, kind):
-        lacks, capability = _LACKS[kind]
-        raise _unsupported(lacks, capability, "model")
-    return spec
 
 
 def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> None:

@@ -123,31 +123,18 @@ class FairQueue:
         self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
 
 
-class InFlight:
+class InFlight(Counter[str | None]):
     """How many requests each owner has in flight. None is an owner like any other: one that is not known."""
-
-    def __init__(self) -> None:
-        self._of: Counter[str | None] = Counter()
-        self.total = 0
-
-    @property
-    def owners(self) -> int:
-        return len(self._of)
-
-    def of(self, owner: str | None) -> int:
-        return self._of[owner]
 
     def has_share(self, owner: str | None, most: int) -> bool:
         """Whether `most` are in flight, and of these as many are the owner's as if all had equally many."""
-        return self.total >= most and self.of(owner) * self.owners >= most
+        return self.total() >= most and self[owner] * len(self) >= most
 
     def add(self, owner: str | None) -> None:
         """Count one more, until `remove`."""
-        self.total += 1
-        self._of[owner] += 1
+        self[owner] += 1
 
     def remove(self, owner: str | None) -> None:
-        self.total -= 1
-        self._of[owner] -= 1
-        if not self._of[owner]:
-            del self._of[owner]
+        self[owner] -= 1
+        if not self[owner]:
+            del self[owner]

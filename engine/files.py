@@ -1,10 +1,47 @@
-"""Writes small files whole: a reader, or a restart after a crash, finds the old content or the new one."""
+"""Writes small files whole: a reader, or a restart after a crash, finds the old content or the new one.
+
+The records among them are JSON: one that is missing or broken counts as empty, one that cannot be written costs a
+warning.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+_log = logging.getLogger("hearth.records")
+
+
+def read_record(file: Path, kind: type[_Record], consequence: str) -> _Record:
+    """Return what the file holds, else an empty record. `consequence` is for the warning about a broken one."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        _log.warning("%s cannot be read (%s): %s.", file, error, consequence)
+    return kind()
+
+
+def write_record(file: Path, record: msgspec.Struct) -> None:
+    """Replace the file, whole or not at all. Raises `OSError`, for `unwritten` to tell of."""
+    write_atomically(file, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+@contextlib.contextmanager
+def unwritten(file: Path, consequence: str) -> Iterator[None]:
+    """Make a warning of an `OSError` within the block."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("%s cannot be written (%s): %s.", file, error, consequence)
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = False) -> None:

@@ -46,10 +46,11 @@ class Stream(Generic[T]):
 
     `sink` may take an item at once while the reader waits for it; if it returns False, the item is queued.
     `abort` is the maker's: called once if the reader closes first; it may return a future that is done when the work
-    has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits.
+    has stopped. `dispatched_at` is when its turn came, by `time.monotonic`; None while it waits. It is `finished` when
+    its maker is done, or its reader left.
     """
 
-    __slots__ = ("_aborting", "_error", "_finished", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "sink")
+    __slots__ = ("_aborting", "_error", "_items", "_on_end", "_waiter", "abort", "dispatched_at", "finished", "sink")
 
     def __init__(self) -> None:
         self.sink: Callable[[T], bool] | None = None
@@ -58,7 +59,7 @@ class Stream(Generic[T]):
         self.dispatched_at: float | None = None
         self._items: deque[T] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._finished = False
+        self.finished = False
         self._error: BaseException | None = None
         self._on_end: list[OnEnd] = []
 
@@ -68,7 +69,7 @@ class Stream(Generic[T]):
         It gets None for a complete stream, else the error; `StreamClosedError` where the reader left. Of a stream that
         has ended already it is called now.
         """
-        if self._finished:
+        if self.finished:
             self._call(callback)
         else:
             self._on_end.append(callback)
@@ -84,7 +85,7 @@ class Stream(Generic[T]):
 
     def put(self, item: T) -> None:
         """Maker: add an item. What comes after the end is dropped."""
-        if self._finished:
+        if self.finished:
             return
         if self.sink is not None and self._waiter is not None and not (self._waiter.done() or self._items):
             try:
@@ -92,16 +93,16 @@ class Stream(Generic[T]):
                     return
             except Exception as error:  # noqa: BLE001  # ends this request, and not those behind it in the maker's loop
                 self.fail(error)
-            if self._finished:  # the sink has ended it
+            if self.finished:  # the sink has ended it
                 return
         self._queue(item)
         self._wake()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Maker: nothing more comes. The reader gets what is queued first, then the end or `error`."""
-        if self._finished:
+        if self.finished:
             return
-        self._finished = True
+        self.finished = True
         self._error = error
         self._wake()
         callbacks, self._on_end = self._on_end, []
@@ -115,7 +116,7 @@ class Stream(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         """Maker: end it with `error`, and abort what is still being done for it."""
-        if not self._finished:
+        if not self.finished:
             abort, self.abort = self.abort, None
             self.finish(error)
             if abort is not None:
@@ -132,11 +133,6 @@ class Stream(Generic[T]):
         if self._aborting is not None:
             await asyncio.wait((self._aborting,))
 
-    @property
-    def finished(self) -> bool:
-        """Whether its maker is done, or its reader left."""
-        return self._finished
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -150,7 +146,7 @@ class Stream(Generic[T]):
     async def __anext__(self) -> T:
         """Return the next item. Raises the maker's error after the last."""
         while not self._items:
-            if self._finished:
+            if self.finished:
                 error, self._error = self._error or StopAsyncIteration(), None
                 try:
                     raise error

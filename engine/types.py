@@ -11,8 +11,6 @@ import msgspec
 
 # What a load does, for people, and how far it is, from 0 to 1
 Report: TypeAlias = Callable[[str, float], None]
-BeforeTurn: TypeAlias = "Callable[[int, int], Awaitable[None]]"
-BeforeImages: TypeAlias = "Callable[[int], Awaitable[None]]"
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 Quality = Literal["standard", "hd"]
@@ -63,7 +61,7 @@ class GenerationRequest:
     owner: str = ""
     urgency: Urgency = Urgency.INTERACTIVE
     queue_share: float = 1.0
-    before_turn: BeforeTurn | None = None
+    before_turn: Callable[[int, int], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +277,7 @@ class ImageRequest:
     partial_images: int = 0
     owner: str = ""
     queue_share: float = 1.0
-    before_turn: BeforeImages | None = None
+    before_turn: Callable[[int], Awaitable[None]] | None = None
 
 
 class ImageProgress(msgspec.Struct, frozen=True, tag=True):

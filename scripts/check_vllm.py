@@ -16,8 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from engine.backends.vllm.compat import NAMES, missing
-from engine.compat import Sources, imported
+from engine.backends.vllm.compat import NAMES
+from engine.compat import Sources, imported, missing
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,9 +57,7 @@ def findings(sources: Sources) -> list[dict[str, Any]]:
     def row(name: str, kind: str, problem: str, used_by: str, without: str) -> dict[str, Any]:
         return {"name": name, "kind": kind, "problem": problem, "used by": used_by, "without": without}
 
-    rows = [
-        row(one.name.name, one.name.kind, one.problem, one.name.patch, one.name.without) for one in missing(sources)
-    ]
+    rows = [row(each.name, each.kind, problem, each.patch, each.without) for each, problem in missing(NAMES, sources)]
     optional = {each.name for each in NAMES if each.kind == "optional"}
     rows += [
         row(name, "needed", "is gone", file, f"{file} cannot be imported.")

@@ -1,4 +1,4 @@
-"""The only place that imports vllm, torch, diffusers: one folder per task. Imported when a model loads."""
+"""The only place that imports vllm, torch, diffusers, and that when a model loads: one folder per task."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ _log = logging.getLogger("hearth.backends")
 
 
 class Backend(Protocol):
-    """A loaded model. `died` is set once, the moment its process is gone; it never comes back to life."""
+    """A loaded model, and what ours inherit. `died` is set once, the moment its process is gone, for good."""
 
     died: asyncio.Event
     admission: Admission
@@ -22,15 +22,14 @@ class Backend(Protocol):
 
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
-        ...
+        await self.admission.idle()
 
     async def sleep(self) -> bool:
         """Free its memory and stay, to be woken. False where it cannot: then it is to be ended."""
-        ...
+        return False
 
     async def wake(self) -> None:
         """Answer again after a sleep. Whatever is raised, it is to be ended."""
-        ...
 
     async def shutdown(self) -> None:
         """End it gracefully, within seconds."""

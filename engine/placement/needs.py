@@ -7,13 +7,14 @@ models.yaml names: what it needs is read off its files, and nothing is loaded fo
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.files import write_atomically
+from engine.files import read_record, unwritten, write_record
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.types import Device, Need
 from engine.weights.manifest import is_complete
@@ -39,31 +40,27 @@ _LICENCE = "see its model card"
 _PLAUSIBLE = (0.4, 2.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Footprints:
+class _Measured(msgspec.Struct, frozen=True):
+    bytes: int
+
+
+class Footprints(msgspec.Struct, frozen=True):
     """What models really took when they were loaded, kept in a small JSON file and used by the next plan.
 
     Bytes on one device without the KV cache, by variant, split and device. Immutable: `with_` makes the next one.
     """
 
-    measured: Mapping[str, int] = field(default_factory=dict)
+    footprints: dict[str, _Measured] = {}
 
     @classmethod
     def read(cls, data_dir: Path) -> Self:
         """Read what is kept there; nothing, when there is no file or none that can be read."""
-        try:
-            kept = json.loads((data_dir / FILE_NAME).read_text(encoding="utf-8"))["footprints"]
-            measured = {str(key): int(entry["bytes"]) for key, entry in kept.items() if int(entry["bytes"]) > 0}
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s cannot be read (%s): plans go by the sizes stated.", data_dir / FILE_NAME, error)
-            return cls()
-        return cls(measured)
+        return read_record(data_dir / FILE_NAME, cls, "plans go by the sizes stated")
 
     def of(self, variant: VariantSpec, split: int, device: str) -> int | None:
         """Return bytes on one device of that name when the variant is split over `split` of them; None: not known."""
-        return self.measured.get(_key(variant, split, device))
+        measured = self.footprints.get(_key(variant, split, device))
+        return None if measured is None else measured.bytes
 
     def with_(self, variant: VariantSpec, split: int, device: str, used_bytes: int) -> Self:
         """Add a measurement. One that cannot be true, going by the size stated, is not taken."""
@@ -72,15 +69,12 @@ class Footprints:
         if not low <= used_bytes <= high + 2 * GIB:
             _log.warning("%s took %d bytes, which cannot be right; not kept.", variant.id, used_bytes)
             return self
-        return type(self)({**self.measured, _key(variant, split, device): used_bytes})
+        return type(self)(self.footprints | {_key(variant, split, device): _Measured(used_bytes)})
 
     def write(self, data_dir: Path) -> None:
         """Keep them, whole or not at all. A disk that is full costs a log line."""
-        entries = {key: {"bytes": used} for key, used in sorted(self.measured.items())}
-        try:
-            write_atomically(data_dir / FILE_NAME, json.dumps({"footprints": entries}, indent=1) + "\n")
-        except OSError as error:
-            _log.warning("%s cannot be written (%s).", data_dir / FILE_NAME, error.strerror)
+        with unwritten(data_dir / FILE_NAME, "the next plan goes by the sizes stated"):
+            write_record(data_dir / FILE_NAME, self)
 
 
 def _key(variant: VariantSpec, split: int, device: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -14,7 +15,11 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from engine.backends import Backend
+from engine.backends.diffusers.model import ImageModel
+from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
+from engine.backends.vllm.engine import VllmChat
+from engine.backends.vllm.start import Launch, Sleep
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
@@ -39,7 +44,7 @@ _log = logging.getLogger("hearth.plan")
 class Loader:
     """Loads models. Made in an event loop and used only from there; `prepare` before the first load."""
 
-    def __init__(  # noqa: PLR0913  # the engine's
+    def __init__(  # noqa: PLR0913  # the engine's, which says what they are
         self,
         config: Config,
         weights_dir: Path,
@@ -51,14 +56,11 @@ class Loader:
         ram_gib: float | None = None,
         vllm_metrics: bool = False,
     ) -> None:
-        """`data_dir` keeps what models took when they were loaded, for the next plan; None: nothing is kept.
-
-        `ram_gib` is all the RAM that models may take; None: what is free, less a margin.
-        """
         self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
+        hardware = with_ram(read_hardware(), ram_gib)
         self._on_cpu = processes.runs_on_cpu()
-        self._hardware = hardware_for(on_cpu=self._on_cpu, ram_gib=ram_gib)
+        self._hardware = replace(hardware, gpus=()) if self._on_cpu else hardware
         self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
@@ -66,8 +68,11 @@ class Loader:
         self.compiled = compiled
         self._mark_files = mark_files
         self._vllm_metrics = vllm_metrics
-        self._starters: dict[str, processes.StarterThread] = {}
-        self._gpu_turn = asyncio.Lock()
+        self._starter = functools.cache(processes.StarterThread)
+        # On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory
+        self._turn: contextlib.AbstractAsyncContextManager[Any] = (
+            contextlib.nullcontext() if self._on_cpu else asyncio.Lock()
+        )
         self.use(config, Voices(config, weights_dir))
 
     async def read_voices(self, config: Config) -> Voices:
@@ -88,28 +93,26 @@ class Loader:
 
         Weights have come, or gone; or they hold memory that is now planned for others, who cannot be loaded without.
         """
-        found = self._of_other_folders()
-        self.ledger.forget(found)
+        found = set()
         for name, load in self._loads.items():
-            now = self._config.models.get(name)
-            if now is None or needs_another_engine(load.spec, now):
+            spec = self._config.models.get(name)
+            if spec is not None and self._moved(spec, load.served):
+                found.add(name)
+            if spec is None or name in found or needs_another_engine(load.spec, spec):
                 self.ledger.forget([name])
         late = self.ledger.too_much()
         self.ledger.forget(late)
         return found | late
 
-    def _of_other_folders(self) -> set[str]:
-        found = set()
-        for name, load in self._loads.items():
-            spec = self._config.models.get(name)
-            if spec is None or isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
-                continue
-            with contextlib.suppress(LoadError):
-                folder, is_demo = self.planned.folder(spec)
-                now = self.planned.served(spec, folder, is_demo=is_demo)
-                if (now.source, now.folder) != (load.served.source, load.served.folder):
-                    found.add(name)
-        return found
+    def _moved(self, spec: ModelSpec, before: Served) -> bool:
+        """Whether it would be loaded from another folder now."""
+        if isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
+            return False
+        with contextlib.suppress(LoadError):
+            folder, is_demo = self.planned.folder(spec)
+            now = self.planned.served(spec, folder, is_demo=is_demo)
+            return (now.source, now.folder) != (before.source, before.folder)
+        return False
 
     def prepare(self) -> None:
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
@@ -127,7 +130,7 @@ class Loader:
         folder, is_demo = planned.folder(spec)
         self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo))
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
-        async with self._turn():
+        async with self._turn:
             before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
             alone = self._under_way == 0
             self._under_way += 1
@@ -165,11 +168,7 @@ class Loader:
     async def _load_chat(
         self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        from engine.backends.vllm.engine import VllmChat
-        from engine.backends.vllm.start import Launch, Sleep
-
-        leaves = planned.leaves_by_sleep(spec)
-        sleep = None if leaves is None else Sleep(*leaves, turn=self._turn)
+        sleep = planned.sleep(spec, self._turn)
         spec = planned.chat_spec(spec, is_demo=is_demo)
         self._check_cache(spec)
         starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
@@ -185,8 +184,6 @@ class Loader:
     async def _load_images(
         self, spec: ImageModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        from engine.backends.diffusers.model import ImageModel
-
         spec, threads = planned.image_spec(spec, is_demo=is_demo), self._cpu_threads(spec)
         profile = spec.profile_of(demo=is_demo)
         return await ImageModel.load(
@@ -194,8 +191,6 @@ class Loader:
         )
 
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:
-        from engine.backends.tts.model import SpeechModel
-
         voices = self.voices.of(spec.id)
         if voices.problem is not None:
             raise voices.problem
@@ -213,15 +208,6 @@ class Loader:
                 f"{spec.id}: `kv_cache_gib` is {cache_gib:g}, and this machine has {ram_gib:.1f} GiB of RAM in all. "
                 "Lower it in models.yaml; null takes 1."
             )
-
-    def _turn(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        """On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory."""
-        return contextlib.nullcontext() if self._on_cpu else self._gpu_turn
-
-    def _starter(self, name: str) -> processes.StarterThread:
-        if name not in self._starters:
-            self._starters[name] = processes.StarterThread(name)
-        return self._starters[name]
 
     def _cpu_threads(self, spec: ModelSpec) -> int:
         """The demo models are too small to share among cores; real ones divide the cores among themselves."""
@@ -335,12 +321,12 @@ class Planned:
             sizes[None] = sizes.get(None, 0) + placed.ram_bytes
         return sizes
 
-    def leaves_by_sleep(self, spec: ChatModelSpec) -> tuple[tuple[int, ...], int] | None:
-        """Return which GPUs a model leaves when it sleeps, and by how many bytes; None when it is ended instead."""
+    def sleep(self, spec: ChatModelSpec, turn: contextlib.AbstractAsyncContextManager[Any]) -> Sleep | None:
+        """Return how a model sleeps; None when it is ended instead."""
         placed = self.of(spec.id)
         if placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
             return None
-        return placed.gpus, placed.device_bytes - ASLEEP_BYTES
+        return Sleep(placed.gpus, placed.device_bytes - ASLEEP_BYTES, turn)
 
     def served(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Served:
         """Say what a model is loaded with that is loaded from `folder`."""
@@ -408,12 +394,6 @@ class Planned:
         # Read again: an earlier model has been measured since
         known = Footprints.read(self._data_dir)
         known.with_(placed.variant, placed.need.split, device, took).write(self._data_dir)
-
-
-def hardware_for(*, on_cpu: bool, ram_gib: float | None) -> Hardware:
-    """Return this machine as it is used: the CPU build has no GPUs. `ram_gib` is all that models may take of RAM."""
-    hardware = with_ram(read_hardware(), ram_gib)
-    return replace(hardware, gpus=()) if on_cpu else hardware
 
 
 def _taken(placed: Placed) -> dict[int, int]:

@@ -1,21 +1,24 @@
-"""The ledger of memory: what is planned for each model, what each really has, and which are on their way in or out.
+"""The ledger of memory: what is planned for each model, what each really has, which come and go; and who leases them.
 
 A plan that changed takes effect at a model's next load, not before: the ledger keeps both in truth. The plan itself is
-made in placement/, and leases.py decides which models come and go. Bytes by device: a GPU's index, None for RAM.
+made in placement/, and eviction.py decides which models come and go. A model with a lease is not evicted, and a request
+for one that is not loaded waits here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
-Device = int | None
-Bytes = Mapping[Device, int]
-State = Literal["out", "coming", "in", "leaving"]
+from engine.errors import ModelLoadingError, OverloadedError
+from engine.pool.eviction import Bytes, Device, Model, State, decide, fill
 
+# Longer than a busy model may keep another one waiting, and a large one takes to load.
+_LONGEST_LOAD_SECONDS = 600.0
+_MOST_WAITING = 512  # requests for one model; the queue of a loaded model has the same length by default
 # Less than this, and less than a sixteenth, is not worth a message.
 _WORTH_SAYING_BYTES = 64 << 20
 
@@ -35,7 +38,6 @@ class Share:
 
     @property
     def evictable(self) -> bool:
-        """Whether it comes and goes, as leases.py decides."""
         return bool(self.bytes_on) and (self.swaps or self.unload_after_seconds is not None)
 
 
@@ -49,11 +51,18 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class _Entry:
+    """One model. Times are the event loop's."""
+
     state: State = "out"
     has: Bytes | None = None  # None: nothing
     again: Bytes | None = None  # what it takes again when it is restarted or wakes up
     asleep: bool = False
     ending: bool = False  # it ends with its last answer, by a reload
+    leases: int = 0
+    waiting: int = 0  # requests
+    asked_at: float | None = None  # the oldest request that waits for it
+    loaded_at: float = 0.0
+    used_at: float = 0.0
 
 
 class Changes:
@@ -80,7 +89,9 @@ class Ledger:
 
     def __init__(self, plan: MemoryPlan | None = None) -> None:
         self._plan = plan or MemoryPlan()
-        self._entries: defaultdict[str, _Entry] = defaultdict(_Entry)
+        self._entries: defaultdict[str, _Entry] = defaultdict(_Entry)  # kept for ever: tasks and requests refer to them
+        self._swapped_at: dict[Device, float] = {}
+        self.swaps = 0
         self.changes = Changes()
 
     def plan(self, plan: MemoryPlan) -> None:
@@ -90,34 +101,81 @@ class Ledger:
                 entry.state = "in"  # it has all the memory that it needs
         self.changes.notify()
 
-    @property
-    def evictable(self) -> dict[str, Share]:
-        """Models that come and go, as leases.py decides; all others stay."""
-        return {name: share for name, share in self._plan.shares.items() if share.evictable}
-
     def is_evictable(self, name: str) -> bool:
+        """Whether it comes and goes, as eviction.py decides; all others stay."""
         return self._share(name).evictable
 
     def evictable_budgets(self) -> dict[Device, int]:
         """Return what evictable models may take together: what others leave, and at least what the largest takes."""
         budgets = dict(self._plan.budgets)
-        for name, share in self._plan.shares.items():
-            if not share.evictable:
-                for device, size in self.most(name).items():
-                    budgets[device] = budgets.get(device, 0) - size
-        for name in self.evictable:
-            for device, size in self.most(name).items():
-                budgets[device] = max(budgets.get(device, 0), size)
+        for name, share in sorted(self._plan.shares.items(), key=lambda one: one[1].evictable):
+            for device, size in self._most(name).items():
+                left = budgets.get(device, 0)
+                budgets[device] = max(left, size) if share.evictable else left - size
         return budgets
 
-    def state(self, name: str) -> State:
-        """Return where a model is: out, granted memory and coming, in, or told to leave."""
-        return self._entries[name].state
+    def fill(self) -> None:
+        """Grant memory to as many as fit, to be loaded at the start."""
+        for name in fill(self._models(), self.evictable_budgets()):
+            self._move(name, "coming")
 
-    def move(self, name: str, state: State) -> None:
-        """Coming: it may be loaded or woken; its memory is its own until `release`. Leaving: when its leases end."""
-        self._entries[name].state = state
-        self.changes.notify()
+    async def run(self) -> None:
+        """Decide, whenever something has changed, until cancelled."""
+        while True:
+            now = _now()
+            decision = decide(self._models(), self.evictable_budgets(), self._swapped_at, now)
+            self.swaps += len(decision.swaps)
+            for name in decision.swaps:
+                self._swapped_at.update(dict.fromkeys(self._most(name), now))
+            for name in decision.load:
+                self._move(name, "coming")
+            for name in decision.evict:
+                self._move(name, "leaving")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(decision.again_seconds):
+                    await self.changes.wait()
+
+    async def acquire(self, name: str, usable: Callable[[], bool]) -> contextlib.ExitStack:
+        """Lease a model until what is returned is closed. One that comes and goes is waited for until it is loaded.
+
+        `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
+        `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
+        """
+        entry = self._entries[name]
+        if self.is_evictable(name) and not (entry.state != "leaving" and usable()):
+            await self._wait(entry, usable)
+        entry.leases += 1
+        lease = contextlib.ExitStack()
+        lease.callback(self._end_lease, name)
+        return lease
+
+    def waiting(self, name: str) -> int:
+        return self._entries[name].waiting
+
+    def has_memory(self, name: str) -> bool:
+        """Whether it may load, or stay loaded, now."""
+        return not self.is_evictable(name) or self._entries[name].state in {"coming", "in"}
+
+    async def until_granted(self, name: str) -> None:
+        """Return when there is memory for it, which is then its own until `release`.
+
+        At once for one that always stays, but for memory that others have who are about to leave.
+        """
+        await self.changes.until(lambda: self.has_memory(name))
+        if self._entries[name].state == "out":
+            self._move(name, "coming")
+        await self.reserve(name)
+
+    async def until_evicted(self, name: str) -> None:
+        """Return when it is evicted and its last lease released; new requests wait meanwhile, until it is back."""
+        entry = self._entries[name]
+        await self.changes.until(lambda: entry.state == "leaving" and not entry.leases)
+
+    def loaded(self, name: str) -> None:
+        entry = self._entries[name]
+        entry.asked_at = None
+        entry.loaded_at = entry.used_at = _now()
+        self._move(name, "in")
 
     def release(self, name: str, *, asleep: bool = False) -> None:
         """It has nothing any more; asleep, it comes back with what it had."""
@@ -125,11 +183,13 @@ class Ledger:
         entry.has, entry.ending, entry.asleep = None, False, asleep
         if not asleep:
             entry.again = None
-        self.move(name, "out")
+        self._move(name, "out")
 
     def take(self, name: str, took: Bytes) -> None:
         """It is being loaded with so much."""
-        self._entries[name] = replace(self._entries[name], has=took, again=took, asleep=False)
+        entry = self._entries[name]
+        entry.has = entry.again = took
+        entry.asleep = False
 
     def forget(self, names: Iterable[str]) -> None:
         """These take what is planned when they are loaded again, and in no case what they had."""
@@ -145,8 +205,7 @@ class Ledger:
 
     async def reserve(self, name: str) -> None:
         """Wait until those have left that must, for what it is to be loaded with; from then on it has that."""
-        while self._must_wait(name, self._next_load(name)):
-            await self.changes.wait()
+        await self.changes.until(lambda: not self._must_wait(name))
         self._entries[name].has = self._next_load(name)
 
     def takes_what_is_planned(self, name: str) -> bool:
@@ -156,11 +215,6 @@ class Ledger:
             return entry.again is None
         budgets = self._plan.budgets.items()
         return all(self._planned_on(device, renewed={name}) <= budget for device, budget in budgets)
-
-    def most(self, name: str) -> Bytes:
-        """Return what it may take until models.yaml is read again: what it has or had, or what is planned."""
-        again, need = self._entries[name].again or {}, self._share(name).bytes_on
-        return {device: max(again.get(device, 0), need.get(device, 0)) for device in {**again, **need}}
 
     def later(self) -> dict[str, Bytes]:
         """Return the loaded models that have something else than is planned, and what is planned."""
@@ -182,12 +236,71 @@ class Ledger:
     def _share(self, name: str) -> Share:
         return self._plan.shares.get(name) or Share({})
 
+    def _models(self) -> list[Model]:
+        return [
+            Model(
+                name=name,
+                bytes_on=self._most(name),
+                state=(entry := self._entries[name]).state,
+                leases=entry.leases,
+                asked_at=entry.asked_at,
+                loaded_at=entry.loaded_at,
+                used_at=entry.used_at,
+                pinned=share.pinned,
+                unload_after_seconds=share.unload_after_seconds,
+            )
+            for name, share in self._plan.shares.items()
+            if share.evictable
+        ]
+
+    def _move(self, name: str, state: State) -> None:
+        """Coming: it may be loaded or woken; its memory is its own until `release`. Leaving: when its leases end."""
+        self._entries[name].state = state
+        self.changes.notify()
+
+    async def _wait(self, entry: _Entry, usable: Callable[[], bool]) -> None:
+        if entry.waiting >= _MOST_WAITING:
+            raise OverloadedError(
+                "This model shares memory with others, and too many requests wait for it. Try again later.",
+                retry_after_seconds=30,
+            )
+        entry.waiting += 1
+        try:
+            async with asyncio.timeout(_LONGEST_LOAD_SECONDS):
+                while not (usable() and entry.state != "leaving"):
+                    if entry.asked_at is None:
+                        entry.asked_at = _now()
+                        self.changes.notify()
+                    await self.changes.wait()
+        except TimeoutError:
+            raise ModelLoadingError(
+                "This model shares memory with others, and has not been loaded for ten minutes. Try again later.",
+                retry_after_seconds=60,
+            ) from None
+        finally:
+            entry.waiting -= 1
+            if not entry.waiting:
+                entry.asked_at = None
+
+    def _end_lease(self, name: str) -> None:
+        entry = self._entries[name]
+        entry.leases -= 1
+        entry.used_at = _now()
+        if not entry.leases and self.is_evictable(name):
+            self.changes.notify()
+
+    def _most(self, name: str) -> Bytes:
+        """Return what it may take until models.yaml is read again: what it has or had, or what is planned."""
+        again, need = self._entries[name].again or {}, self._share(name).bytes_on
+        return {device: max(again.get(device, 0), need.get(device, 0)) for device in {**again, **need}}
+
     def _next_load(self, name: str) -> Bytes:
         again = None if self.takes_what_is_planned(name) else self._entries[name].again
         return self._share(name).bytes_on if again is None else again
 
-    def _must_wait(self, name: str, new: Bytes) -> bool:
+    def _must_wait(self, name: str) -> bool:
         """Whether others have memory that it needs, and are going to leave. Where none is, waiting would be in vain."""
+        new = self._next_load(name)
         others = {other: entry.has for other, entry in self._entries.items() if other != name and entry.has}
         for device, budget in self._plan.budgets.items():
             sizes = {other: has.get(device, 0) for other, has in others.items()}
@@ -227,3 +340,7 @@ class Ledger:
             abs(has.get(device, 0) - need.get(device, 0)) > max(_WORTH_SAYING_BYTES, need.get(device, 0) // 16)
             for device in {**has, **need}
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -37,8 +37,6 @@ _FIRST_LOAD_ATTEMPTS = 3
 _MOST_FAILURES = 5
 REST_SECONDS = 600.0
 
-Verdict = Literal["again", "rest", "never"]
-
 
 @dataclass(slots=True)
 class Streak:
@@ -53,7 +51,7 @@ class Streak:
         self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["again", "rest", "never"]:
         """What to do next.
 
         A model that was never ready is most likely not configured for this machine. One that was can be brought down by

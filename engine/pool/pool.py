@@ -1,7 +1,7 @@
 """Keeps every configured model loaded: one task per model moves it from state to state; and leases models to requests.
 
 How a model is loaded is left to the `load` function it is given (loader.py), what a state means, and when a failed one
-is tried again, to model_state.py, and which models share memory to leases.py.
+is tried again, to model_state.py, and which models share memory to memory.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.errors import LoadError, UnknownModelError
-from engine.pool.leases import Leases
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
 from engine.pool.records import LoadTimes
@@ -40,18 +39,17 @@ class Pool:
         self._models = {spec.id: self._new_model(spec) for spec in specs}
         self._load = load
         self._ledger = ledger or Ledger()
-        self._leases = Leases(self._ledger, asyncio.get_running_loop().time)
         self._admissions: dict[str, Admission] = {}  # of what can wait, before it has a lease
         self._size_admissions()
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._hopeless = asyncio.Event()
         self._stopping = False
 
     def start(self) -> None:
         """Begin to load every model that there is room for, and return at once."""
-        self._director = asyncio.create_task(self._leases.run(), name="pool-director")
+        self._ledger.fill()
+        self._director = asyncio.create_task(self._ledger.run(), name="pool-director")
         for model in self._models.values():
             self._look_after(model)
 
@@ -101,7 +99,7 @@ class Pool:
     async def acquire(self, name: str) -> contextlib.ExitStack:
         """Lease a model until what is returned is closed. One that comes and goes is waited for; others: see `get`."""
         self._model(name)  # raises: it is unknown
-        return await self._leases.acquire(name, partial(self._is_loaded, name))
+        return await self._ledger.acquire(name, partial(self._is_loaded, name))
 
     async def acquire_for(self, request: GenerationRequest, sequences: int) -> contextlib.ExitStack:
         """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
@@ -161,28 +159,26 @@ class Pool:
         look(name)
 
     def health(self) -> tuple[ModelHealth, ...]:
-        wanted = [model for model in self._models.values() if model.wanted is not None]
-        return tuple(replace(model.health(), waiting=self._leases.waiting(model.spec.id)) for model in wanted)
+        waiting = self._ledger.waiting
+        return tuple(replace(model.health(), waiting=waiting(model.spec.id)) for model in self._wanted())
 
     async def wait_for_change(self) -> None:
         await self._changed.wait()
         self._changed.clear()
 
-    @property
-    def swaps(self) -> int:
-        return self._leases.swaps
-
     async def hopeless(self) -> None:
-        await self._hopeless.wait()
+        await self._ledger.changes.until(self.is_hopeless)
+
+    def is_hopeless(self) -> bool:
+        wanted = self._wanted()
+        return bool(wanted) and all(model.given_up for model in wanted)
+
+    def _wanted(self) -> list[ModelState]:
+        return [model for model in self._models.values() if model.wanted is not None]
 
     def _notify(self) -> None:
         self._changed.set()
         self._ledger.changes.notify()
-        wanted = [model for model in self._models.values() if model.wanted is not None]
-        if wanted and all(model.given_up for model in wanted):
-            self._hopeless.set()
-        else:
-            self._hopeless.clear()
 
     def _look_after(self, model: ModelState) -> None:
         task = self._tasks.get(model.spec.id)
@@ -214,20 +210,20 @@ class Pool:
             model.enter("loading", "waiting for its turn")
             backend = await self._try_load(model)
             if backend is not None:
-                self._leases.loaded(model.spec.id)
+                self._ledger.loaded(model.spec.id)
                 await self._live(model, backend)
-            if model.stale.is_set() or model.status != "loading" or not self._leases.has_memory(model.spec.id):
+            if model.stale.is_set() or model.status != "loading" or not self._ledger.has_memory(model.spec.id):
                 self._ledger.release(model.spec.id)  # else it starts again, in the memory that it has
 
     async def _memory_granted(self, model: ModelState) -> bool:
         """Wait for memory, if it shares that with others. False: it is to become something else first."""
         name = model.spec.id
-        if not self._leases.has_memory(name):
+        if not self._ledger.has_memory(name):
             self._ledger.release(name)  # evicted while it was being restarted
             if model.status != "unloaded":
                 reason = "not loaded: it shares memory with others, and is loaded when it is asked for"
                 model.enter("unloaded", reason)
-        await first_of(self._leases.until_granted(name), model.stale.wait())
+        await first_of(self._ledger.until_granted(name), model.stale.wait())
         if model.stale.is_set():
             self._ledger.release(name)
         return not model.stale.is_set()
@@ -236,7 +232,7 @@ class Pool:
         """See it through to its end: by death, because it is to be replaced, or because it is evicted."""
         while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
             model.become_ready(backend)
-            self._leases.loaded(model.spec.id)
+            self._ledger.loaded(model.spec.id)
         model.backend, model.leaving = None, backend
         if backend.died.is_set():
             _log.error("%s: its engine is gone", model.spec.id)
@@ -251,7 +247,7 @@ class Pool:
 
     async def _stays(self, model: ModelState, backend: Backend) -> bool:
         """Wait while it answers. True: it is evicted, and no lease is left. False: it is at its end."""
-        await first_of(backend.died.wait(), model.stale.wait(), self._leases.until_evicted(model.spec.id))
+        await first_of(backend.died.wait(), model.stale.wait(), self._ledger.until_evicted(model.spec.id))
         return not (backend.died.is_set() or model.stale.is_set())
 
     async def _slept_and_woke(self, model: ModelState, backend: Backend) -> bool:
@@ -264,7 +260,7 @@ class Pool:
             return False
         model.enter_phase("asleep: its weights wait in RAM until it is asked for")
         self._ledger.release(name, asleep=True)
-        await first_of(self._leases.until_granted(name), backend.died.wait(), model.stale.wait())
+        await first_of(self._ledger.until_granted(name), backend.died.wait(), model.stale.wait())
         if backend.died.is_set() or model.stale.is_set():
             return False
         try:

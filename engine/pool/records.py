@@ -1,7 +1,4 @@
-"""What the data folder keeps of loads: how long each phase took, and which chat models were compiled on this machine.
-
-Both are small JSON files: one that is missing or broken counts as empty, one that cannot be written costs a warning.
-"""
+"""What the data folder keeps of loads: how long each phase took, and which chat models were compiled here."""
 
 from __future__ import annotations
 
@@ -12,34 +9,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from engine.config import ChatModelSpec
 from engine.errors import LoadError
-from engine.files import write_atomically
+from engine.files import read_record, unwritten, write_record
 
 TIMES_FILE = "load-times.json"
 COMPILED_FILE = "compiled.json"
 
 _log = logging.getLogger("hearth.records")
-
-_Record = TypeVar("_Record", bound=msgspec.Struct)
-
-
-def _read(file: Path, kind: type[_Record], consequence: str) -> _Record:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except FileNotFoundError:
-        pass
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        _log.warning("%s cannot be read (%s): %s.", file, error, consequence)
-    return kind()
-
-
-def _write(file: Path, record: msgspec.Struct) -> None:
-    write_atomically(file, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+_NO_TIMES = "the next start will not say how long it takes"
 
 
 class _Times(msgspec.Struct):
@@ -55,8 +36,7 @@ class LoadTimes:
     def __init__(self, data_dir: Path | None = None) -> None:
         """`data_dir` None: they are forgotten with the process."""
         self._file = None if data_dir is None else data_dir / TIMES_FILE
-        consequence = "the next start will not say how long it takes"
-        self._known = _Times() if self._file is None else _read(self._file, _Times, consequence)
+        self._known = _Times() if self._file is None else read_record(self._file, _Times, _NO_TIMES)
 
     def remaining(self, model: str, phase: str, seconds_in_phase: float, *, again: bool) -> float | None:
         """Return the seconds that it should take yet; None where it was never seen in this phase."""
@@ -67,12 +47,9 @@ class LoadTimes:
         """Keep a load: `begun` says when each phase began, `ready` when it was over, on one clock, in seconds."""
         took = {phase: round(ready - moment, 1) for phase, moment in reversed(begun)}
         self._known.seconds_to_ready[_key(model, again=again)] = took
-        if self._file is None:
-            return
-        try:
-            _write(self._file, self._known)
-        except OSError as error:
-            _log.warning("%s cannot be written (%s): the next start will not say how long it takes.", self._file, error)
+        if self._file is not None:
+            with unwritten(self._file, _NO_TIMES):
+                write_record(self._file, self._known)
 
 
 def _key(model: str, *, again: bool) -> str:
@@ -133,12 +110,10 @@ class CompiledModels:
             self._keep(self._file, spec, weights)
 
     def _keep(self, file: Path, spec: ChatModelSpec, weights: Path) -> None:
-        try:
-            with file.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                _write(file, _Compiled(self._read() | {_place(spec, weights): self._made_for(spec)}))
-        except OSError as error:
-            _log.warning("%s cannot be written (%s): the next start runs its models uncompiled.", file, error)
+        consequence = "the next start runs its models uncompiled"
+        with unwritten(file, consequence), file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_record(file, _Compiled(self._read() | {_place(spec, weights): self._made_for(spec)}))
 
     def _is_known(self, spec: ChatModelSpec, weights: Path) -> bool:
         return self._read().get(_place(spec, weights)) == self._made_for(spec)
@@ -151,7 +126,7 @@ class CompiledModels:
     def _read(self) -> dict[str, str]:
         if self._file is None:
             return {}
-        return _read(self._file, _Compiled, "models run uncompiled until `hearth compile`").compiled
+        return read_record(self._file, _Compiled, "models run uncompiled until `hearth compile`").compiled
 
 
 def _place(spec: ChatModelSpec, weights: Path) -> str:

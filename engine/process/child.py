@@ -76,7 +76,7 @@ class Child:
         gc.collect()
         gc.freeze()
         self._service = opened
-        self._send(protocol.Ready(opened.info))
+        self._send(protocol.Ready())
         return opened
 
     def _serve(self, service: Service) -> None:
@@ -140,9 +140,10 @@ class Child:
             except OSError:
                 data = b""
             self._ending = not data
-            self._reader.feed(data)
-            while not self._ending and (message := self._reader.next()) is not None:
+            for message in self._reader.read(data):
                 self._act(message)
+                if self._ending:
+                    break
             flags = socket.MSG_DONTWAIT
         raise ShutdownRequested
 

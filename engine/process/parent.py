@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from engine.admission import Admission, Room
+from engine.backends import Backend
 from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, engine_died
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, to_frame
@@ -114,9 +115,8 @@ class Channel:
         if not data:
             self._lose(None)
             return False
-        self._reader.feed(data)
         try:
-            while (message := self._reader.next()) is not None:
+            for message in self._reader.read(data):
                 self._on_message(message)
         except FrameError as error:
             self._lose(str(error))
@@ -176,7 +176,6 @@ class WorkerProcess:
         self, child: subprocess.Popen[bytes], end: socket.socket, pid_fd: int, patience: Patience | None
     ) -> None:
         self.pid = child.pid
-        self.info = msgspec.Raw()
         self.died = asyncio.Event()
         self.exit_status: int | None = None
         self._child = child
@@ -203,7 +202,7 @@ class WorkerProcess:
         nice: int = 0,
         patience: Patience | None = None,
     ) -> Self:
-        """Start a child, have it load `service` ("module:function", see `protocol.Open`), return when it is ready.
+        """Start a child, have it load `service` ("module:function", see `protocol.Load`), return when it is ready.
 
         `nice` is added to its priority once it is ready: beside busy models a load would take minutes. A child that
         hangs for longer than `patience` (watchdog.py) is killed, now and later. Raises `LoadError` if the service
@@ -212,10 +211,10 @@ class WorkerProcess:
         """
         worker = cls(*spawn(service, environment or {}), patience)
         try:
-            worker._guard.begin()
+            worker._guard.watch()
             worker._channel.send(protocol.Load(service, options))
-            worker.info = await worker._loaded(report)
-            worker._guard.expect(worker._answer)
+            await worker._loaded(report)
+            worker._guard.watch(worker._answer)
             worker._give_way(nice)
         except BaseException:
             worker.terminate()
@@ -291,10 +290,10 @@ class WorkerProcess:
                 number = int(thread.name)
                 os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
-    async def _loaded(self, report: Report) -> msgspec.Raw:
+    async def _loaded(self, report: Report) -> None:
         while (message := await self._startup.get()) is not None:
             if isinstance(message, protocol.Ready):
-                return message.info
+                return
             if isinstance(message, protocol.LoadFailed):
                 raise LoadError(message.message)
             if isinstance(message, protocol.Loading):
@@ -376,7 +375,7 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
     )
 
 
-class WorkerBackend:
+class WorkerBackend(Backend):
     """What models in a worker have in common: a queue in front, one life, thrown away whole, a stream per request."""
 
     def __init__(self, worker: WorkerProcess, room: Room) -> None:
@@ -388,16 +387,6 @@ class WorkerBackend:
     @property
     def pids(self) -> tuple[int, ...]:
         return (self.worker.pid,)
-
-    async def idle(self) -> None:
-        await self.admission.idle()
-
-    async def sleep(self) -> bool:
-        """Memory comes back by ending the process."""
-        return False
-
-    async def wake(self) -> None:
-        """It never sleeps."""
 
     async def shutdown(self) -> None:
         self._watch.cancel()

@@ -1,23 +1,26 @@
 """What the server's process and a worker say to each other, how it becomes bytes, and what a service in a worker is.
 
-A frame is the length of a message in four bytes, big-endian, then msgpack: never a pickle. Options, info, jobs and
+A frame is the length of a message in four bytes, big-endian, then msgpack: never a pickle. Options, jobs and
 events are the service's own language (backends/diffusers/protocol.py, for one): encoded here with the rest, and kept as
 they came (`msgspec.Raw`) for the one who knows their types.
 """
 
-from collections.abc import Callable
-from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
 
 from engine.errors import EngineError, GenerationError, OverloadedError, RequestError
-from engine.types import Report
 
 _T = TypeVar("_T")
 
 
 class Load(msgspec.Struct, Generic[_T], frozen=True, tag=True):
-    """The first message. `service` is `"module:function"`, imported in the child only (`Open`)."""
+    """The first message. `service` is `"module:function"`, imported in the child only.
+
+    The function takes the options as they were encoded, an `Outlet` and a `Report`; it returns a `Service`, or raises
+    `LoadError`.
+    """
 
     service: str
     options: _T
@@ -47,8 +50,8 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     progress: float
 
 
-class Ready(msgspec.Struct, Generic[_T], frozen=True, tag=True):
-    info: _T
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    pass
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -96,7 +99,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Load[_T] | Submit[_T] | Cancel | Ping | Shutdown
-ToParent = Loading | Ready[_T] | LoadFailed | Pong | Event[_T] | Done | Failed
+ToParent = Loading | Ready | LoadFailed | Pong | Event[_T] | Done | Failed
 # As they are read
 FromParent = ToChild[msgspec.Raw]
 FromChild = ToParent[msgspec.Raw]
@@ -123,32 +126,29 @@ def to_frame(message: ToChild[Any] | ToParent[Any]) -> bytearray:
 
 
 class FrameReader(Generic[_T]):
-    """Takes bytes as they come and gives messages of `kinds`, a union of tagged structs."""
+    """Makes messages of `kinds`, a union of tagged structs, of bytes as they come."""
 
     def __init__(self, kinds: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(kinds)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def read(self, data: bytes) -> Iterator[_T]:
+        """Yield the messages that are complete now. Raises `FrameError`, and then no other follows."""
         self._buffer += data
-
-    def next(self) -> _T | None:
-        """Return the next message, None if it is not complete; raises `FrameError`, and then no other follows."""
-        if len(self._buffer) < _HEADER_BYTES:
-            return None
-        size = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
-        if size > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame says that it is {size} bytes long")
-        end = _HEADER_BYTES + size
-        if len(self._buffer) < end:
-            return None
-        try:
-            with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
-                message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise FrameError("a frame is no message") from error
-        del self._buffer[:end]
-        return message
+        while len(self._buffer) >= _HEADER_BYTES:
+            size = int.from_bytes(self._buffer[:_HEADER_BYTES], "big")
+            if size > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame says that it is {size} bytes long")
+            end = _HEADER_BYTES + size
+            if len(self._buffer) < end:
+                return
+            try:
+                with memoryview(self._buffer)[_HEADER_BYTES:end] as content:
+                    message = self._decoder.decode(bytes(content))  # a copy, into which a `msgspec.Raw` may point
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise FrameError("a frame is no message") from error
+            del self._buffer[:end]
+            yield message
 
 
 class ShutdownRequested(BaseException):  # like KeyboardInterrupt it is not for `except Exception`
@@ -183,10 +183,6 @@ class Service(Protocol):
     All of it happens in the child's main thread; the loop that drives it is child.py's.
     """
 
-    @property
-    def info(self) -> object:
-        """What `WorkerProcess.info` shows, which msgspec can encode."""
-
     def submit(self, job: int, payload: msgspec.Raw) -> None:
         """Queue the job, for the service to decode. What raises has not queued it: an `EngineError` is its answer."""
 
@@ -203,7 +199,3 @@ class Service(Protocol):
         An `EngineError`, or memory running out, fails all jobs (each is cancelled, and its end ignored) and the
         service goes on. Any other exception ends the process.
         """
-
-
-Open: TypeAlias = Callable[[msgspec.Raw, Outlet, Report], Service]
-"""A service by name, given its options as they were encoded. Raises `LoadError`."""

@@ -54,23 +54,19 @@ class Guard:
         self._patience, self._pids, self._on_hang = patience, pids, on_hang
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """From now on they load: they have to compute or to read files."""
-        self._go_on(None)
+    def watch(self, ping: Callable[[], Awaitable[object]] | None = None) -> None:
+        """From now on they have to answer `ping`, between two pieces of work; during one they have to compute.
 
-    def expect(self, ping: Callable[[], Awaitable[object]]) -> None:
-        """From now on they have to answer `ping`, between two pieces of work; during one they have to compute."""
-        self._go_on(ping)
+        Without a `ping` they load: they have to compute or to read files.
+        """
+        self.end()
+        if self._patience is not None:
+            self._task = asyncio.ensure_future(self._watch(self._patience, ping))
 
     def end(self) -> None:
         """Watch no more. Safe to call twice, and from `on_hang`."""
         if self._task is not None:
             self._task.cancel()
-
-    def _go_on(self, ping: Callable[[], Awaitable[object]] | None) -> None:
-        self.end()
-        if self._patience is not None:
-            self._task = asyncio.ensure_future(self._watch(self._patience, ping))
 
     async def _watch(self, patience: Patience, ping: Callable[[], Awaitable[object]] | None) -> None:
         if ping is None:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,8 @@ from bench.servers import Server, Workspace, free_port, spawn
 from engine import load_config
 from engine.backends.vllm import processes, start
 from engine.config import ChatModelSpec
-from engine.pool.loader import Planned, hardware_for
+from engine.placement.hardware import read_hardware
+from engine.pool.loader import Planned
 
 _VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 # It ends over these (0.32). Ours has nothing to set them for: without pictures there is nothing to cache.
@@ -71,8 +73,8 @@ def planned(place: Workspace) -> tuple[ChatModelSpec, Path, bool]:
     spec = config.models[place.model]
     if not isinstance(spec, ChatModelSpec):
         raise BenchError(f"{spec.id} is no chat model. Choose one with --model.")
-    hardware = hardware_for(on_cpu=processes.runs_on_cpu(), ram_gib=None)
-    plan = Planned(config, place.weights_dir, None, hardware)
+    hardware = read_hardware()
+    plan = Planned(config, place.weights_dir, None, replace(hardware, gpus=()) if processes.runs_on_cpu() else hardware)
     folder, is_demo = plan.folder(spec)
     return plan.chat_spec(spec, is_demo=is_demo), folder, is_demo
 

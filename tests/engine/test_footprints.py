@@ -36,9 +36,9 @@ def test_a_measurement_that_cannot_be_true_is_not_kept(used: int):
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"footprints": [1]}', '{"footprints": {"a": {"bytes": "x"}}}'])
 def test_a_broken_file_costs_nothing_but_the_measurements(tmp_path: Path, text: str):
     (tmp_path / FILE_NAME).write_text(text)
-    assert not Footprints.read(tmp_path).measured
+    assert not Footprints.read(tmp_path).footprints
 
 
 def test_a_folder_that_is_not_there_costs_nothing(tmp_path: Path):
     Footprints().with_(BIG, 1, "GPU", 14 * GIB).write(tmp_path / "gone")
-    assert not Footprints.read(tmp_path / "gone").measured
+    assert not Footprints.read(tmp_path / "gone").footprints

@@ -274,7 +274,7 @@ class Life(RuleBasedStateMachine):
             elif expected.given_up:
                 assert self.is_stale(health.id)
         given_up = [self.expected[model].given_up and not self.is_stale(model) for model in self.wanted]
-        assert self.pool._hopeless.is_set() == all(given_up)
+        assert self.pool.is_hopeless() == all(given_up)
 
     @invariant()
     def who_waits_is_told_as_soon_as_there_is_something_to_tell(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from skipping_loop import SkippingLoop
 
 from engine import EngineDiedError, ModelSpec, load_config
-from engine.pool.leases import SWAP_EVERY_SECONDS
+from engine.pool.eviction import SWAP_EVERY_SECONDS
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
 
@@ -98,7 +98,7 @@ def test_one_makes_room_and_comes_back(sleeps: bool) -> None:  # noqa: FBT001
         assert place.states() == ["ready", "sleeping" if sleeps else "unloaded"]
         assert len(place.made[PLUS]) == (1 if sleeps else 2)
         assert place.made[PLUS][0].told == (["sleep", "wake"] if sleeps else ["sleep", "shutdown"])
-        assert place.pool.swaps == 2
+        assert place.ledger.swaps == 2
         await place.pool.stop()
 
     on_skipping_loop(test())

@@ -54,8 +54,6 @@ class ImageService:
     `running` are the jobs that have not ended, those that have waited longest first.
     """
 
-    info = b""
-
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         self.running: dict[int, Running] = {}
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile

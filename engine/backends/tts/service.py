@@ -104,8 +104,6 @@ def _load(family: str, folder: Path) -> Synthesizer:
 class SpeechService:
     """A `Service` (engine.process.protocol.py): `step` speaks one sentence of the job whose turn it is."""
 
-    info = b""
-
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
         self._models = LoadedModels()
         self._outlet = outlet

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-from engine.compat import Finding, ForeignName, Kind, Sources
-from engine.compat import missing as _missing
+from engine.compat import ForeignName, Kind, Sources, missing
 from engine.errors import LoadError
 
 _T = TypeVar("_T")
@@ -175,11 +174,6 @@ NAMES: tuple[ForeignName, ...] = (
 )
 
 
-def missing(sources: Sources | None = None) -> list[Finding]:
-    """List which names are missing or take other parameters: of what is installed, or of other `sources`."""
-    return _missing(NAMES, sources or Sources())
-
-
 def check(model: str) -> None:
     """Raise a `LoadError` that names what is needed and missing, if anything is."""
     findings = _problems("kind", "needed")
@@ -202,8 +196,8 @@ def fits(patch: str) -> bool:
 @functools.cache
 def _problems(field: Literal["kind", "patch"], value: str) -> str:
     """Say what is wrong with the names of a patch or a kind; the sources of all of vLLM are read for it."""
-    findings = _missing([each for each in NAMES if getattr(each, field) == value], Sources())
-    return "; ".join(f"{finding.name.name} {finding.problem}" for finding in findings)
+    findings = missing([each for each in NAMES if getattr(each, field) == value], Sources())
+    return "; ".join(f"{each.name} {problem}" for each, problem in findings)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from PIL import Image
 
+from engine.backends import Backend
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import runs_on_cpu
 from engine.backends.vllm.start import Launch, fall_asleep, start_engine, wake_up
@@ -43,7 +44,7 @@ _WATCHED_SECONDS = 2.0
 _WARM_UP = "one two three four five six seven eight nine ten " * 4
 
 
-class VllmChat:
+class VllmChat(Backend):
     """One loaded chat model. Created by `load`; a restart creates a new one."""
 
     def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
@@ -93,10 +94,6 @@ class VllmChat:
     def pids(self) -> tuple[int, ...]:
         """Its processes."""
         return tuple(self._watch.pids())
-
-    async def idle(self) -> None:
-        """Return when no request runs or waits."""
-        await self.admission.idle()
 
     async def sleep(self) -> bool:
         """Free its GPUs, if it was started so that it can. False: it did not, and has to be ended."""
@@ -203,7 +200,7 @@ class EngineWatch:
         self._call: Callable[[], None] | None = None
         self._ended = False
         self._guard = Guard(patience, self.pids, self._on_hang)
-        self._guard.begin()
+        self._guard.watch()
 
     def started(self, process: BaseProcess) -> None:
         """Take on a process that is loading. From any thread."""
@@ -211,7 +208,7 @@ class EngineWatch:
 
     def expect(self, ping: Callable[[], Awaitable[object]]) -> None:
         """It has started: from now on it has to answer between two steps, also when it has nothing to do."""
-        self._guard.expect(ping)
+        self._guard.watch(ping)
 
     def on_exit(self, call: Callable[[], None]) -> None:
         """Call this once, at the moment at which a process exits, or hangs and was killed for it."""

@@ -23,7 +23,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from engine.admission import SEQUENCE, Admission, Room
+from engine.admission import SEQUENCE, Admission, ChatTicket, Room
 from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import Grammars
 from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
@@ -167,16 +167,10 @@ class Serving:
         errors: TranslatedErrors,
         rendering: Callable[[], Awaitable[_Rendered]],
     ) -> None:
-        ticket = self.admission.ticket(request, sequences, stream)
-        try:
-            with errors:
-                rendered = await rendering()
-                priority = await ticket.enter(rendered.prompt_tokens, rendered.longest_tokens)
-                await rendered.start(stream, errors.translated, priority)
-        except BaseException as error:
-            ticket.leave(error)
-            raise
-        stream.on_end(ticket.leave)
+        with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
+            rendered = await rendering()
+            priority = await ticket.enter(rendered.prompt_tokens, rendered.longest_tokens)
+            await rendered.start(stream, errors.translated, priority)
 
     async def _render(self, request: ChatRequest) -> _Rendered:
         """Render and tokenise it, and check the context. Pixels live no longer than that: neither until its turn.

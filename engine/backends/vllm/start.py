@@ -150,7 +150,7 @@ class Sleep:
 
     gpus: tuple[int, ...]
     frees_bytes: int
-    turn: Callable[[], AbstractAsyncContextManager[Any]]
+    turn: AbstractAsyncContextManager[Any]
 
 
 async def fall_asleep(engine: Any, sleep: Sleep, name: str) -> bool:
@@ -172,7 +172,7 @@ async def fall_asleep(engine: Any, sleep: Sleep, name: str) -> bool:
 
 async def wake_up(engine: Any, sleep: Sleep) -> None:
     """Take the GPUs again. After any exception the engine cannot be used."""
-    async with sleep.turn(), asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
+    async with sleep.turn, asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
         await engine.wake_up()
 
 

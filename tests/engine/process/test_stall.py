@@ -55,7 +55,7 @@ async def never() -> None:
 async def one_that_neither_answers_nor_computes_hangs():
     with running(SLEEP) as process:
         guard, hung = watched(process)
-        guard.expect(never)
+        guard.watch(never)
         assert "not computed" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
 
@@ -63,7 +63,7 @@ async def one_that_computes_may_be_silent_but_not_for_ever():
     with running(SPIN) as process:
         began = asyncio.get_running_loop().time()
         guard, hung = watched(process, busy_seconds=3 * STILL_SECONDS)
-        guard.expect(never)
+        guard.watch(never)
         assert "it computes" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
         assert asyncio.get_running_loop().time() - began >= 3 * STILL_SECONDS
 
@@ -71,7 +71,7 @@ async def one_that_computes_may_be_silent_but_not_for_ever():
 async def one_that_is_stopped_hangs_however_much_it_had_computed():
     with running(SPIN) as process:
         guard, hung = watched(process)
-        guard.expect(never)
+        guard.watch(never)
         process.send_signal(signal.SIGSTOP)
         assert "stopped by a signal" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
@@ -80,7 +80,7 @@ async def one_whose_child_is_stopped_hangs_although_it_waits_busily():
     with running(FAMILY) as process:
         child = int(process.first_line)  # type: ignore[attr-defined]
         guard, hung = watched(process)
-        guard.expect(never)
+        guard.watch(never)
         os.kill(child, signal.SIGSTOP)
         try:
             assert "stopped by a signal" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
@@ -100,7 +100,7 @@ async def one_that_answers_may_do_nothing_at_all():
 
     with running(SLEEP) as process:
         guard, hung = watched(process)
-        guard.expect(ping)
+        guard.watch(ping)
         await asyncio.wait_for(enough.wait(), DEADLINE_SECONDS)
         assert not hung.done()
         guard.end()
@@ -112,14 +112,14 @@ async def one_that_says_that_it_is_dead_is_believed():
 
     with running(SLEEP) as process:
         guard, hung = watched(process)
-        guard.expect(ping)
+        guard.watch(ping)
         assert "takes no more requests (ConnectionError)" in await asyncio.wait_for(hung, DEADLINE_SECONDS)
 
 
 async def one_that_loads_must_compute_but_need_not_answer():
     with running(SPIN) as process:
         guard, hung = watched(process)
-        guard.begin()
+        guard.watch()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(hung), 3 * STILL_SECONDS)
         process.send_signal(signal.SIGSTOP)
@@ -130,7 +130,7 @@ async def what_is_gone_or_not_yet_there_does_not_hang():
     with running(SLEEP) as process:
         pass
     guard, hung = watched(process)
-    guard.begin()
+    guard.watch()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(hung), 2 * STILL_SECONDS)
     guard.end()
@@ -157,8 +157,8 @@ async def test_what_hangs_is_seen_and_what_does_not_is_left_alone(begun: dict[An
 async def test_who_is_never_to_be_killed_is_not_watched():
     assert Patience.of(None, on_cpu=True) is None
     guard = Guard(None, lambda: [1], pytest.fail)
-    guard.begin()
-    guard.expect(never)
+    guard.watch()
+    guard.watch(never)
     guard.end()
 
 

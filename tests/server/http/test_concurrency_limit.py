@@ -43,8 +43,7 @@ class App:
                 yield app
                 app.door.set()
                 await asyncio.gather(*app.running, return_exceptions=True)
-                assert app.gate._running.owners == 0
-                assert app.gate._running.total == 0
+                assert not app.gate._running
                 assert app._state.state.drain.running == 0
 
     async def _app(self, _: Any, __: Any, ___: Any) -> None:

@@ -9,7 +9,8 @@ from typing import NoReturn
 import msgspec
 
 from engine.errors import LoadError
-from engine.process.protocol import Outlet, Report
+from engine.process.protocol import Outlet
+from engine.types import Report
 
 
 def refuse(options: msgspec.Raw, outlet: Outlet, report: Report) -> NoReturn:

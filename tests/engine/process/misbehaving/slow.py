@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from misbehaving.well import Counter
 
 if TYPE_CHECKING:
-    from engine.process.protocol import Outlet, Report
+    from engine.process.protocol import Outlet
+    from engine.types import Report
 
 
 class Slow(Counter):

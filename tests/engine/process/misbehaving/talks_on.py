@@ -5,7 +5,8 @@ from __future__ import annotations
 from misbehaving.well import Counter
 
 from engine.errors import GenerationError
-from engine.process.protocol import Outlet, Report
+from engine.process.protocol import Outlet
+from engine.types import Report
 
 
 class TalksOn(Counter):

@@ -7,17 +7,14 @@ import os
 import msgspec
 
 from engine.errors import GenerationError, OverloadedError, RequestError
-from engine.process.protocol import Outlet, Report
+from engine.process.protocol import Outlet
+from engine.types import Report
 
 
 class Counter:
     def __init__(self, outlet: Outlet) -> None:
         self.outlet = outlet
         self.jobs: dict[int, tuple[int, int]] = {}
-
-    @property
-    def info(self) -> dict[str, object]:
-        return {"priority": os.getpriority(os.PRIO_PROCESS, 0), "group": os.getpgrp(), "word": os.environ.get("WORD")}
 
     def submit(self, job: int, payload: msgspec.Raw) -> None:
         self.take(job, msgspec.msgpack.decode(payload))
@@ -54,5 +51,5 @@ class Counter:
 
 def open_service(options: bytes, outlet: Outlet, report: Report) -> Counter:
     report("reading", 0.25)
-    report("warming up", 0.75)
+    report(f"priority {os.getpriority(os.PRIO_PROCESS, 0)}, word {os.environ.get('WORD')}", 0.75)
     return Counter(outlet)

@@ -1,28 +1,23 @@
-"""Leases of models, and what is loaded and evicted where not all fit into memory together.
+"""Decides what is loaded and evicted where not all models fit into memory together.
 
-A model with a lease is not evicted, and a request for one that is not loaded waits here. `decide` is pure: it knows
-neither processes nor requests, has no clock, and must not log. What it decides is noted in the ledger (memory.py), and
-the pool carries it out.
+Pure: it knows neither processes nor requests, has no clock, and must not log. What it decides is noted in the ledger
+(memory.py), and the pool carries it out. Bytes by device: a GPU's index, None for RAM.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from engine.errors import ModelLoadingError, OverloadedError
-from engine.pool.memory import Bytes, Device, Ledger, State
+Device = int | None
+Bytes = Mapping[Device, int]
+State = Literal["out", "coming", "in", "leaving"]
 
 # One swap on a device in this time: two users who want different models must not make it do nothing but load.
 SWAP_EVERY_SECONDS = 10.0
 # A model that is always in use is evicted after a request for another one has waited this long.
 LONGEST_WAIT_SECONDS = 30.0
-# Longer than a busy model may keep another one waiting, and a large one takes to load.
-_LONGEST_LOAD_SECONDS = 600.0
-_MOST_WAITING = 512  # requests for one model; the queue of a loaded model has the same length by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,134 +173,3 @@ def _fewest(ordered: Iterable[Model], lacks: Mapping[Device, int]) -> list[Model
 
 def _is_enough(chosen: list[Model], lacks: Mapping[Device, int]) -> bool:
     return all(sum(model.on(device) for model in chosen) >= lack for device, lack in lacks.items())
-
-
-@dataclass(slots=True)
-class _Use:
-    """What requests do with one model."""
-
-    leases: int = 0
-    waiting: int = 0
-    asked_at: float | None = None  # the oldest request that waits for it
-    loaded_at: float = 0.0
-    used_at: float = 0.0
-
-
-class Leases:
-    """The leases of all models, and the memory that they have to share. One per pool; belongs to the event loop."""
-
-    def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
-        self._ledger = ledger
-        self._clock = clock
-        self._uses: defaultdict[str, _Use] = defaultdict(_Use)  # kept for ever: tasks and requests refer to them
-        self._swapped_at: dict[Device, float] = {}
-        self.swaps = 0
-        for name in fill(self._models(), ledger.evictable_budgets()):
-            ledger.move(name, "coming")
-
-    async def acquire(self, name: str, usable: Callable[[], bool]) -> contextlib.ExitStack:
-        """Lease a model until what is returned is closed. One that comes and goes is waited for until it is loaded.
-
-        `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
-        `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
-        """
-        if self._ledger.is_evictable(name) and not (self._stays(name) and usable()):
-            await self._wait(name, usable)
-        self._uses[name].leases += 1
-        lease = contextlib.ExitStack()
-        lease.callback(self._release, name)
-        return lease
-
-    def _release(self, name: str) -> None:
-        use = self._uses[name]
-        use.leases -= 1
-        use.used_at = self._clock()
-        if not use.leases and self._ledger.is_evictable(name):
-            self._ledger.changes.notify()
-
-    def waiting(self, name: str) -> int:
-        return self._uses[name].waiting
-
-    def has_memory(self, name: str) -> bool:
-        """Whether it may load, or stay loaded, now."""
-        return not self._ledger.is_evictable(name) or self._ledger.state(name) in {"coming", "in"}
-
-    async def until_granted(self, name: str) -> None:
-        """Return when there is memory for it, which is then its own until it is released in the ledger.
-
-        At once for one that always stays, but for memory that others have who are about to leave.
-        """
-        await self._ledger.changes.until(lambda: self.has_memory(name))
-        if self._ledger.state(name) == "out":
-            self._ledger.move(name, "coming")
-        await self._ledger.reserve(name)
-
-    async def until_evicted(self, name: str) -> None:
-        """Return when it is evicted and its last lease released; new requests wait meanwhile, until it is back."""
-        await self._ledger.changes.until(lambda: not (self._stays(name) or self._uses[name].leases))
-
-    def loaded(self, name: str) -> None:
-        use = self._uses[name]
-        use.asked_at = None
-        use.loaded_at = use.used_at = self._clock()
-        self._ledger.move(name, "in")
-
-    async def run(self) -> None:
-        """Decide, whenever something has changed, until cancelled."""
-        while True:
-            now = self._clock()
-            decision = decide(self._models(), self._ledger.evictable_budgets(), self._swapped_at, now)
-            self.swaps += len(decision.swaps)
-            for name in decision.swaps:
-                self._swapped_at.update(dict.fromkeys(self._ledger.most(name), now))
-            for name in decision.load:
-                self._ledger.move(name, "coming")
-            for name in decision.evict:
-                self._ledger.move(name, "leaving")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(decision.again_seconds):
-                    await self._ledger.changes.wait()
-
-    def _models(self) -> list[Model]:
-        return [
-            Model(
-                name=name,
-                bytes_on=self._ledger.most(name),
-                state=self._ledger.state(name),
-                leases=(use := self._uses[name]).leases,
-                asked_at=use.asked_at,
-                loaded_at=use.loaded_at,
-                used_at=use.used_at,
-                pinned=share.pinned,
-                unload_after_seconds=share.unload_after_seconds,
-            )
-            for name, share in self._ledger.evictable.items()
-        ]
-
-    async def _wait(self, name: str, usable: Callable[[], bool]) -> None:
-        use = self._uses[name]
-        if use.waiting >= _MOST_WAITING:
-            raise OverloadedError(
-                "This model shares memory with others, and too many requests wait for it. Try again later.",
-                retry_after_seconds=30,
-            )
-        use.waiting += 1
-        try:
-            async with asyncio.timeout(_LONGEST_LOAD_SECONDS):
-                while not (usable() and self._stays(name)):
-                    if use.asked_at is None:
-                        use.asked_at = self._clock()
-                        self._ledger.changes.notify()
-                    await self._ledger.changes.wait()
-        except TimeoutError:
-            raise ModelLoadingError(
-                "This model shares memory with others, and has not been loaded for ten minutes. Try again later.",
-                retry_after_seconds=60,
-            ) from None
-        finally:
-            use.waiting -= 1
-            if not use.waiting:
-                use.asked_at = None
-
-    def _stays(self, name: str) -> bool:
-        return self._ledger.state(name) != "leaving"
