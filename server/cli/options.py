@@ -61,10 +61,7 @@ def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None
         sys.stdout.write(json.dumps(data) + "\n")
         return
     for line in lines:
-        if isinstance(line, str):
-            typer.echo(line)
-        else:
-            print_rich(line)
+        (typer.echo if isinstance(line, str) else print_rich)(line)
 
 
 def hardware_for(settings: Settings) -> Hardware:
@@ -91,11 +88,11 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
 
 def key_named(given: str | None) -> str | None:
     """Return the public id in what was typed: the id, `hk_<id>`, or a whole key; or end."""
-    named = None if given is None else public_id_in(given)
-    if named is None and given is not None:
-        # What was typed is not repeated: it may be part of a secret
-        refuse(f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them.")
-    return named
+    if given is None:
+        return None
+    # What was typed is not repeated: it may be part of a secret
+    unknown = f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them."
+    return public_id_in(given) or refuse(unknown)
 
 
 def read_time(option: str, given: str, read: Callable[[str, datetime], datetime], now: datetime) -> datetime:

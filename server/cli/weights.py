@@ -30,7 +30,7 @@ from engine.placement.plan import plan
 from engine.placement.types import Refusal
 from engine.weights.download import Partial, Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError, WeightsError
-from engine.weights.manifest import Manifest, Report, required_manifest, verify
+from engine.weights.manifest import Manifest, Report, required_manifest, silent, verify
 from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
@@ -298,7 +298,7 @@ def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> di
         # Two models may share a variant, and a name may be given twice
         for folder, wanted in {wanted.folder: wanted for wanted in all_wanted}.items():
             try:
-                found = open_pulls.enter_context(prepared(weights_dir, wanted, _unseen))
+                found = open_pulls.enter_context(prepared(weights_dir, wanted, silent))
             except EngineError as error:
                 errors.append({"folder": folder, "message": error.message})
                 if isinstance(error, UnreachableError):
@@ -400,53 +400,30 @@ def _progress(what: str, total: int, there: int = 0, *, quiet: bool) -> Iterator
     `total` is the bytes of all files, `there` what of it was there before.
     """
     if quiet:
-        yield _unseen
-    elif sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=True), SpeedColumn())
-        with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True)) as bars:
-            yield _in_bars(bars, what, total, there)
-    else:
-        yield _in_lines(what, total, there)
-
-
-def _unseen(_path: str, _done: int, _size: int) -> None:
-    """As `Report`."""
-
-
-def _in_bars(bars: Progress, what: str, total: int, there: int) -> Report:
-    everything = bars.add_task(what, total=total, completed=there)
+        yield silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=True), SpeedColumn())
+    drawn, lock = sys.stderr.isatty(), threading.Lock()
     tasks: dict[str, TaskID] = {}
-    arrived: dict[str, int] = {}
-    lock = threading.Lock()
-
-    def report(path: str, done: int, size: int) -> None:
-        with lock:
-            arrived[path] = done
-            if path not in tasks:
-                # What is there already does not count as speed
-                tasks[path] = bars.add_task(f"  {path}", total=size, completed=done)
-            bars.update(tasks[path], completed=done, visible=done < size)
-            bars.update(everything, completed=max(there, sum(arrived.values())))
-
-    return report
-
-
-def _in_lines(what: str, total: int, there: int) -> Report:
-    arrived: dict[str, int] = {}
     started = written = time.monotonic()
-    lock = threading.Lock()
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), disable=not drawn) as bars:
+        everything = bars.add_task(what, total=total, completed=there)
 
-    def report(path: str, done: int, size: int) -> None:
-        nonlocal written
-        now = time.monotonic()
-        with lock:
-            arrived[path] = done
-            if done >= size:
-                sys.stderr.write(f"{what}: {path} ({size_text(size)})\n")
-            elif now - written >= _LINE_SECONDS:
-                written, together = now, max(there, sum(arrived.values()))
-                rate = max(1.0, (together - there) / (now - started))
-                progress = f"{size_text(together)} of {size_text(total)}, {size_text(rate)}/s"
-                sys.stderr.write(f"{what}: {progress}, {(total - together) / rate / 60:.0f} min left\n")
+        def report(path: str, done: int, size: int) -> None:
+            nonlocal written
+            now = time.monotonic()
+            with lock:
+                if path not in tasks:
+                    # What is there already does not count as speed
+                    tasks[path] = bars.add_task(f"  {path}", total=size, completed=done)
+                bars.update(tasks[path], completed=done, visible=done < size)
+                together = int(max(there, sum(task.completed for task in bars.tasks[1:])))
+                bars.update(everything, completed=together)
+                if done >= size and not drawn:
+                    sys.stderr.write(f"{what}: {path} ({size_text(size)})\n")
+                elif now - written >= _LINE_SECONDS and not drawn:
+                    written, rate = now, max(1.0, (together - there) / (now - started))
+                    progress = f"{size_text(together)} of {size_text(total)}, {size_text(rate)}/s"
+                    sys.stderr.write(f"{what}: {progress}, {(total - together) / rate / 60:.0f} min left\n")
 
-    return report
+        yield report

@@ -34,8 +34,6 @@ _SECRETS = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "image-links.key"
 _SOON_SECONDS = 21 * 86400
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _NOT_VALID = 9
-_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
-_PEM_END = "-----END CERTIFICATE-----"
 _ANSWER_SECONDS = 10.0
 
 
@@ -139,10 +137,8 @@ def database(case: Case) -> Iterator[Finding]:
     except StoreError as error:
         yield problem(error.message)
         return
-    if version != HEAD:
-        yield ok(f"{file} is sound; the next start brings it from {version} to schema {HEAD}")
-    else:
-        yield ok(f"{file} is sound (SQLite's quick_check), schema {HEAD}")
+    migrates = f"; the next start brings it from {version} to schema {HEAD}"
+    yield ok(f"{file} is sound" + (migrates if version != HEAD else f" (SQLite's quick_check), schema {HEAD}"))
 
 
 def tls(case: Case) -> Iterator[Finding]:
@@ -214,8 +210,8 @@ def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterat
 
 def _first_certificate(file: Path) -> str:
     """Return the server's own certificate of a chain in PEM, which has to come first. Raises OSError."""
-    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(_PEM_END)
-    return own[max(own.find(_PEM_BEGIN), 0) :] + end
+    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(ssl.PEM_FOOTER)
+    return own[max(own.find(ssl.PEM_HEADER), 0) :] + end
 
 
 def trusting(cert: Path) -> ssl.SSLContext:
@@ -313,7 +309,7 @@ def _missing_room(case: Case) -> Iterator[Finding]:
     if case.config is None or not isinstance(case.plan, Plan) or case.hardware.disk_free_bytes is None:
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
-    absent = [one.variant for one in missing if one.variant.repository is not None]
+    absent = [variant for _, variant in missing if variant.repository is not None]
     needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
     if needed > case.hardware.disk_free_bytes:
         yield warning(
