@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -60,8 +59,6 @@ def _read(data_dir: Path) -> Status:
     found = ask(data_dir, _ANSWER_SECONDS)
     if found is not None:
         return found
-    if data_dir.is_dir() and not os.access(data_dir, os.R_OK | os.X_OK):
-        raise StatusError(f"The data directory {data_dir} is not yours. Run this as the user that runs the server.")
     pid = running_pid(data_dir)
     if pid is not None:
         raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")

@@ -109,7 +109,7 @@ def verify_command(
     root = load_settings(weights_dir=weights_dir).weights_dir
     names = folders or [one.folder for one in local_folders(root) if one.state in {"complete", "damaged"}]
     _check_there(root, names)
-    found = {name: _verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
+    found = {name: verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
     listed = [{"folder": name, "ok": not problems, "problems": problems} for name, problems in found.items()]
     lines = [f"{name}: {'; '.join(problems) or 'all files are what was fetched'}" for name, problems in found.items()]
     nothing = f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants."
@@ -204,7 +204,7 @@ def _chosen(config: Config, settings: Settings, names: Sequence[str], gpus: str 
         return [_named(config, settings, name, gpus) for name in names]
     absent = [spec.id for spec in config.models.values() if not is_there(settings.weights_dir / spec.weights)]
     planned = _planned(config, settings, gpus, absent)
-    return [wanted for model in absent if (wanted := _of(planned.get(model))) is not None]
+    return [planned[model] for model in absent if model in planned]
 
 
 def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> Wanted:
@@ -213,10 +213,7 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
         return _of_model(config, settings, name, gpus)
     variants = {variant.id: variant for spec in config.models.values() for variant in spec.variants}
     if name in variants:
-        wanted = _of(variants[name])
-        if wanted is None:
-            raise WeightsError(f"{name} has no `repository` in models.yaml: its folder is made by hand.")
-        return wanted
+        return _of(variants[name])
     for one in local_folders(settings.weights_dir):
         if one.folder == name and one.repository is not None:
             return Wanted(one.repository, name, one.revision, one.subfolder)
@@ -229,9 +226,9 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
 
 
 def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) -> Wanted:
-    wanted = _of(_planned(config, settings, gpus, [model]).get(model))
-    if wanted is not None:
-        return wanted
+    planned = _planned(config, settings, gpus, [model])
+    if model in planned:
+        return planned[model]
     spec = config.models[model]
     fetched = [variant.id for variant in spec.variants if variant.repository]
     if not fetched:
@@ -245,21 +242,19 @@ def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) 
     )
 
 
-def _planned(
-    config: Config, settings: Settings, gpus: str | None, anew: Collection[str]
-) -> dict[str, VariantSpec | None]:
-    """Return the plan's variants. Models in `anew` are planned without the folders of their own that they may have."""
+def _planned(config: Config, settings: Settings, gpus: str | None, anew: Collection[str]) -> dict[str, Wanted]:
+    """Return what the plan wants from a hub, by model; those in `anew` without the folders of their own."""
     hardware = hardware_for(settings) if gpus is None else imagined(gpus)
     own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in anew}
     found = plan(config, hardware, Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
         raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
-    return found.chosen
+    return {model: _of(variant) for model, variant in found.chosen.items() if variant and variant.repository}
 
 
-def _of(variant: VariantSpec | None) -> Wanted | None:
-    if variant is None or variant.repository is None:
-        return None
+def _of(variant: VariantSpec) -> Wanted:
+    if variant.repository is None:
+        raise WeightsError(f"{variant.id} has no `repository` in models.yaml: its folder is made by hand.")
     return Wanted(variant.repository, variant.id, variant.revision)
 
 
@@ -342,13 +337,13 @@ def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
+def verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
+    """Return what is wrong with a folder; nothing where every file is what was fetched."""
     try:
-        total = required_manifest(folder).size_bytes
+        with _progress(name, required_manifest(folder).size_bytes, quiet=quiet) as report:
+            return verify(folder, report)
     except EngineError as error:
         return [error.message]
-    with _progress(name, total, quiet=quiet) as report:
-        return verify(folder, report)
 
 
 def _all_complete(root: Path) -> list[str]:

@@ -20,11 +20,12 @@ from engine.placement.report import gib, use_line
 from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Voices
 from engine.weights import is_complete
-from engine.weights.manifest import required_manifest, verify
+from engine.weights.manifest import required_manifest
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
+from server.cli.weights import verified
 from server.http.tls import TlsError, certificate_of
 from server.settings import Settings, is_loopback
 from server.store import StoreError
@@ -350,13 +351,10 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
 
 
 def _hashed(folder: Path, name: str) -> Finding:
-    try:
-        wrong = verify(folder)
-        count = len(required_manifest(folder).files)
-    except EngineError as error:
-        wrong = [error.message]
+    wrong = verified(folder, name, quiet=True)
     if wrong:
         return problem(f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
+    count = len(required_manifest(folder).files)
     return ok(f"{name}: all {count} files have the content that was fetched (SHA-256)")
 
 
