@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 from engine.config import load_config
-from server.cli.options import AsJson, DataDir, Models, refuse
+from server.cli.options import AsJson, DataDir, Models, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
 from server.settings import SettingsError, load_settings
-from server.terminal import HEARTH, print_rich, size_text, table, time_left
+from server.terminal import HEARTH, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
 _WATCH_SECONDS = 2.0
@@ -46,10 +46,7 @@ def status(
     if watch:
         _watch(folder, found)
         return
-    if as_json:
-        typer.echo(found.model_dump_json())
-    else:
-        print_rich(*shown(found))
+    tell(found.model_dump(mode="json"), *shown(found), as_json=as_json)
     if found.status == "failed":
         raise typer.Exit(_FAILED)
 
@@ -163,13 +160,12 @@ def _machine_line(found: Status) -> str:
 
 def duration(seconds: float) -> str:
     """Write like 3 d 4 h, with the two largest units."""
-    left = int(seconds)
-    parts: list[str] = []
+    left, parts = int(seconds), []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size or (unit == "s" and not parts):
-            parts.append(f"{left // size} {unit}")
-            left %= size
-    return " ".join(parts[:2])
+        number, left = divmod(left, size)
+        if number:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2]) or "0 s"
 
 
 def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
