@@ -155,8 +155,19 @@ def tls(case: Case) -> Iterator[Finding]:
     """Look at the files, and whether the running server shows what they hold. Nothing where plain HTTP is spoken."""
     given = with_running_tls(case)
     yield from certificate(given, case.now)
-    if case.running is not None and case.running.base_url is not None and given.tls_cert is not None:
-        yield from _shown(case.running.base_url, given.tls_cert)
+    if case.running is None or case.running.base_url is None or given.tls_cert is None:
+        return
+    at = urlsplit(case.running.base_url)
+    try:
+        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
+        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(given.tls_cert))
+    except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
+        return
+    if not same:
+        yield problem(
+            f"the running server shows another certificate than {given.tls_cert} holds: it has not read it again since",
+            f"{HEARTH} reload (or systemctl reload hearth)",
+        )
 
 
 def with_running_tls(case: Case) -> Settings:
@@ -165,21 +176,6 @@ def with_running_tls(case: Case) -> Settings:
         return case.settings
     given = {"tls_cert": case.running.paths.tls_cert, "tls_key": case.running.paths.tls_key}
     return case.settings.model_copy(update={name: path and Path(path) for name, path in given.items()})
-
-
-def _shown(base_url: str, cert: Path) -> Iterator[Finding]:
-    """Compare the certificate that a new connection is shown with the first one in the file."""
-    at = urlsplit(base_url)
-    try:
-        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
-        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(cert))
-    except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
-        return
-    if not same:
-        yield problem(
-            f"the running server shows another certificate than {cert} holds: it has not read it again since",
-            f"{HEARTH} reload (or systemctl reload hearth)",
-        )
 
 
 def certificate(given: Settings, now: float) -> Iterator[Finding]:
@@ -267,11 +263,23 @@ def weights(case: Case) -> Iterator[Finding]:
 
 def voices(case: Case) -> Iterator[Finding]:
     """Whether each speech model has voices that can speak."""
-    if case.config is not None:
-        offered = Voices(case.config, case.settings.weights_dir)
-        for spec in case.config.models.values():
-            if isinstance(spec, SpeechModelSpec):
-                yield from _voices(offered, spec.id)
+    if case.config is None:
+        return
+    offered = Voices(case.config, case.settings.weights_dir)
+    for model in [spec.id for spec in case.config.models.values() if isinstance(spec, SpeechModelSpec)]:
+        wrong, warnings = offered.problem(model), offered.warnings(model)
+        if wrong is not None:
+            yield problem(f"{model}: {wrong.message}")
+            continue
+        if warnings:
+            more = "" if len(warnings) == 1 else f" (and {len(warnings) - 1} more remarks on voices)"
+            yield warning(f"{model}: {warnings[0].message}{more}", f"{HEARTH} voices shows all")
+        able = [voice for voice in offered.of(model) if voice.available]
+        demos = sum(voice.demo for voice in able)
+        if able:
+            yield ok(f"{model}: {len(able)} voices can speak, {demos} of them demos")
+        else:
+            yield problem(f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
 
 
 def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
@@ -295,23 +303,6 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     if variant is None or variant.repository is None:
         return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
     return warning(f"{spec.id}: the demo answers, since {variant.id} is not here", f"{HEARTH} weights pull {spec.id}")
-
-
-def _voices(offered: Voices, model: str) -> Iterator[Finding]:
-    wrong = offered.problem(model)
-    if wrong is not None:
-        yield problem(f"{model}: {wrong.message}")
-        return
-    warnings = offered.warnings(model)
-    if warnings:
-        more = "" if len(warnings) == 1 else f" (and {len(warnings) - 1} more remarks on voices)"
-        yield warning(f"{model}: {warnings[0].message}{more}", f"{HEARTH} voices shows all")
-    able = [voice for voice in offered.of(model) if voice.available]
-    if not able:
-        yield problem(f"{model}: no voice can speak", f"{HEARTH} voices says why; docs/voices.md")
-        return
-    demos = sum(voice.demo for voice in able)
-    yield ok(f"{model}: {len(able)} voices can speak, {demos} of them demos")
 
 
 def _missing_room(case: Case) -> Iterator[Finding]:
@@ -347,15 +338,12 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
                 f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
             )
         elif one.state == "complete" and full:
-            yield _hashed(weights_dir / one.folder, one.folder)
-
-
-def _hashed(folder: Path, name: str) -> Finding:
-    wrong = verified(folder, name, quiet=True)
-    if wrong:
-        return problem(f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
-    count = len(required_manifest(folder).files)
-    return ok(f"{name}: all {count} files have the content that was fetched (SHA-256)")
+            wrong = verified(weights_dir / one.folder, one.folder, quiet=True)
+            if wrong:
+                yield problem(f"{one.folder}: {'; '.join(wrong)}", f"{HEARTH} weights pull {one.folder} --again")
+            else:
+                count = len(required_manifest(weights_dir / one.folder).files)
+                yield ok(f"{one.folder}: all {count} files have the content that was fetched (SHA-256)")
 
 
 def gpu(case: Case) -> Iterator[Finding]:
