@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from server.api.admin.keys import Key
 from server.auth.access import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
-from server.observability.moments import MomentError, future, span
+from server.observability.moments import future, span
 from server.settings import Settings, load_settings
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
 from server.store.keys import LIMITS
@@ -47,18 +47,15 @@ BatchItems = Annotated[str | None, _limit("Items in one batch")]
 ImagesPerDay = Annotated[str | None, _limit("Images per day (UTC)")]
 
 # Locals in a traceback would show a key
-app = typer.Typer(
-    cls=Commands,
-    help="Make, show, change and end API keys.\n\n"
-    "A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
 @app.callback()
 def flags(context: typer.Context, data_dir: DataDir = None, models: Models = None) -> None:
-    """Make, show, change and end API keys. A server started with these flags needs them here too."""
+    """Make, show, change and end API keys.
+
+    A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list
+    """
     context.obj = {"data_dir": data_dir, "models": models}
 
 
@@ -210,10 +207,7 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """Make a successor with the same rights and limits. It is shown once; the old key works on for the overlap."""
-    try:
-        overlap_span = span(overlap)
-    except MomentError as error:
-        refuse(f"--overlap {overlap!r} {error}.")
+    overlap_span = read_time("--overlap", overlap, lambda text, _now: span(text), utc_now())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
 
     async def work(database: Database) -> tuple[str, ApiKey, ApiKey]:

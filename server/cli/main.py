@@ -20,12 +20,7 @@ from server.terminal import set_up_log
 
 _log = logging.getLogger("hearth.serve")
 
-app = typer.Typer(
-    cls=Commands,
-    help="Hearth: chat, images and speech on your own machine.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 app.add_typer(keys.app, name="keys")
 app.add_typer(voices.app, name="voices")
 app.add_typer(weights.app, name="weights")

@@ -95,8 +95,8 @@ def key_named(given: str | None) -> str | None:
     return public_id_in(given) or refuse(unknown)
 
 
-def read_time(option: str, given: str, read: Callable[[str, datetime], datetime], now: datetime) -> datetime:
-    """Read an option that is a time, or end."""
+def read_time(option: str, given: str, read: Callable[[str, datetime], T], now: datetime) -> T:
+    """Read an option that is a time or a span, or end."""
     try:
         return read(given, now)
     except MomentError as error:

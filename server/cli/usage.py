@@ -22,7 +22,6 @@ from server.store.schema import utc_now
 from server.store.usage import FIELDS
 from server.terminal import table
 
-_SHOWN = {"audio_seconds": "audio s"}
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 10
 _WIDTH_IN_PIPES = 160
@@ -79,7 +78,8 @@ def _drawn(
         where = [_place(row, group, names) for group in group_by]
         numbers = [f"{getattr(row.usage, name):,.{'1' if name == 'audio_seconds' else '0'}f}" for name in counted]
         cells.append((*where, *numbers, Bar(max(most, 1), 0, _tokens(row), color="cyan")))
-    drawn = table((*places, *(_SHOWN.get(name, name.replace("_", " ")) for name in counted), "tokens"), cells)
+    names_of_counts = [name.replace("seconds", "s").replace("_", " ") for name in counted]
+    drawn = table((*places, *names_of_counts, "tokens"), cells)
     for column in drawn.columns[len(places) : -1]:
         column.justify = "right"
     drawn.columns[-1].min_width, drawn.columns[-1].max_width = 12, 40

@@ -128,7 +128,7 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
     root, rows, listed = settings.weights_dir, [], []
     for one in local_folders(root):
         used_by = users(config, one.folder)
-        repository = "/".join(part for part in (one.repository, one.subfolder) if part)
+        repository = "/".join(filter(None, (one.repository, one.subfolder)))
         cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes), _MEANINGS[one.state])
         rows.append((*cells, ", ".join(used_by)))
         listed.append(asdict(one) | {"used_by": used_by})
@@ -363,7 +363,7 @@ def _check_there(root: Path, folders: Sequence[str]) -> None:
     absent = [
         folder
         for folder in dict.fromkeys(map(check_folder_name, folders))
-        if not any(os.path.lexists(place) for place in (root / folder, Partial(root, folder).root))
+        if not (os.path.lexists(root / folder) or Partial(root, folder).root.exists())
     ]
     if absent:
         here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root)))
