@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from typer.core import TyperGroup
 
 from engine.errors import EngineError
-from engine.placement.hardware import Hardware, read_hardware, with_ram
+from engine.placement.hardware import Hardware, HardwareError, imagined, read_hardware, with_ram
 from server.instance import InstanceError, running_pid
 from server.observability.moments import MomentError
 from server.observability.status import StatusError
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
         """Run one of them."""
         try:
             return super().invoke(ctx)
-        except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError) as error:
+        except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError, HardwareError) as error:
             refuse(str(error))
         except (EngineError, StoreError, InstanceError) as error:
             refuse(str(error), code=1)
@@ -64,8 +64,10 @@ def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None
         (typer.echo if isinstance(line, str) else print_rich)(line)
 
 
-def hardware_for(settings: Settings) -> Hardware:
-    """Return this machine as a plan sees it: what a running server has taken counts as free."""
+def hardware_for(settings: Settings, gpus: str | None = None, ram_gib: float | None = None) -> Hardware:
+    """Return the machine to plan for: an imagined one, or this one, where what a running server has counts as free."""
+    if gpus is not None:
+        return imagined(gpus) if ram_gib is None else imagined(gpus, ram_gib=ram_gib)
     machine = read_hardware(settings.weights_dir, server_pid=running_pid(settings.data_dir))
     return with_ram(machine, settings.ram_gib)
 

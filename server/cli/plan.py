@@ -11,7 +11,7 @@ import typer
 
 from engine.config import Config, ModelSpec, SpeechModelSpec, load_config
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB, Hardware, HardwareError, imagined
+from engine.placement.hardware import GIB
 from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
 from engine.placement.report import as_data, gib, headline, use_line, where
@@ -19,7 +19,7 @@ from engine.placement.types import Placed, Plan, Refusal
 from engine.weights import is_complete
 from engine.weights.safety import is_there
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
-from server.settings import Settings, load_settings
+from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, table
 
 Missing = tuple[ModelSpec, VariantSpec]
@@ -42,7 +42,9 @@ def plan(  # noqa: PLR0913 - one argument per option
     """Show what each model is served with on this machine, where it goes, and why. Exit code 1: it does not fit."""
     settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
-    hardware = _hardware(gpus, ram, settings)
+    if gpus is None and ram is not None:
+        refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
+    hardware = hardware_for(settings, gpus, ram)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)
     missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
@@ -69,17 +71,6 @@ def plan(  # noqa: PLR0913 - one argument per option
         _show_missing(missing, options, now, named=ram is not None)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
-
-
-def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardware:
-    if gpus is None:
-        if ram is not None:
-            refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
-        return hardware_for(settings)
-    try:
-        return imagined(gpus) if ram is None else imagined(gpus, ram_gib=ram)
-    except HardwareError as error:
-        refuse(error.message)
 
 
 def _show(found: Plan) -> None:

@@ -24,7 +24,6 @@ from engine.config import Config, load_config
 from engine.config.messages import near_miss
 from engine.config.models import VariantSpec
 from engine.errors import EngineError
-from engine.placement.hardware import imagined
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Refusal
@@ -244,9 +243,8 @@ def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) 
 
 def _planned(config: Config, settings: Settings, gpus: str | None, anew: Collection[str]) -> dict[str, Wanted]:
     """Return what the plan wants from a hub, by model; those in `anew` without the folders of their own."""
-    hardware = hardware_for(settings) if gpus is None else imagined(gpus)
     own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in anew}
-    found = plan(config, hardware, Footprints.read(settings.data_dir), own)
+    found = plan(config, hardware_for(settings, gpus), Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
         raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
     return {model: _of(variant) for model, variant in found.chosen.items() if variant and variant.repository}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
 from server.cli.options import in_store
 from server.observability.status import Status
 from server.settings import Settings
-from server.store import ApiKey, Database, KeyLimits, KeyStore, StoreError
+from server.store import KeyLimits, KeyStore, StoreError
 from server.store.keys import DEFAULT_SCOPES
 from server.store.schema import utc_now
 from server.store.sqlite import FILE_NAME
@@ -132,10 +132,10 @@ def _key(settings: Settings, config: Config) -> Iterator[str]:
     tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
     expires_at, scopes = utc_now() + _KEY_LIVES, (*DEFAULT_SCOPES, "metrics")
 
-    def make(database: Database) -> Awaitable[tuple[str, ApiKey]]:
-        return KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS)
-
-    text, key = in_store(settings, make)
+    text, key = in_store(
+        settings,
+        lambda database: KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS),
+    )
     try:
         yield text
     finally:
