@@ -16,7 +16,7 @@ from engine.config import load_config
 from server.cli.options import AsJson, DataDir, Models, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
-from server.settings import SettingsError, load_settings
+from server.settings import load_settings
 from server.terminal import HEARTH, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
@@ -176,10 +176,7 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
     asked_at_ns = time.monotonic_ns()
-    try:
-        settings = load_settings(data_dir=data_dir, models=models)
-    except SettingsError as error:
-        refuse(str(error), code=1)
+    settings = load_settings(data_dir=data_dir, models=models)
     load_config(settings.models)
     pid = ask_to_reload(settings.data_dir)
     outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)

@@ -36,8 +36,7 @@ from server.terminal import HEARTH, keys_command, size_text
 _BASE64 = 4 / 3
 _SECRETS = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "image-links.key")
 _SOON_SECONDS = 21 * 86400
-_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
-_NOT_VALID = 9
+_INVALID = {9: "is not valid yet: is the clock right?", 10: "has expired"}  # by OpenSSL's X509_V_ERR_CERT_...
 _ANSWER_SECONDS = 10.0
 # CUDA 13 dropped what is older than Turing; before that Volta was the oldest that vLLM is built for.
 _OLDEST_SINCE_CUDA_13 = (7, 5)
@@ -191,8 +190,8 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
     try:
         ends_at = _end_of(given.tls_cert, pair.context)
     except ssl.SSLCertVerificationError as error:
-        words = {_EXPIRED: "has expired", _NOT_VALID: "is not valid yet: is the clock right?"}
-        yield problem(f"the certificate {given.tls_cert} {words.get(error.verify_code, error.verify_message)}", renew)
+        wrong = _INVALID.get(error.verify_code, error.verify_message)
+        yield problem(f"the certificate {given.tls_cert} {wrong}", renew)
         return
     until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
     message = f"the certificate {given.tls_cert} is valid until {until}"
