@@ -130,10 +130,8 @@ def memory_text(memory: Memory) -> str:
 def work_text(model: ModelState) -> str:
     """Say what a model got done lately."""
     work = model.last_minute
-    parts = [f"{work.tokens_per_second:g} tokens/s"] if work.tokens_per_second else []
-    parts += [f"{work.images} images"] if work.images else []
-    parts += [f"{work.audio_seconds:g} s of speech"] if work.audio_seconds else []
-    return ", ".join(parts) or "-"
+    counts = {"tokens/s": work.tokens_per_second, "images": work.images, "s of speech": work.audio_seconds}
+    return ", ".join(f"{count:g} {what}" for what, count in counts.items() if count) or "-"
 
 
 def _gpu_line(gpu: GpuState) -> str:

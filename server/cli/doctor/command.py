@@ -98,6 +98,5 @@ def _server(running: Status | None) -> Finding:
         return skipped("no server runs on this data directory", "start one: scripts/serve")
     failed = [model.id for model in running.models if model.status == "failed"]
     message = f"process {running.pid}, version {running.version}, {standing(running)}"
-    if failed:
-        return problem(f"{message}; failed: {', '.join(failed)}", f"{HEARTH} status says why; so does its log")
-    return ok(message)
+    told = f"{message}; failed: {', '.join(failed)}"
+    return problem(told, f"{HEARTH} status says why; so does its log") if failed else ok(message)
