@@ -17,7 +17,6 @@ from rich.text import Text
 
 from server.settings import Settings
 
-_CHART_WIDTH = 160
 _PIPE_WIDTH = 10_000
 # What uvicorn says when a file is cut off, which StreamedResponse does on purpose.
 _CUT_OFF = "ASGI callable returned without completing response."
@@ -53,14 +52,9 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[RenderableType]]) -> T
     return made
 
 
-def print_rich(*shown: RenderableType) -> None:
-    """Draw tables and charts. In a pipe nothing is wrapped: a row is a line."""
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(*shown, sep="\n")
-
-
-def chart_width() -> int:
-    """Return how wide a chart is drawn."""
-    return Console().width if sys.stdout.isatty() else _CHART_WIDTH
+def print_rich(shown: RenderableType) -> None:
+    """Draw a table or a line. In a pipe nothing is wrapped: a row is a line."""
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(shown)
 
 
 def time_left(seconds: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from engine.errors import EngineError
 from server.api.admin.keys import Key
 from server.auth.access import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
-from server.observability.moments import MomentError, future, span
+from server.observability.moments import future, span
 from server.settings import Settings, load_settings
 from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
 from server.store.keys import LIMITS
@@ -29,7 +28,11 @@ _SOON = "A running server goes by that within 10 seconds."
 _LIMIT_WORDS = dict(zip(LIMITS, ("requests/min", "tokens/min", "parallel", "batch items", "images/day"), strict=True))
 _OWN = "*"
 
+_COLUMNS = ("id", "name", "tier", "scopes", "models", "limits", "state", "last used")
+
 Tiers = Mapping[str, TierSpec]
+Data = dict[str, Any]
+"""A key for JSON, with its own `limits` and those that hold, `effective_limits`: None where tiers are not known."""
 
 
 def _limit(what: str) -> Any:
@@ -44,18 +47,15 @@ BatchItems = Annotated[str | None, _limit("Items in one batch")]
 ImagesPerDay = Annotated[str | None, _limit("Images per day (UTC)")]
 
 # Locals in a traceback would show a key
-app = typer.Typer(
-    cls=Commands,
-    help="Make, show, change and end API keys.\n\n"
-    "A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
 @app.callback()
 def flags(context: typer.Context, data_dir: DataDir = None, models: Models = None) -> None:
-    """Make, show, change and end API keys. A server started with these flags needs them here too."""
+    """Make, show, change and end API keys.
+
+    A server started with --data-dir or --models needs them here, before the command: hearth keys --data-dir DIR list
+    """
     context.obj = {"data_dir": data_dir, "models": models}
 
 
@@ -100,7 +100,7 @@ def create(  # noqa: PLR0913 - one argument per option
     tell(
         {"key": text, **{field: data[field] for field in (*_CREATED, "effective_limits")}},
         f"Key {key.public_id} for {key.name}: tier {key.tier}, {', '.join(data['scopes'])}, {until}.",
-        f"{_sentence(key, config.tiers)}\n",
+        f"{_sentence(data)}\n",
         text,
         _ONCE,
         as_json=as_json,
@@ -113,20 +113,19 @@ def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
     settings = load_settings(**context.obj)
     keys = in_store(settings, lambda database: KeyStore(database).list())
     tiers = _tiers(settings)
-    rows = [_row(key, tiers) for key in keys]
+    listed = [_data(key, tiers) for key in keys]
     lines: list[RenderableType] = [f"No keys yet. Create one: {HEARTH} keys create --name NAME --tier TIER"]
     if keys:
-        lines = [table(("id", "name", "tier", "scopes", "models", "limits", "state", "last used"), rows)]
-    if any(_OWN in _short(key, tiers) for key in keys):
+        lines = [table(_COLUMNS, map(_row, keys, listed))]
+    if any(_OWN in _short(data) for data in listed):
         lines.append(f"  {_OWN} the key's own limit; the others are its tier's")
-    tell({"keys": [_data(key, tiers) for key in keys]}, *lines, as_json=as_json)
+    tell({"keys": listed}, *lines, as_json=as_json)
 
 
-def _row(key: ApiKey, tiers: Tiers | None) -> tuple[str, ...]:
-    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(Key.model_validate(key).scopes)
+def _row(key: ApiKey, data: Data) -> tuple[str, ...]:
+    scopes = "default" if key.scopes == frozenset(DEFAULT_SCOPES) else ", ".join(data["scopes"])
     models = "all" if key.models is None else ", ".join(key.models)
-    state, used = _state(key), _day(key.last_used_at)
-    return (key.public_id, key.name, key.tier, scopes, models, _short(key, tiers), state, used)
+    return (key.public_id, key.name, key.tier, scopes, models, _short(data), _state(key), _day(key.last_used_at))
 
 
 @app.command()
@@ -134,22 +133,22 @@ def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> N
     """Show everything about one key, with the limits that hold for it. Its text is kept nowhere."""
     settings = load_settings(**context.obj)
     key = in_store(settings, lambda database: KeyStore(database).find(public_id))
-    tiers = _tiers(settings)
+    data = _data(key, _tiers(settings))
     rows = {
         "id": key.public_id,
         "name": key.name,
         "state": _state(key) + (f", replaced by {key.replaced_by}" if key.replaced_by else ""),
         "tier": key.tier,
-        "scopes": ", ".join(Key.model_validate(key).scopes),
+        "scopes": ", ".join(data["scopes"]),
         "models": "all of its tier" if key.models is None else ", ".join(key.models),
         "created": _minute(key.created_at),
         "last used": _minute(key.last_used_at),
         "ends": _minute(key.expires_at),
         "notes": key.notes or "none",
     }
-    shown = table(("", ""), (rows | _limit_rows(key, tiers)).items())
+    shown = table(("", ""), (rows | _limit_rows(data)).items())
     shown.show_header = False
-    tell(_data(key, tiers), shown, as_json=as_json)
+    tell(data, shown, as_json=as_json)
 
 
 @app.command()
@@ -191,9 +190,9 @@ def update(  # noqa: PLR0913 - one argument per option
         return await store.update(public_id, **changes)
 
     key = in_store(settings, change)
-    tiers = _tiers(settings)
+    data = _data(key, _tiers(settings))
     changed = f"Key {key.public_id} ({key.name}) is changed: {', '.join(changes)}."
-    tell(_data(key, tiers), changed, _sentence(key, tiers), _SOON, as_json=as_json)
+    tell(data, changed, _sentence(data), _SOON, as_json=as_json)
 
 
 @app.command()
@@ -208,10 +207,7 @@ def rotate(
     as_json: AsJson = False,
 ) -> None:
     """Make a successor with the same rights and limits. It is shown once; the old key works on for the overlap."""
-    try:
-        overlap_span = span(overlap)
-    except MomentError as error:
-        refuse(f"--overlap {overlap!r} {error}.")
+    overlap_span = read_time("--overlap", overlap, lambda text, _now: span(text), utc_now())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
 
     async def work(database: Database) -> tuple[str, ApiKey, ApiKey]:
@@ -277,44 +273,37 @@ def _tiers(settings: Settings) -> Tiers | None:
         return None
 
 
-def _effective(key: ApiKey, tiers: Tiers | None) -> dict[str, int | None] | None:
-    """Return the limits that hold, by name; null is no limit. None where the tiers are not known."""
-    if tiers is None:
-        return None
-    limits = limits_of(key, tiers)
-    return {name: getattr(limits, name) for name in LIMITS}
+def _data(key: ApiKey, tiers: Tiers | None) -> Data:
+    """Return the key as over HTTP, and its effective limits by name; there null is no limit."""
+    limits = None if tiers is None else limits_of(key, tiers)
+    effective = None if limits is None else {name: getattr(limits, name) for name in LIMITS}
+    return Key.model_validate(key).model_dump() | {"effective_limits": effective}
 
 
-def _data(key: ApiKey, tiers: Tiers | None) -> dict[str, Any]:
-    """Return the key as over HTTP; `limits` are its own, `effective_limits` the ones that hold."""
-    return Key.model_validate(key).model_dump() | {"effective_limits": _effective(key, tiers)}
-
-
-def _limit_rows(key: ApiKey, tiers: Tiers | None) -> dict[str, str]:
+def _limit_rows(data: Data) -> dict[str, str]:
     """Return every limit and whose it is."""
-    limits, shown = _effective(key, tiers), {}
-    for name, own in asdict(key.limits).items():
+    limits, rows = data["effective_limits"], {}
+    for name, own in data["limits"].items():
         limit = own if limits is None else limits[name]
         number = str(limit) if limit is not None else "unknown" if limits is None else "no limit"
-        shown[name.replace("_", " ")] = number + (" (its own)" if own is not None else " (its tier's)")
-    return shown
+        rows[name.replace("_", " ")] = number + (" (its own)" if own is not None else " (its tier's)")
+    return rows
 
 
-def _short(key: ApiKey, tiers: Tiers | None) -> str:
+def _short(data: Data) -> str:
     """Return the limits in a few words, like `30 requests/min*, 5 parallel`; the key's own have a star."""
-    own = asdict(key.limits)
-    limits = _effective(key, tiers) or own
+    own, limits = data["limits"], data["effective_limits"]
     parts = [
-        f"{limits[name]} {words}{'' if own[name] is None else _OWN}"
-        for name, words in _LIMIT_WORDS.items()
-        if limits[name] is not None
+        f"{limit} {_LIMIT_WORDS[name]}{'' if own[name] is None else _OWN}"
+        for name, limit in (limits or own).items()
+        if limit is not None
     ]
-    return ", ".join(parts) or ("none" if tiers is not None else "its tier's")
+    return ", ".join(parts) or ("its tier's" if limits is None else "none")
 
 
-def _sentence(key: ApiKey, tiers: Tiers | None) -> str:
+def _sentence(data: Data) -> str:
     """Return the limits as a line of their own, below what was done to the key."""
-    short = _short(key, tiers)
+    short = _short(data)
     note = f" ({_OWN} its own; the others are its tier's)" if _OWN in short else ""
     return f"Limits: {short}.{note}"
 

@@ -10,25 +10,17 @@ from typing import Annotated
 import typer
 
 from engine.config import load_config
-from engine.errors import EngineError
 from server.cli import audit, keys, plan, status, usage, voices, weights
 from server.cli.compile import compile_models
 from server.cli.doctor.command import doctor
 from server.cli.options import Commands, refuse
 from server.http.tls import TlsError
-from server.instance import InstanceError
 from server.settings import SettingsError, load_settings, removed_names
-from server.store import StoreError
 from server.terminal import set_up_log
 
 _log = logging.getLogger("hearth.serve")
 
-app = typer.Typer(
-    cls=Commands,
-    help="Hearth: chat, images and speech on your own machine.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 app.add_typer(keys.app, name="keys")
 app.add_typer(voices.app, name="voices")
 app.add_typer(weights.app, name="weights")
@@ -74,7 +66,7 @@ def serve(  # noqa: PLR0913  # one argument per flag
         for name in removed_names():
             _log.warning("%s has no effect any more: it was removed (CHANGELOG.md). Take it out of the settings.", name)
         run(settings, load_config(settings.models))
-    except (SettingsError, StartError, TlsError, InstanceError, EngineError, StoreError) as error:
+    except (SettingsError, StartError, TlsError) as error:
         refuse(str(error), code=1)
 
 

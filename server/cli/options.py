@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from typer.core import TyperGroup
 
 from engine.errors import EngineError
-from engine.placement.hardware import Hardware, read_hardware, with_ram
+from engine.placement.hardware import Hardware, HardwareError, imagined, read_hardware, with_ram
 from server.instance import InstanceError, running_pid
 from server.observability.moments import MomentError
 from server.observability.status import StatusError
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
         """Run one of them."""
         try:
             return super().invoke(ctx)
-        except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError) as error:
+        except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError, HardwareError) as error:
             refuse(str(error))
         except (EngineError, StoreError, InstanceError) as error:
             refuse(str(error), code=1)
@@ -61,15 +61,15 @@ def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None
         sys.stdout.write(json.dumps(data) + "\n")
         return
     for line in lines:
-        if isinstance(line, str):
-            typer.echo(line)
-        else:
-            print_rich(line)
+        (typer.echo if isinstance(line, str) else print_rich)(line)
 
 
-def hardware_for(settings: Settings) -> Hardware:
-    """Return this machine as a plan sees it: what a running server has taken counts as free."""
-    return with_ram(read_hardware(running_pid(settings.data_dir)), settings.ram_gib)
+def hardware_for(settings: Settings, gpus: str | None = None, ram_gib: float | None = None) -> Hardware:
+    """Return the machine to plan for: an imagined one, or this one, where what a running server has counts as free."""
+    if gpus is not None:
+        return imagined(gpus) if ram_gib is None else imagined(gpus, ram_gib=ram_gib)
+    machine = read_hardware(running_pid(settings.data_dir))
+    return with_ram(machine, settings.ram_gib)
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:
@@ -90,15 +90,15 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
 
 def key_named(given: str | None) -> str | None:
     """Return the public id in what was typed: the id, `hk_<id>`, or a whole key; or end."""
-    named = None if given is None else public_id_in(given)
-    if named is None and given is not None:
-        # What was typed is not repeated: it may be part of a secret
-        refuse(f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them.")
-    return named
+    if given is None:
+        return None
+    # What was typed is not repeated: it may be part of a secret
+    unknown = f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them."
+    return public_id_in(given) or refuse(unknown)
 
 
-def read_time(option: str, given: str, read: Callable[[str, datetime], datetime], now: datetime) -> datetime:
-    """Read an option that is a time, or end."""
+def read_time(option: str, given: str, read: Callable[[str, datetime], T], now: datetime) -> T:
+    """Read an option that is a time or a span, or end."""
     try:
         return read(given, now)
     except MomentError as error:

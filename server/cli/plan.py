@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
 from engine.config import Config, ModelSpec, SpeechModelSpec, load_config
 from engine.config.models import VariantSpec
-from engine.placement.hardware import GIB, Hardware, HardwareError, imagined
+from engine.placement.hardware import GIB
 from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
 from engine.placement.report import as_data, gib, headline, use_line, where
@@ -19,9 +19,11 @@ from engine.placement.types import Placed, Plan, Refusal
 from engine.weights.manifest import is_complete
 from engine.weights.safety import is_there
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
-from server.settings import Settings, load_settings
+from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, table
 
+Missing = tuple[ModelSpec, VariantSpec]
+"""A model and the variant that the plan has for it, which is not here."""
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
 
 Gpus = Annotated[str | None, typer.Option(help="Plan for an imagined machine: 2x24GiB, 1x24GiB+1x48GiB, or cpu.")]
@@ -40,12 +42,23 @@ def plan(  # noqa: PLR0913 - one argument per option
     """Show what each model is served with on this machine, where it goes, and why. Exit code 1: it does not fit."""
     settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
-    hardware = _hardware(gpus, ram, settings)
+    if gpus is None and ram is not None:
+        refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
+    hardware = hardware_for(settings, gpus, ram)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)
     missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
-        tell(as_data(found, hardware) | {"not_here": [one.as_data() for one in missing]}, as_json=True)
+        not_here = [
+            {
+                "model": spec.id,
+                "folder": variant.id,
+                "repository": variant.repository,
+                "about_bytes": int(variant.weights_gib * GIB),
+            }
+            for spec, variant in missing
+        ]
+        tell(as_data(found, hardware) | {"not_here": not_here}, as_json=True)
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(hardware)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
@@ -58,17 +71,6 @@ def plan(  # noqa: PLR0913 - one argument per option
         _show_missing(missing, options, now, named=ram is not None)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
-
-
-def _hardware(gpus: str | None, ram: float | None, settings: Settings) -> Hardware:
-    if gpus is None:
-        if ram is not None:
-            refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
-        return hardware_for(settings)
-    try:
-        return imagined(gpus) if ram is None else imagined(gpus, ram_gib=ram)
-    except HardwareError as error:
-        refuse(error.message)
 
 
 def _show(found: Plan) -> None:
@@ -95,56 +97,43 @@ def _row(one: Placed) -> tuple[str, ...]:
     return (one.id, name, licence, where(one), memory, cache, chats, state)
 
 
-class Missing(NamedTuple):
-    """A model and the variant that the plan has for it, which is not here."""
-
-    spec: ModelSpec
-    variant: VariantSpec
-
-    def as_data(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        variant, size_bytes = self.variant, int(self.variant.weights_gib * GIB)
-        named = {"model": self.spec.id, "folder": variant.id, "repository": variant.repository}
-        return {**named, "about_bytes": size_bytes}
-
-
 def missing_of(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
     """Return what the plan wants and the weights directory lacks; whatever voices are there will do."""
-    wanted = [Missing(config.models[one.id], one.variant) for one in found.models if one.variant is not None]
-    return [one for one in wanted if one.variant in one.spec.variants and not _is_here(weights_dir, one)]
-
-
-def _is_here(weights_dir: Path, one: Missing) -> bool:
-    if isinstance(one.spec, SpeechModelSpec):
-        return is_there(weights_dir / one.spec.weights)
-    return is_complete(weights_dir / one.variant.id)
+    missing = []
+    for model, variant in found.chosen.items():
+        spec = config.models[model]
+        is_speech = isinstance(spec, SpeechModelSpec)
+        if variant is None or variant not in spec.variants:
+            continue
+        if not (is_there(weights_dir / spec.weights) if is_speech else is_complete(weights_dir / variant.id)):
+            missing.append((spec, variant))
+    return missing
 
 
 def _show_missing(missing: Sequence[Missing], options: list[str], now: Plan | Refusal | None, *, named: bool) -> None:
     """Say what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined."""
-    fetched = [one for one in missing if one.variant.repository is not None]
+    fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
     if fetched:
-        total = sum(one.variant.weights_gib for one in fetched)
+        total = sum(variant.weights_gib for _, variant in fetched)
         typer.echo(f"\nNot here yet, to be fetched: about {total:.1f} GiB in all")
-        for one in fetched:
-            source = f"about {one.variant.weights_gib:.1f} GiB, from {one.variant.repository}"
-            typer.echo(f"  {one.spec.id}: {one.variant.id}, {source}{_until(one, now)}")
-        names = [one.variant.id for one in fetched] if named else []
+        for spec, variant in fetched:
+            source = f"about {variant.weights_gib:.1f} GiB, from {variant.repository}"
+            typer.echo(f"  {spec.id}: {variant.id}, {source}{_until(spec, now)}")
+        names = [variant.id for _, variant in fetched] if named else []
         command = f"{HEARTH} {shlex.join(['weights', 'pull', *names, *options])}"
         typer.echo(f"Fetch {'them' if len(fetched) > 1 else 'it'} with: {command}")
-    by_hand = [one for one in missing if one.variant.repository is None]
+    by_hand = [(spec, variant) for spec, variant in missing if variant.repository is None]
     if by_hand:
         typer.echo("\nNot here yet, to be put there by hand:")
-    for one in by_hand:
-        is_speech = isinstance(one.spec, SpeechModelSpec)
-        place = "as docs/voices.md says" if is_speech else f"in the folder {one.spec.weights}"
-        typer.echo(f"  {one.spec.id}: {one.variant.id}, {place}{_until(one, now)}")
+    for spec, variant in by_hand:
+        place = f"in the folder {spec.weights}" if not isinstance(spec, SpeechModelSpec) else "as docs/voices.md says"
+        typer.echo(f"  {spec.id}: {variant.id}, {place}{_until(spec, now)}")
 
 
-def _until(one: Missing, now: Plan | Refusal | None) -> str:
+def _until(spec: ModelSpec, now: Plan | Refusal | None) -> str:
     if now is None:
         return ""
-    served = now.chosen.get(one.spec.id) if isinstance(now, Plan) else None
-    if served is not None and not isinstance(one.spec, SpeechModelSpec):
+    served = now.chosen.get(spec.id) if isinstance(now, Plan) else None
+    if served is not None and not isinstance(spec, SpeechModelSpec):
         return f"; until then {served.id} answers"
-    return "; until then the demo answers" if one.spec.demo is not None else "; until then nothing answers"
+    return "; until then the demo answers" if spec.demo is not None else "; until then nothing answers"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +13,11 @@ from rich.live import Live
 from rich.text import Text
 
 from engine.config import load_config
-from server.cli.options import AsJson, DataDir, Models, refuse
+from server.cli.options import AsJson, DataDir, Models, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
-from server.settings import SettingsError, load_settings
-from server.terminal import HEARTH, print_rich, size_text, table, time_left
+from server.settings import load_settings
+from server.terminal import HEARTH, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
 _WATCH_SECONDS = 2.0
@@ -47,10 +46,7 @@ def status(
     if watch:
         _watch(folder, found)
         return
-    if as_json:
-        typer.echo(found.model_dump_json())
-    else:
-        print_rich(*shown(found))
+    tell(found.model_dump(mode="json"), *shown(found), as_json=as_json)
     if found.status == "failed":
         raise typer.Exit(_FAILED)
 
@@ -60,8 +56,6 @@ def _read(data_dir: Path) -> Status:
     found = ask(data_dir, _ANSWER_SECONDS)
     if found is not None:
         return found
-    if data_dir.is_dir() and not os.access(data_dir, os.R_OK | os.X_OK):
-        raise StatusError(f"The data directory {data_dir} is not yours. Run this as the user that runs the server.")
     pid = running_pid(data_dir)
     if pid is not None:
         raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")
@@ -136,10 +130,8 @@ def memory_text(memory: Memory) -> str:
 def work_text(model: ModelState) -> str:
     """Say what a model got done lately."""
     work = model.last_minute
-    parts = [f"{work.tokens_per_second:g} tokens/s"] if work.tokens_per_second else []
-    parts += [f"{work.images} images"] if work.images else []
-    parts += [f"{work.audio_seconds:g} s of speech"] if work.audio_seconds else []
-    return ", ".join(parts) or "-"
+    counts = {"tokens/s": work.tokens_per_second, "images": work.images, "s of speech": work.audio_seconds}
+    return ", ".join(f"{count:g} {what}" for what, count in counts.items() if count) or "-"
 
 
 def _gpu_line(gpu: GpuState) -> str:
@@ -166,13 +158,12 @@ def _machine_line(found: Status) -> str:
 
 def duration(seconds: float) -> str:
     """Write like 3 d 4 h, with the two largest units."""
-    left = int(seconds)
-    parts: list[str] = []
+    left, parts = int(seconds), []
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size or (unit == "s" and not parts):
-            parts.append(f"{left // size} {unit}")
-            left %= size
-    return " ".join(parts[:2])
+        number, left = divmod(left, size)
+        if number:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2]) or "0 s"
 
 
 def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
@@ -183,10 +174,7 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
     asked_at_ns = time.monotonic_ns()
-    try:
-        settings = load_settings(data_dir=data_dir, models=models)
-    except SettingsError as error:
-        refuse(str(error), code=1)
+    settings = load_settings(data_dir=data_dir, models=models)
     load_config(settings.models)
     pid = ask_to_reload(settings.data_dir)
     outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)

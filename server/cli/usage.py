@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.bar import Bar
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from server.api.admin.usage import UsageSum, groups
@@ -20,11 +20,11 @@ from server.settings import load_settings
 from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
 from server.store.schema import utc_now
 from server.store.usage import FIELDS
-from server.terminal import chart_width, table
+from server.terminal import table
 
-_SHOWN = {"audio_seconds": "audio s"}
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 10
+_WIDTH_IN_PIPES = 160
 
 
 def usage(  # noqa: PLR0913 - one argument per option
@@ -78,7 +78,8 @@ def _drawn(
         where = [_place(row, group, names) for group in group_by]
         numbers = [f"{getattr(row.usage, name):,.{'1' if name == 'audio_seconds' else '0'}f}" for name in counted]
         cells.append((*where, *numbers, Bar(max(most, 1), 0, _tokens(row), color="cyan")))
-    drawn = table((*places, *(_SHOWN.get(name, name.replace("_", " ")) for name in counted), "tokens"), cells)
+    names_of_counts = [name.replace("seconds", "s").replace("_", " ") for name in counted]
+    drawn = table((*places, *names_of_counts, "tokens"), cells)
     for column in drawn.columns[len(places) : -1]:
         column.justify = "right"
     drawn.columns[-1].min_width, drawn.columns[-1].max_width = 12, 40
@@ -86,7 +87,8 @@ def _drawn(
         return [drawn]
     step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
     counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
-    return [drawn, *charts(counts, span, step, width=chart_width())]
+    width = Console().width if sys.stdout.isatty() else _WIDTH_IN_PIPES
+    return [drawn, *charts(counts, span, step, width=width)]
 
 
 def _place(row: UsageRow, group: GroupBy, names: dict[str, str]) -> str:

@@ -25,7 +25,6 @@ from server.settings import load_settings
 from server.terminal import HEARTH, table
 
 _COLUMNS = ("id", "name", "gender", "language", "type", "model", "licence", "demo", "available")
-_FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 _WORDS = {None: "", True: "yes", False: "no"}
 _SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
@@ -83,7 +82,7 @@ def say(  # noqa: PLR0913 - one argument per option
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, like hello.wav.")],
     audio_format: Annotated[
-        str | None, typer.Option("--format", help=f"{', '.join(_FORMATS)}. Default: the file's ending.")
+        AudioFormat | None, typer.Option("--format", case_sensitive=False, help="Default: the file's ending.")
     ] = None,
     speed: Annotated[float, typer.Option(min=0.25, max=4, help="1 is the voice's own.")] = 1.0,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same gives the same sound.")] = None,
@@ -93,6 +92,10 @@ def say(  # noqa: PLR0913 - one argument per option
     """Speak a text into a file. No server is needed."""
     if text.encode(errors="replace").decode() != text:
         refuse("The text is no valid UTF-8. Is the terminal's encoding UTF-8?")
+    ending = output.suffix.removeprefix(".").lower()
+    response_format = audio_format or next((known for known in get_args(AudioFormat) if known == ending), None)
+    if response_format is None:
+        refuse(f"What kind of file {output.name!r} is cannot be told from its name. Say --format wav, for example.")
     settings = load_settings(models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     spec, found = _find(config, Voices(config, settings.weights_dir), voice)
@@ -103,7 +106,7 @@ def say(  # noqa: PLR0913 - one argument per option
         text=text,
         speed=speed,
         seed=seed,
-        response_format=_format(audio_format, output),
+        response_format=response_format,
     )
     try:
         seconds = asyncio.run(_speak(spec, request, found, output, mark=settings.image_mark))
@@ -128,16 +131,6 @@ def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, 
     if not voice.available:
         why = [one.message for one in offered.of(spec.id).warnings if one.model == voice.model]
         refuse(" ".join([f"{voice.id} cannot speak here.", *why]), code=1)
-    return found
-
-
-def _format(given: str | None, output: Path) -> AudioFormat:
-    wanted = (given or output.suffix.removeprefix(".")).lower()
-    found = next((known for known in _FORMATS if known == wanted), None)
-    if found is None and given is None:
-        refuse(f"What kind of file {output.name!r} is cannot be told from its name. Say --format wav, for example.")
-    if found is None:
-        refuse(f"--format {given!r} is not known. Known: {', '.join(_FORMATS)}.")
     return found
 
 

@@ -24,13 +24,12 @@ from engine.config import Config, load_config
 from engine.config.messages import near_miss
 from engine.config.models import VariantSpec
 from engine.errors import EngineError
-from engine.placement.hardware import imagined
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Refusal
 from engine.weights.download import Pull, Wanted, check_room, prepared
 from engine.weights.errors import UnreachableError, WeightsError
-from engine.weights.manifest import Manifest, Report, required_manifest, verify
+from engine.weights.manifest import Manifest, Report, required_manifest, silent, verify
 from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
@@ -109,7 +108,7 @@ def verify_command(
     root = load_settings(weights_dir=weights_dir).weights_dir
     names = folders or [one.folder for one in local_folders(root) if one.state in {"complete", "damaged"}]
     _check_there(root, names)
-    found = {name: _verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
+    found = {name: verified(root / check_folder_name(name), name, quiet=as_json) for name in names}
     listed = [{"folder": name, "ok": not problems, "problems": problems} for name, problems in found.items()]
     lines = [f"{name}: {'; '.join(problems) or 'all files are what was fetched'}" for name, problems in found.items()]
     nothing = f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants."
@@ -128,7 +127,7 @@ def list_command(*, weights_dir: WeightsDir = None, models: Models = None, as_js
     root, rows, listed = settings.weights_dir, [], []
     for one in local_folders(root):
         used_by = users(config, one.folder)
-        repository = "/".join(part for part in (one.repository, one.subfolder) if part)
+        repository = "/".join(filter(None, (one.repository, one.subfolder)))
         cells = (one.folder, repository, (one.revision or "")[:12], size_text(one.size_bytes), _MEANINGS[one.state])
         rows.append((*cells, ", ".join(used_by)))
         listed.append(asdict(one) | {"used_by": used_by})
@@ -204,7 +203,7 @@ def _chosen(config: Config, settings: Settings, names: Sequence[str], gpus: str 
         return [_named(config, settings, name, gpus) for name in names]
     absent = [spec.id for spec in config.models.values() if not is_there(settings.weights_dir / spec.weights)]
     planned = _planned(config, settings, gpus, absent)
-    return [wanted for model in absent if (wanted := _of(planned.get(model))) is not None]
+    return [planned[model] for model in absent if model in planned]
 
 
 def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> Wanted:
@@ -213,10 +212,7 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
         return _of_model(config, settings, name, gpus)
     variants = {variant.id: variant for spec in config.models.values() for variant in spec.variants}
     if name in variants:
-        wanted = _of(variants[name])
-        if wanted is None:
-            raise WeightsError(f"{name} has no `repository` in models.yaml: its folder is made by hand.")
-        return wanted
+        return _of(variants[name])
     for one in local_folders(settings.weights_dir):
         if one.folder == name and one.repository is not None:
             return Wanted(one.repository, name, one.revision, one.subfolder)
@@ -229,9 +225,9 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
 
 
 def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) -> Wanted:
-    wanted = _of(_planned(config, settings, gpus, [model]).get(model))
-    if wanted is not None:
-        return wanted
+    planned = _planned(config, settings, gpus, [model])
+    if model in planned:
+        return planned[model]
     spec = config.models[model]
     fetched = [variant.id for variant in spec.variants if variant.repository]
     if not fetched:
@@ -245,21 +241,18 @@ def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) 
     )
 
 
-def _planned(
-    config: Config, settings: Settings, gpus: str | None, anew: Collection[str]
-) -> dict[str, VariantSpec | None]:
-    """Return the plan's variants. Models in `anew` are planned without the folders of their own that they may have."""
-    hardware = hardware_for(settings) if gpus is None else imagined(gpus)
+def _planned(config: Config, settings: Settings, gpus: str | None, anew: Collection[str]) -> dict[str, Wanted]:
+    """Return what the plan wants from a hub, by model; those in `anew` without the folders of their own."""
     own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in anew}
-    found = plan(config, hardware, Footprints.read(settings.data_dir), own)
+    found = plan(config, hardware_for(settings, gpus), Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
         raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
-    return found.chosen
+    return {model: _of(variant) for model, variant in found.chosen.items() if variant and variant.repository}
 
 
-def _of(variant: VariantSpec | None) -> Wanted | None:
-    if variant is None or variant.repository is None:
-        return None
+def _of(variant: VariantSpec) -> Wanted:
+    if variant.repository is None:
+        raise WeightsError(f"{variant.id} has no `repository` in models.yaml: its folder is made by hand.")
     return Wanted(variant.repository, variant.id, variant.revision)
 
 
@@ -298,7 +291,7 @@ def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> di
         # Two models may share a variant, and a name may be given twice
         for folder, wanted in {wanted.folder: wanted for wanted in all_wanted}.items():
             try:
-                found = open_pulls.enter_context(prepared(weights_dir, wanted, _unseen))
+                found = open_pulls.enter_context(prepared(weights_dir, wanted, silent))
             except EngineError as error:
                 errors.append({"folder": folder, "message": error.message})
                 if isinstance(error, UnreachableError):
@@ -342,13 +335,13 @@ def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
+def verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
+    """Return what is wrong with a folder; nothing where every file is what was fetched."""
     try:
-        total = required_manifest(folder).size_bytes
+        with _progress(name, required_manifest(folder).size_bytes, quiet=quiet) as report:
+            return verify(folder, report)
     except EngineError as error:
         return [error.message]
-    with _progress(name, total, quiet=quiet) as report:
-        return verify(folder, report)
 
 
 def _all_complete(root: Path) -> list[str]:
@@ -400,53 +393,30 @@ def _progress(what: str, total: int, there: int = 0, *, quiet: bool) -> Iterator
     `total` is the bytes of all files, `there` what of it was there before.
     """
     if quiet:
-        yield _unseen
-    elif sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=True), SpeedColumn())
-        with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True)) as bars:
-            yield _in_bars(bars, what, total, there)
-    else:
-        yield _in_lines(what, total, there)
-
-
-def _unseen(_path: str, _done: int, _size: int) -> None:
-    """As `Report`."""
-
-
-def _in_bars(bars: Progress, what: str, total: int, there: int) -> Report:
-    everything = bars.add_task(what, total=total, completed=there)
+        yield silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=True), SpeedColumn())
+    drawn, lock = sys.stderr.isatty(), threading.Lock()
     tasks: dict[str, TaskID] = {}
-    arrived: dict[str, int] = {}
-    lock = threading.Lock()
-
-    def report(path: str, done: int, size: int) -> None:
-        with lock:
-            arrived[path] = done
-            if path not in tasks:
-                # What is there already does not count as speed
-                tasks[path] = bars.add_task(f"  {path}", total=size, completed=done)
-            bars.update(tasks[path], completed=done, visible=done < size)
-            bars.update(everything, completed=max(there, sum(arrived.values())))
-
-    return report
-
-
-def _in_lines(what: str, total: int, there: int) -> Report:
-    arrived: dict[str, int] = {}
     started = written = time.monotonic()
-    lock = threading.Lock()
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True), disable=not drawn) as bars:
+        everything = bars.add_task(what, total=total, completed=there)
 
-    def report(path: str, done: int, size: int) -> None:
-        nonlocal written
-        now = time.monotonic()
-        with lock:
-            arrived[path] = done
-            if done >= size:
-                sys.stderr.write(f"{what}: {path} ({size_text(size)})\n")
-            elif now - written >= _LINE_SECONDS:
-                written, together = now, max(there, sum(arrived.values()))
-                rate = max(1.0, (together - there) / (now - started))
-                progress = f"{size_text(together)} of {size_text(total)}, {size_text(rate)}/s"
-                sys.stderr.write(f"{what}: {progress}, {(total - together) / rate / 60:.0f} min left\n")
+        def report(path: str, done: int, size: int) -> None:
+            nonlocal written
+            now = time.monotonic()
+            with lock:
+                if path not in tasks:
+                    # What is there already does not count as speed
+                    tasks[path] = bars.add_task(f"  {path}", total=size, completed=done)
+                bars.update(tasks[path], completed=done, visible=done < size)
+                together = int(max(there, sum(task.completed for task in bars.tasks[1:])))
+                bars.update(everything, completed=together)
+                if done >= size and not drawn:
+                    sys.stderr.write(f"{what}: {path} ({size_text(size)})\n")
+                elif now - written >= _LINE_SECONDS and not drawn:
+                    written, rate = now, max(1.0, (together - there) / (now - started))
+                    progress = f"{size_text(together)} of {size_text(total)}, {size_text(rate)}/s"
+                    sys.stderr.write(f"{what}: {progress}, {(total - together) / rate / 60:.0f} min left\n")
 
-    return report
+        yield report

@@ -15,9 +15,8 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server.cli.doctor.files import database, rights, settings, tls, voices, weights
+from server.cli.doctor.checks import CHECKS
 from server.cli.doctor.findings import Finding, case_of, ok, problem, skipped
-from server.cli.doctor.machine import clock, cuda, disk, gpu, memory, port
 from server.cli.doctor.selftest import selftest
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, tell
 from server.cli.status import standing
@@ -27,8 +26,6 @@ from server.terminal import HEARTH
 
 _ANSWER_SECONDS = 10.0
 _COLORS = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "bright_black"}
-# In this order; shown under their names
-_CHECKS = (settings, rights, database, tls, gpu, cuda, memory, disk, port, clock, weights, voices)
 
 
 def doctor(  # noqa: PLR0913 - one argument per option
@@ -90,7 +87,7 @@ def _findings(
     except StatusError as error:
         yield "server", problem(str(error))
     case = replace(case_of(given, config, running), full=full, unloaded=unloaded)
-    for check in _CHECKS:
+    for check in CHECKS:
         yield from ((check.__name__, finding) for finding in check(case))
     if self_test:
         yield from (("self-test", finding) for finding in selftest(case))
@@ -101,6 +98,5 @@ def _server(running: Status | None) -> Finding:
         return skipped("no server runs on this data directory", "start one: scripts/serve")
     failed = [model.id for model in running.models if model.status == "failed"]
     message = f"process {running.pid}, version {running.version}, {standing(running)}"
-    if failed:
-        return problem(f"{message}; failed: {', '.join(failed)}", f"{HEARTH} status says why; so does its log")
-    return ok(message)
+    told = f"{message}; failed: {', '.join(failed)}"
+    return problem(told, f"{HEARTH} status says why; so does its log") if failed else ok(message)

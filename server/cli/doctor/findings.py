@@ -9,10 +9,11 @@ from typing import Literal
 
 from engine import Config
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.placement.hardware import Cuda, Hardware, read_cuda, read_hardware, with_ram
+from engine.placement.hardware import Cuda, Hardware, read_cuda
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Plan, Refusal
+from server.cli.options import hardware_for
 from server.observability.status import Status
 from server.settings import Settings
 
@@ -57,9 +58,8 @@ problem, skipped = partial(Finding, "problem"), partial(Finding, "skipped")
 
 def case_of(given: Settings, config: Config | None, running: Status | None) -> Case:
     """Look at the machine and make the plan for it (some 100 ms). What a running server has taken counts as free."""
-    hardware = read_hardware(None if running is None else running.pid)
-    on_cpu = runs_on_cpu()
-    planned = with_ram(replace(hardware, gpus=()) if on_cpu else hardware, given.ram_gib)
+    hardware, on_cpu = hardware_for(given), runs_on_cpu()
+    planned = replace(hardware, gpus=()) if on_cpu else hardware
     found = None
     if config is not None:
         found = plan(config, planned, Footprints.read(given.data_dir), own_folders(config, given.weights_dir))

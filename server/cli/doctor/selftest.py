@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any, NamedTuple
 import httpx2
 
 from engine import AWAITS_TURN, Config
-from server.cli.doctor.files import trusting
+from server.cli.doctor.checks import trusting
 from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
 from server.cli.options import in_store
 from server.observability.status import Status
 from server.settings import Settings
-from server.store import ApiKey, Database, KeyLimits, KeyStore, StoreError
+from server.store import KeyLimits, KeyStore, StoreError
 from server.store.keys import DEFAULT_SCOPES
 from server.store.schema import utc_now
 from server.store.sqlite import FILE_NAME
@@ -115,7 +114,7 @@ def selftest(case: Case) -> Iterator[Finding]:
 
 def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
     """Say what it means that nothing, or something else, answers at the address of the server that was just there."""
-    if _certificate_refused(error):
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
         reason = re.sub(r"^\[SSL: \w+\] | \(\w+\.c:\d+\)$", "", str(error))  # without the place in OpenSSL's source
         return problem(
             f"the server does not show the certificate that {tls_cert} begins with ({reason})",
@@ -127,22 +126,16 @@ def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
     )
 
 
-def _certificate_refused(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 @contextmanager
 def _key(settings: Settings, config: Config) -> Iterator[str]:
     """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
     tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
     expires_at, scopes = utc_now() + _KEY_LIVES, (*DEFAULT_SCOPES, "metrics")
 
-    def make(database: Database) -> Awaitable[tuple[str, ApiKey]]:
-        return KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS)
-
-    text, key = in_store(settings, make)
+    text, key = in_store(
+        settings,
+        lambda database: KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS),
+    )
     try:
         yield text
     finally:

@@ -17,9 +17,8 @@ from engine.config import load_config
 from engine.placement.hardware import Cuda, Gpu, Holder, imagined, read_cuda
 from engine.weights.manifest import Manifest, ModelFile, write_manifest
 from server.cli import app
-from server.cli.doctor import files as of_files
-from server.cli.doctor import machine as of_machine
-from server.cli.doctor.files import weights
+from server.cli.doctor import checks
+from server.cli.doctor.checks import weights
 from server.cli.doctor.findings import Case, Finding, case_of
 from server.settings import load_settings
 from server.terminal import HEARTH
@@ -62,13 +61,13 @@ def with_gpu(case: Case, capability: tuple[int, int], cuda: Cuda, *, holders: tu
 
 def test_a_gpu_with_its_driver_and_build_is_well(case: Case):
     one = with_gpu(case, (8, 9), Cuda((13, 1), (13, 2)))
-    gpu, cuda = *of_machine.gpu(one), *of_machine.cuda(one)
+    gpu, cuda = *checks.gpu(one), *checks.cuda(one)
     assert (gpu.verdict, cuda.verdict) == ("ok", "ok")
     assert gpu.message == "GPU 0, Card, 24.0 GiB, compute capability 8.9, driver 600.1 for CUDA 13.1"
 
 
 def test_a_driver_older_than_torchs_cuda_is_a_problem_with_a_remedy(case: Case):
-    (cuda,) = of_machine.cuda(with_gpu(case, (8, 9), Cuda((12, 8), (13, 0))))
+    (cuda,) = checks.cuda(with_gpu(case, (8, 9), Cuda((12, 8), (13, 0))))
     assert cuda.verdict == "problem"
     assert cuda.message == "torch is built for CUDA 13.0, the driver ends at CUDA 12.8"
     assert cuda.remedy is not None
@@ -76,24 +75,24 @@ def test_a_driver_older_than_torchs_cuda_is_a_problem_with_a_remedy(case: Case):
 
 
 def test_a_gpu_too_old_for_the_build_is_a_problem(case: Case):
-    (old,) = of_machine.gpu(with_gpu(case, (7, 0), Cuda((13, 0), (13, 0))))
+    (old,) = checks.gpu(with_gpu(case, (7, 0), Cuda((13, 0), (13, 0))))
     assert old.verdict == "problem"
     assert "7.0; this build needs 7.5" in old.message
-    assert verdicts(list(of_machine.gpu(with_gpu(case, (7, 0), Cuda((12, 8), (12, 8)))))) == ["ok"]
+    assert verdicts(list(checks.gpu(with_gpu(case, (7, 0), Cuda((12, 8), (12, 8)))))) == ["ok"]
 
 
 def test_who_else_holds_memory_of_a_gpu_is_named(case: Case):
     ours, theirs = Holder(1, "hearth", 4 * GIB, ours=True), Holder(9, "game", 6 * GIB)
-    found = list(of_machine.gpu(with_gpu(case, (8, 9), Cuda((13, 0), (13, 0)), holders=(ours, theirs))))
+    found = list(checks.gpu(with_gpu(case, (8, 9), Cuda((13, 0), (13, 0)), holders=(ours, theirs))))
     assert verdicts(found) == ["ok", "warning"]
     assert "6.0 GiB of GPU 0 are taken by others: game (process 9)" in found[1].message
 
 
 def test_a_build_for_the_other_kind_of_machine_is_a_problem(case: Case):
     on_gpu = replace(with_gpu(case, (8, 9), Cuda()), on_cpu_build=True)
-    assert [one.remedy for one in of_machine.gpu(on_gpu)] == ["./scripts/setup --cuda"]
+    assert [one.remedy for one in checks.gpu(on_gpu)] == ["./scripts/setup --cuda"]
     without = replace(case, hardware=replace(imagined("cpu"), problem="no driver"), on_cpu_build=False)
-    assert verdicts(list(of_machine.gpu(without))) == ["problem"]
+    assert verdicts(list(checks.gpu(without))) == ["problem"]
 
 
 def test_the_installed_torch_says_its_cuda_without_being_loaded():
@@ -103,7 +102,7 @@ def test_the_installed_torch_says_its_cuda_without_being_loaded():
 def test_memory_that_is_too_small_comes_with_the_change_that_would_do(case: Case):
     text = YAML.replace("    demo: chat\n", "").replace("weights_gib: 0.01", "weights_gib: 4000")
     case.settings.models.write_text(text)
-    found = next(iter(of_machine.memory(case_of(case.settings, load_config(case.settings.models), None))))
+    found = next(iter(checks.memory(case_of(case.settings, load_config(case.settings.models), None))))
     assert found.verdict == "problem"
     assert "tiny-chat, its smallest, needs 4001" in found.message
     assert found.remedy
@@ -111,23 +110,23 @@ def test_memory_that_is_too_small_comes_with_the_change_that_would_do(case: Case
 
 def test_more_ram_than_there_is_cannot_be_given_to_models(case: Case):
     settings = case.settings.model_copy(update={"ram_gib": 10_000.0})
-    *_, found = of_machine.memory(replace(case, settings=settings, hardware=imagined("cpu", ram_gib=10)))
+    *_, found = checks.memory(replace(case, settings=settings, hardware=imagined("cpu", ram_gib=10)))
     assert (found.verdict, found.remedy) == ("problem", "HEARTH_RAM_GIB=9, or leave it out")
 
 
 def test_a_port_that_is_taken_is_a_problem(case: Case):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = case.settings.model_copy(update={"port": other.getsockname()[1]})
-        (found,) = of_machine.port(replace(case, settings=taken))
+        (found,) = checks.port(replace(case, settings=taken))
     assert found.verdict == "problem"
     assert found.remedy is not None
     assert "HEARTH_PORT" in found.remedy
-    assert verdicts(list(of_machine.port(replace(case, settings=taken)))) == ["ok"]
+    assert verdicts(list(checks.port(replace(case, settings=taken)))) == ["ok"]
 
 
 def test_a_clock_of_before_the_installation_is_wrong(case: Case):
-    assert verdicts(list(of_machine.clock(replace(case, now=0.0)))) == ["problem"]
-    assert verdicts(list(of_machine.clock(case))) == ["ok"]
+    assert verdicts(list(checks.clock(replace(case, now=0.0)))) == ["problem"]
+    assert verdicts(list(checks.clock(case))) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -141,21 +140,21 @@ def test_a_clock_of_before_the_installation_is_wrong(case: Case):
 )
 def test_settings_that_do_not_go_together_are_named(changes, verdict, told, case: Case):
     given = load_settings(data_dir=case.settings.data_dir, drain_seconds=5.0, **changes)
-    found = list(of_files.settings(replace(case, settings=given)))
+    found = list(checks.settings(replace(case, settings=given)))
     assert verdicts(found) == [verdict]
     assert told in found[0].message
 
 
 def test_secrets_that_others_may_read_are_a_problem_with_the_command_that_mends_it(case: Case):
     data = case.settings.data_dir
-    assert verdicts(list(of_files.rights(case))) == ["ok"]
+    assert verdicts(list(checks.rights(case))) == ["ok"]
     data.mkdir(mode=0o700)
     (data / "hearth.db").touch(mode=0o600)
-    assert verdicts(list(of_files.rights(case))) == ["ok"]
+    assert verdicts(list(checks.rights(case))) == ["ok"]
     data.chmod(0o755)
     (data / "hearth.db").chmod(0o644)
     case.settings.models.chmod(0o666)
-    found = list(of_files.rights(case))
+    found = list(checks.rights(case))
     assert verdicts(found) == ["problem"] * 3
     assert [one.remedy for one in found] == [
         f"chmod 700 {data}",
@@ -165,11 +164,11 @@ def test_secrets_that_others_may_read_are_a_problem_with_the_command_that_mends_
 
 
 def test_a_damaged_database_is_a_problem_and_stays_as_it_is(case: Case):
-    assert verdicts(list(of_files.database(case))) == ["ok"]
+    assert verdicts(list(checks.database(case))) == ["ok"]
     assert not case.settings.data_dir.exists()
     case.settings.data_dir.mkdir()
     (case.settings.data_dir / "hearth.db").write_bytes(b"not a database at all" * 99)
-    (found,) = of_files.database(case)
+    (found,) = checks.database(case)
     assert found.verdict == "problem"
     assert "is not a SQLite database" in found.message
     assert (case.settings.data_dir / "hearth.db").read_bytes() == b"not a database at all" * 99
@@ -178,15 +177,15 @@ def test_a_damaged_database_is_a_problem_and_stays_as_it_is(case: Case):
 def test_the_end_of_a_certificate_is_read_and_told_in_time(tmp_path: Path):
     pair = make_pair(tmp_path)  # for a day
     given = load_settings(tls_cert=pair.cert, tls_key=pair.key)
-    (soon,) = of_files.certificate(given, time.time())
+    (soon,) = checks.certificate(given, time.time())
     assert soon.verdict == "warning"
     assert time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86400)) in soon.message
-    (fine,) = of_files.certificate(given, time.time() - 60 * 86400)
+    (fine,) = checks.certificate(given, time.time() - 60 * 86400)
     assert fine.verdict == "ok"
     pair.cert.write_text("")
-    (broken,) = of_files.certificate(given, time.time())
+    (broken,) = checks.certificate(given, time.time())
     assert broken.verdict == "problem"
-    assert list(of_files.certificate(load_settings(), time.time())) == []
+    assert list(checks.certificate(load_settings(), time.time())) == []
 
 
 def test_weights_that_are_missing_half_there_or_damaged_are_told_apart(case: Case):

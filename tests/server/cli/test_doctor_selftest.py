@@ -16,7 +16,7 @@ import pytest
 from tls_pair import Pair, make_pair
 
 from engine.config import load_config
-from server.cli.doctor import files as of_files
+from server.cli.doctor import checks
 from server.cli.doctor.findings import Case, Finding, case_of
 from server.cli.doctor.selftest import selftest
 from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
@@ -177,6 +177,6 @@ def test_a_certificate_for_another_name_than_clients_are_told_is_a_problem(
 ):
     pair = make_pair(tmp_path, authority=make_pair(tmp_path / "authority"))
     given = load_settings(tls_cert=pair.cert, tls_key=pair.key, public_base_url=public, trusted_proxies=proxies)
-    found = [one for one in of_files.certificate(given, time.time()) if one.verdict == "problem"]
+    found = [one for one in checks.certificate(given, time.time()) if one.verdict == "problem"]
     assert len(found) == problems
     assert all("HEARTH_PUBLIC_BASE_URL" in one.message and "ai.example.org" in one.message for one in found)

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from engine.placement.hardware import Cuda, imagined
 from server.cli import app
-from server.cli.doctor.files import tls
+from server.cli.doctor.checks import tls
 from server.cli.doctor.findings import Case
 from server.http.tls import TlsError, certificate_of
 from server.observability.status import ask

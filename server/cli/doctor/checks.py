@@ -1,10 +1,12 @@
-"""`hearth doctor` on files: settings that contradict each other, rights, the database, the certificate, the weights."""
+"""`hearth doctor` on files (settings, rights, database, certificate, weights) and on the machine they are for."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pwd
+import shutil
+import socket
 import ssl
 import stat
 from collections.abc import Iterator
@@ -14,14 +16,15 @@ from urllib.parse import urlsplit
 
 from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
 from engine.errors import EngineError
-from engine.placement.types import Plan
+from engine.placement.report import gib, use_line
+from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Catalogue, Voices
-from engine.weights.manifest import is_complete, required_manifest, verify
+from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
 from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
-from server.cli.doctor.machine import disk_usage
 from server.cli.plan import missing_of
+from server.cli.weights import verified
 from server.http.tls import TlsError, certificate_of
 from server.settings import Settings, is_loopback
 from server.store import StoreError
@@ -32,11 +35,14 @@ from server.terminal import HEARTH, keys_command, size_text
 _BASE64 = 4 / 3
 _SECRETS = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "image-links.key")
 _SOON_SECONDS = 21 * 86400
-_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
-_NOT_VALID = 9
-_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
-_PEM_END = "-----END CERTIFICATE-----"
+_INVALID = {9: "is not valid yet: is the clock right?", 10: "has expired"}  # by OpenSSL's X509_V_ERR_CERT_...
 _ANSWER_SECONDS = 10.0
+# CUDA 13 dropped what is older than Turing; before that Volta was the oldest that vLLM is built for.
+_OLDEST_SINCE_CUDA_13 = (7, 5)
+_OLDEST = (7, 0)
+_LITTLE_DISK = 0.05
+_NO_DISK_BYTES = 256 * 2**20
+_OTHERS_BYTES = 2**30
 
 
 def settings(case: Case) -> Iterator[Finding]:
@@ -139,18 +145,27 @@ def database(case: Case) -> Iterator[Finding]:
     except StoreError as error:
         yield problem(error.message)
         return
-    if version != HEAD:
-        yield ok(f"{file} is sound; the next start brings it from {version} to schema {HEAD}")
-    else:
-        yield ok(f"{file} is sound (SQLite's quick_check), schema {HEAD}")
+    migrates = f"; the next start brings it from {version} to schema {HEAD}"
+    yield ok(f"{file} is sound" + (migrates if version != HEAD else f" (SQLite's quick_check), schema {HEAD}"))
 
 
 def tls(case: Case) -> Iterator[Finding]:
     """Look at the files, and whether the running server shows what they hold. Nothing where plain HTTP is spoken."""
     given = with_running_tls(case)
     yield from certificate(given, case.now)
-    if case.running is not None and case.running.base_url is not None and given.tls_cert is not None:
-        yield from _shown(case.running.base_url, given.tls_cert)
+    if case.running is None or case.running.base_url is None or given.tls_cert is None:
+        return
+    at = urlsplit(case.running.base_url)
+    try:
+        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
+        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(given.tls_cert))
+    except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
+        return
+    if not same:
+        yield problem(
+            f"the running server shows another certificate than {given.tls_cert} holds: it has not read it again since",
+            f"{HEARTH} reload (or systemctl reload hearth)",
+        )
 
 
 def with_running_tls(case: Case) -> Settings:
@@ -159,21 +174,6 @@ def with_running_tls(case: Case) -> Settings:
         return case.settings
     given = {"tls_cert": case.running.paths.tls_cert, "tls_key": case.running.paths.tls_key}
     return case.settings.model_copy(update={name: path and Path(path) for name, path in given.items()})
-
-
-def _shown(base_url: str, cert: Path) -> Iterator[Finding]:
-    """Compare the certificate that a new connection is shown with the first one in the file."""
-    at = urlsplit(base_url)
-    try:
-        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
-        same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(cert))
-    except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
-        return
-    if not same:
-        yield problem(
-            f"the running server shows another certificate than {cert} holds: it has not read it again since",
-            f"{HEARTH} reload (or systemctl reload hearth)",
-        )
 
 
 def certificate(given: Settings, now: float) -> Iterator[Finding]:
@@ -189,8 +189,8 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
     try:
         ends_at = _end_of(given.tls_cert, pair.context)
     except ssl.SSLCertVerificationError as error:
-        words = {_EXPIRED: "has expired", _NOT_VALID: "is not valid yet: is the clock right?"}
-        yield problem(f"the certificate {given.tls_cert} {words.get(error.verify_code, error.verify_message)}", renew)
+        wrong = _INVALID.get(error.verify_code, error.verify_message)
+        yield problem(f"the certificate {given.tls_cert} {wrong}", renew)
         return
     until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
     message = f"the certificate {given.tls_cert} is valid until {until}"
@@ -214,8 +214,8 @@ def _name(given: Settings, cert: Path, server_context: ssl.SSLContext) -> Iterat
 
 def _first_certificate(file: Path) -> str:
     """Return the server's own certificate of a chain in PEM, which has to come first. Raises OSError."""
-    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(_PEM_END)
-    return own[max(own.find(_PEM_BEGIN), 0) :] + end
+    own, end, _ = file.read_text(encoding="ascii", errors="replace").partition(ssl.PEM_FOOTER)
+    return own[max(own.find(ssl.PEM_HEADER), 0) :] + end
 
 
 def trusting(cert: Path) -> ssl.SSLContext:
@@ -311,7 +311,7 @@ def _missing_room(case: Case) -> Iterator[Finding]:
     if case.config is None or not isinstance(case.plan, Plan):
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
-    absent = [one.variant for one in missing if one.variant.repository is not None]
+    absent = [variant for _, variant in missing if variant.repository is not None]
     needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
     _, _, free = disk_usage(case.settings.weights_dir)
     if needed > free:
@@ -340,15 +340,152 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
                 f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
             )
         elif one.state == "complete" and full:
-            yield _hashed(weights_dir / one.folder, one.folder)
+            wrong = verified(weights_dir / one.folder, one.folder, quiet=True)
+            if wrong:
+                yield problem(f"{one.folder}: {'; '.join(wrong)}", f"{HEARTH} weights pull {one.folder} --again")
+            else:
+                count = len(required_manifest(weights_dir / one.folder).files)
+                yield ok(f"{one.folder}: all {count} files have the content that was fetched (SHA-256)")
 
 
-def _hashed(folder: Path, name: str) -> Finding:
-    try:
-        wrong = verify(folder)
-        count = len(required_manifest(folder).files)
-    except EngineError as error:
-        wrong = [error.message]
-    if wrong:
-        return problem(f"{name}: {'; '.join(wrong)}", f"{HEARTH} weights pull {name} --again")
-    return ok(f"{name}: all {count} files have the content that was fetched (SHA-256)")
+def gpu(case: Case) -> Iterator[Finding]:
+    """GPUs, and whether the installed build goes with them."""
+    hardware = case.hardware
+    if not hardware.gpus and case.on_cpu_build:
+        features = f" ({', '.join(hardware.cpu_features)})" if hardware.cpu_features else ""
+        yield ok(f"{hardware.problem or 'no NVIDIA GPU'}: models run on {hardware.cpu_cores} CPU cores{features}")
+    elif not hardware.gpus:
+        yield problem(
+            f"no GPU ({hardware.problem}), but vLLM's build for CUDA is installed",
+            "repair the driver until `nvidia-smi` shows the GPU (a container has to be started with GPUs), or serve on "
+            "the CPU: ./scripts/setup --cpu",
+        )
+    elif case.on_cpu_build:
+        names = ", ".join(one.name for one in hardware.gpus)
+        unused = f"vLLM's build for CPUs is installed, so nothing runs on the GPUs there are: {names}"
+        yield problem(unused, "./scripts/setup --cuda")
+    else:
+        yield from _each_gpu(case)
+
+
+def _each_gpu(case: Case) -> Iterator[Finding]:
+    oldest = _OLDEST_SINCE_CUDA_13 if case.cuda.torch is not None and case.cuda.torch[0] >= 13 else _OLDEST
+    for one in case.hardware.gpus:
+        if one.compute_capability and one.compute_capability < oldest:
+            yield problem(
+                f"GPU {one.index}, {one.name}, has compute capability {_dotted(one.compute_capability)}; this build "
+                f"needs {_dotted(oldest)}",
+                "hide it with CUDA_VISIBLE_DEVICES, or serve on the CPU: ./scripts/setup --cpu",
+            )
+            continue
+        capability = f", compute capability {_dotted(one.compute_capability)}" if one.compute_capability else ""
+        yield ok(f"GPU {one.index}, {one.name}, {gib(one.total_bytes)}{capability}, {_driver(case)}")
+        if one.foreign_bytes >= _OTHERS_BYTES:
+            holders = [f"{holder.name} (process {holder.pid})" for holder in one.holders if not holder.ours]
+            yield warning(
+                f"{gib(one.foreign_bytes)} of GPU {one.index} are taken by others: "
+                f"{', '.join(holders) or 'nobody says who'}",
+                "end them if they are not needed: what they hold is not planned with",
+            )
+
+
+def cuda(case: Case) -> Iterator[Finding]:
+    """Whether the driver is new enough for torch. Nothing where the CPU serves."""
+    if not case.hardware.gpus or case.on_cpu_build:
+        return
+    build, driver = case.cuda.torch, case.cuda.driver
+    if build is None:
+        yield problem("torch is installed without CUDA", "./scripts/setup --cuda")
+    elif driver is None:
+        yield warning(f"torch is built for CUDA {_dotted(build)}; the {_driver(case)} does not say")
+    elif driver[0] < build[0]:  # within one major version newer libraries run on older drivers
+        yield problem(
+            f"torch is built for CUDA {_dotted(build)}, the driver ends at CUDA {_dotted(driver)}",
+            f"install a driver for CUDA {build[0]} or newer (`nvidia-smi` shows which CUDA it is for)",
+        )
+    else:
+        yield ok(f"torch is built for CUDA {_dotted(build)}, {_driver(case)}")
+
+
+def memory(case: Case) -> Iterator[Finding]:
+    """What the models need against what there is."""
+    found, hardware = case.plan, case.hardware
+    if found is None:
+        yield skipped("what models take is not planned, since models.yaml cannot be read")
+    elif isinstance(found, Refusal):
+        yield problem(found.message, found.change)
+    else:
+        turns = [one.id for one in found.models if one.state == "swapped"]
+        share = f"; {', '.join(turns)} take turns" if turns else ""
+        yield ok(f"the plan fits{share}. {'; '.join(use_line(use) for use in found.devices)}")
+    given = case.settings.ram_gib
+    if given is not None and given * 2**30 > hardware.ram_bytes:
+        yield problem(
+            f"HEARTH_RAM_GIB={given:g} is more than this machine's {gib(hardware.ram_bytes)}",
+            f"HEARTH_RAM_GIB={int(hardware.ram_bytes * 0.9 / 2**30) or 1}, or leave it out",
+        )
+
+
+def disk_usage(folder: Path) -> tuple[int, int, int]:
+    """Return total, used and free bytes of the disk that a folder is on, or will be on."""
+    return shutil.disk_usage(next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), "/"))
+
+
+def disk(case: Case) -> Iterator[Finding]:
+    """What is left where data and weights are."""
+    for name, folder in (("data", case.settings.data_dir), ("weights", case.settings.weights_dir)):
+        total, _, free = disk_usage(folder)
+        message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
+        if free < _NO_DISK_BYTES:
+            yield problem(message, "make room: without it neither keys nor usage can be written")
+        elif free < _LITTLE_DISK * total:
+            yield warning(message, f"make room: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
+        else:
+            yield ok(message)
+
+
+def port(case: Case) -> Iterator[Finding]:
+    """Whether the server listens, or can."""
+    if case.running is not None and case.running.base_url is not None:
+        yield ok(f"the server (process {case.running.pid}) listens at {case.running.base_url}")
+        return
+    host, number = case.settings.host, case.settings.port
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            yield problem(
+                f"{host} port {number} cannot be listened on: {error.strerror}",
+                f"stop what listens there (`ss -ltnp sport = :{number}` shows it), or take another port with "
+                "HEARTH_PORT",
+            )
+        else:
+            yield ok(f"nobody listens on {host} port {number}, where the server will")
+
+
+def clock(case: Case) -> Iterator[Finding]:
+    """Compare it with the date of our own files, which cannot be in the future."""
+    shown = datetime.fromtimestamp(case.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    installed = Path(__file__).stat().st_mtime
+    if case.now < installed - 86400:
+        day = datetime.fromtimestamp(installed, UTC).date().isoformat()
+        yield problem(
+            f"it is {shown}, before Hearth was installed ({day}); keys, limits, links and certificates go by it",
+            "set the clock: timedatectl set-ntp true",
+        )
+    else:
+        yield ok(f"it is {shown}; later than the installation. No other clock was asked")
+
+
+def _driver(case: Case) -> str:
+    made_for = case.cuda.driver
+    return f"driver {case.hardware.driver}" + (f" for CUDA {_dotted(made_for)}" if made_for else "")
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+# In this order; shown under their names
+CHECKS = (settings, rights, database, tls, gpu, cuda, memory, disk, port, clock, weights, voices)
