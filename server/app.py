@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -70,18 +71,17 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app = HearthApp(
         title="Hearth",
         version="1.0.0",
-        lifespan=_lifespan,
+        lifespan=partial(_lifespan, config),
         docs_url=None,
         redoc_url=None,
         strict_content_type=False,
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
-    app.state.config = config
     app.state.base_url = None  # known once a socket listens
     app.state.certificate = None  # likewise
     app.state.terminate = False
-    app.state.metrics = Metrics(lambda: app.state.config.models)
+    app.state.metrics = Metrics(config.models)
     app.state.metrics_page = CachedPage()
     errors.install(app)
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
@@ -91,12 +91,12 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
     """Engines end here and not after `serve()`: uvicorn may never come back from that."""
     settings: Settings = app.state.settings
     app.state.access_log = AccessLog(settings.data_dir / "logs")
     engine = Engine(
-        app.state.config,
+        config,
         weights_dir=settings.weights_dir,
         data_dir=settings.data_dir,
         images=_image_limits(settings),
@@ -106,7 +106,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     )
     app.state.drain = Drain()
     app.state.engine = engine
-    app.state.access = Access(lambda: app.state.config, engine)
+    app.state.access = Access(engine)
     try:
         async with (
             await Database.open(database_url(settings)) as database,
@@ -118,9 +118,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ):
             app.state.database = database
             app.state.keys = keys
-            app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
+            app.state.key_admin = KeyAdmin(keys, engine)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(lambda: app.state.config, buckets, quotas), book, app.state.metrics)
+            app.state.meter = Meter(Limiter(buckets, quotas), book, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

@@ -4,7 +4,7 @@ Who asks with which key is the middleware's to know; what a key's fields may hol
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -58,8 +58,7 @@ class KeyIfSent(RequiresScope):
 class Access:
     """Which models a key may use: those of its tier, and of its own list if it has one."""
 
-    def __init__(self, config: Callable[[], Config], engine: Engine) -> None:
-        self._config = config
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def models(self, key: ApiKey) -> list[ModelInfo]:
@@ -80,12 +79,12 @@ class Access:
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
-        spec = self._config().models.get(model)
+        spec = self._engine.config.models.get(model)
         if spec is None or not self._allows(key, model, spec.tier):
             raise _no_such_model()
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
-        own = self._config().tiers.get(key.tier)
+        own = self._engine.config.tiers.get(key.tier)
         return own is not None and tier in own.models and (key.models is None or model in key.models)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from engine import ChatRequest, ChatResult, Config, Engine, ImageRequest, SpeechRequest, TextRequest
+from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
 from server.auth.access import Limits, limits_of
 from server.errors import ApiError
@@ -43,16 +43,15 @@ _Stream = TypeVar("_Stream", bound=Stream[Any])
 class Limiter:
     """What all keys may still do. One per process; buckets and quotas are shared with other processes."""
 
-    def __init__(self, config: Callable[[], Config], buckets: Buckets, quotas: Quotas) -> None:
-        self.config = config
+    def __init__(self, buckets: Buckets, quotas: Quotas) -> None:
         self.buckets = buckets
         self.quotas = quotas
         self._keys: dict[str, KeyLimiter] = {}
 
-    def of(self, key: ApiKey) -> KeyLimiter:
-        """Return the limiter of a key, which is from now on the key as it was just read."""
-        one = self._keys.setdefault(key.public_id, KeyLimiter(self, key))
-        one.key = key
+    def of(self, key: str, limits: Limits) -> KeyLimiter:
+        """Return the limiter of a key, by its public id: from now on with these limits."""
+        one = self._keys.setdefault(key, KeyLimiter(self, key, limits))
+        one.limits = limits
         return one
 
 
@@ -61,13 +60,9 @@ class KeyLimiter:
     """What one key may still do in all of its requests. What takes raises `ApiError` and StoreUnavailableError."""
 
     shared: Limiter
-    key: ApiKey
+    key: str
+    limits: Limits
     running: int = 0
-
-    @property
-    def limits(self) -> Limits:
-        """The limits as they are now."""
-        return limits_of(self.key, self.shared.config().tiers)
 
     def begin(self) -> None:
         """Count a request as running or waiting, until `end`."""
@@ -87,7 +82,7 @@ class KeyLimiter:
     async def take_request(self) -> Level | None:
         """Take a request, and return how many are left. None: there is no limit."""
         most = self.limits.requests_per_minute
-        return None if most is None else await self._take(Ask(f"{self.key.public_id}:requests", 1, most))
+        return None if most is None else await self._take(Ask(f"{self.key}:requests", 1, most))
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
         """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
@@ -99,7 +94,7 @@ class KeyLimiter:
         if most is None:
             return None
         cost = tokens if asked or not most else min(tokens, most)
-        ask = Ask(f"{self.key.public_id}:tokens", cost, most)
+        ask = Ask(f"{self.key}:tokens", cost, most)
         return ask, await self._take(ask)
 
     async def _take(self, ask: Ask) -> Level:
@@ -118,7 +113,7 @@ class KeyLimiter:
         per_day = self.limits.images_per_day
         if per_day is None:
             return None
-        taken = await self.shared.quotas.take(self.key.public_id, "images", images, per_day)
+        taken = await self.shared.quotas.take(self.key, "images", images, per_day)
         if isinstance(taken, QuotaExceeded):
             raise _no_images_left(taken, images)
         return taken
@@ -140,17 +135,12 @@ class MeteredEngine:
     """
 
     def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, kind: str) -> None:
-        self.limiter = meter.limiter.of(key)
+        self.limiter = meter.limiter.of(key.public_id, limits_of(key, engine.config.tiers))
         self.meter = meter
         self.record = record
         self.kind = kind
         self._engine = engine
         self._calls = 0
-
-    @property
-    def limits(self) -> Limits:
-        """What the key may do now."""
-        return self.limiter.limits
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -212,7 +202,7 @@ class MeteredEngine:
         return await self._engine.speech(replace(request, **self._owned()), stream)
 
     def _owned(self, before_turn: Callable[..., Awaitable[None]] | None = None) -> dict[str, Any]:
-        owned: dict[str, Any] = {"owner": self.limiter.key.public_id, "queue_share": self.limits.queue_share}
+        owned: dict[str, Any] = {"owner": self.limiter.key, "queue_share": self.limiter.limits.queue_share}
         return owned if before_turn is None else {**owned, "before_turn": before_turn}
 
 
@@ -289,7 +279,7 @@ class _Call:
             request.record.images = used.images or None
         if isinstance(self.stream, SpeechStream):
             request.record.audio_seconds = round(used.audio_seconds, 3) or None
-        request.meter.book.add(limiter.key.public_id, self.model, request.kind, used)
+        request.meter.book.add(limiter.key, self.model, request.kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
         request.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
 

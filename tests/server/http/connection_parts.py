@@ -86,7 +86,7 @@ class Connection:
         routes.append(Route("/slow", self._slow, methods=["POST"]))
         routes.append(Route("/head", _HeadFirst(self.gate)))
         app = Starlette(routes=routes, middleware=[Middleware(RequestContext)])
-        app.state.settings, app.state.metrics, app.state.drain = load_settings(), Metrics(dict), Drain()
+        app.state.settings, app.state.metrics, app.state.drain = load_settings(), Metrics(()), Drain()
         app.state.access_log = self.log = []
         config = uvicorn.Config(app, http=HearthProtocol, ws="none", log_config=None, access_log=False, lifespan="off")
         config.load()

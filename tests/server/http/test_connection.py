@@ -158,7 +158,7 @@ async def test_below_another_server_events_are_sent_and_a_client_that_leaves_is_
 
     app = RequestContext(StreamedResponse(events(), drain=Drain(), keep_alive_seconds=60))
     state = Starlette()
-    state.state.metrics, state.state.access_log = Metrics(dict), (log := [])
+    state.state.metrics, state.state.access_log = Metrics(()), (log := [])
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "app": state}
     task = asyncio.create_task(app(scope, receive, send))
     await async_poll_until(lambda: len(sent) == 3, 5)
