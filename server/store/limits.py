@@ -23,9 +23,8 @@ from typing import Any, Self
 from sqlalchemy import Connection, TextClause, case, delete, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store.database import Database
-from server.store.schema import StoreUnavailableError, quota_day, upsert, utc_now
-from server.tasks import SideTasks
+from server.store.database import Database, SideTasks, WrittenLater
+from server.store.schema import StoreUnavailableError, quota_day, utc_now
 
 _SECOND = 1_000_000_000
 _QUOTAS_KEPT = timedelta(days=31)
@@ -94,7 +93,7 @@ class _Change:
     committing: bool = field(default=False, init=False)  # after an error: it may have happened all the same
 
 
-class Buckets:
+class Buckets(WrittenLater):
     """Takes from buckets and gives back. Use as `async with`, on one event loop.
 
     Exact: nothing is handed out ahead, so of any number of takes in any number of processes as many pass as
@@ -118,20 +117,17 @@ class Buckets:
         # A transaction in one thread takes a quarter of what it takes through asynchronous layers
         self._thread = ThreadPoolExecutor(1, "buckets")
         self._wait_seconds = wait_seconds
-        self._return_every_seconds = return_every_seconds
+        self.flush_every_seconds = return_every_seconds
         self._returns: dict[str, int] = {}  # nanoseconds by bucket; at most one entry each, so it is bounded
-        self._tasks = SideTasks()
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(StoreUnavailableError):  # tidying can wait for the next start
             await asyncio.get_running_loop().run_in_executor(self._thread, self._forget_full)
-        self._tasks.every(self._return_every_seconds, self._try_to_flush)
-        return self
+        return await super().__aenter__()
 
-    async def __aexit__(self, *_: object) -> None:
-        """Write what was given back, and stop. A failing store does not hold up the shutdown for long."""
-        await self._tasks.cancel()
-        await self._try_to_flush()
+    async def close(self) -> None:
+        """Write what was given back, and stop."""
+        await super().close()
         self._thread.shutdown(wait=False)
 
     async def take(self, ask: Ask) -> Level | Refused:
@@ -185,10 +181,6 @@ class Buckets:
         """They are written soon, or with the next take."""
         for bucket, cost in returns.items():
             self._returns[bucket] = self._returns.get(bucket, 0) + cost
-
-    async def _try_to_flush(self) -> None:
-        with contextlib.suppress(StoreUnavailableError):
-            await self.flush()
 
     # From here on in the thread
 
@@ -309,7 +301,7 @@ class Quotas:
         async with self._database.writing(durable=False) as connection:
             await self._tidy(connection, now.date())
             if count <= per_day:
-                statement = upsert(connection, quota_day).values(**row, used=count)
+                statement = self._database.upsert(quota_day).values(**row, used=count)
                 after = quota_day.c.used + statement.excluded.used
                 statement = statement.on_conflict_do_update(
                     index_elements=list(row), set_={"used": after}, where=after <= per_day

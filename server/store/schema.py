@@ -17,9 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
 
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
@@ -148,11 +146,6 @@ audit = sa.Table(
     sa.Column("detail", sa.JSON, nullable=False),
     sa.Index("audit_by_at", "at"),
 )
-
-
-def upsert(connection: AsyncConnection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
