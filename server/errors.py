@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -60,27 +59,18 @@ class ApiError(Exception):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    status: int
-    code: str
-    type: str = "invalid_request_error"
-    param: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-
-# The engine's error -> its row; the first class that fits counts, so the special ones stand first.
-_TABLE: tuple[tuple[type[engine.EngineError], _Row], ...] = (
-    (engine.ConfigError, _Row(400, "invalid_config")),
-    (engine.ContextLengthError, _Row(400, "context_length_exceeded")),
-    (engine.GrammarTooComplexError, _Row(400, "schema_too_complex")),
-    (engine.UnsupportedCapabilityError, _Row(400, "unsupported_capability")),
-    (engine.RequestError, _Row(400, "invalid_value")),
-    (engine.UnknownModelError, _Row(404, "model_not_found", param="model")),
-    (engine.OverloadedError, _Row(503, "server_overloaded", "server_error")),
-    (engine.ModelLoadingError, _Row(503, "model_loading", "server_error")),
-    (engine.UnavailableError, _Row(503, "engine_unavailable", "server_error")),
-    (engine.GenerationError, _Row(500, "internal_error", "server_error")),
+# The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
+_TABLE: tuple[tuple[type[engine.EngineError], int, str], ...] = (
+    (engine.ConfigError, 400, "invalid_config"),
+    (engine.ContextLengthError, 400, "context_length_exceeded"),
+    (engine.GrammarTooComplexError, 400, "schema_too_complex"),
+    (engine.UnsupportedCapabilityError, 400, "unsupported_capability"),
+    (engine.RequestError, 400, "invalid_value"),
+    (engine.UnknownModelError, 404, "model_not_found"),
+    (engine.OverloadedError, 503, "server_overloaded"),
+    (engine.ModelLoadingError, 503, "model_loading"),
+    (engine.UnavailableError, 503, "engine_unavailable"),
+    (engine.GenerationError, 500, "internal_error"),
 )
 
 
@@ -89,9 +79,9 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, engine.EngineError):
-        for kind, row in _TABLE:
+        for kind, status, code in _TABLE:
             if isinstance(error, kind):
-                return _from_row(error, row)
+                return _of_the_engine(error, status, code)
     if isinstance(error, StoreError) and (known := _of_the_store(error)):
         return known
     _log.error("unexpected failure", exc_info=error)
@@ -103,21 +93,16 @@ def to_api_error(error: BaseException) -> ApiError:
     )
 
 
-def _from_row(error: engine.EngineError, row: _Row) -> ApiError:
-    headers = dict(row.headers)
+def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiError:
+    headers = {}
     retry_after = getattr(error, "retry_after_seconds", None)
     if retry_after is not None:
         headers["Retry-After"] = str(retry_after)
-    elif row.status == 503:
+    elif status == 503:
         headers["x-should-retry"] = "false"  # the official clients would wait minutes for nothing
-    return ApiError(
-        row.status,
-        row.code,
-        error.message,
-        type=row.type,
-        param=getattr(error, "param", None) or row.param,
-        headers=headers,
-    )
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    param = getattr(error, "param", None) or ("model" if status == 404 else None)
+    return ApiError(status, code, error.message, type=kind, param=param, headers=headers)
 
 
 def _of_the_store(error: StoreError) -> ApiError | None:

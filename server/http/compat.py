@@ -6,8 +6,7 @@ a list, and how it is checked, is engine/compat.py's.
 
 from __future__ import annotations
 
-from engine.compat import Finding, ForeignName, Sources
-from engine.compat import missing as _missing
+from engine.compat import ForeignName
 
 _PROTOCOL = "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol"
 _CYCLE = "uvicorn.protocols.http.httptools_impl.RequestResponseCycle"
@@ -68,13 +67,3 @@ NAMES: tuple[ForeignName, ...] = (
     _python("re._parser.parse", "reads a pattern, to measure it before it is compiled", ("str",)),
     _python("re._constants", "the parts of a pattern"),
 )
-
-
-def find(name: str) -> ForeignName:
-    """Return the entry of a dotted name. Raises `KeyError`."""
-    return {each.name: each for each in NAMES}[name]
-
-
-def missing(sources: Sources | None = None) -> list[Finding]:
-    """List which names are gone or take other parameters: of what is installed, or of other `sources`."""
-    return _missing(NAMES, sources or Sources())

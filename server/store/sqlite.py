@@ -20,6 +20,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from engine.files import sync_folder
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
 from server.store.schema import StoreError, StoreUnavailableError, known_version
 
@@ -272,7 +273,7 @@ def restore(backup: Path, database: Path, now: datetime) -> Restored:
             version, keys = _checked_copy(backup, part)
             aside = _move_aside(database, f".before-{now:%Y%m%dT%H%M%SZ}")
             part.replace(database)
-            _sync(database.parent)
+            sync_folder(database.parent)
         finally:
             _delete(part)
     except sqlite3.Error as error:
@@ -332,11 +333,3 @@ def _move_aside(database: Path, ending: str) -> tuple[Path, ...]:
             old.rename(new)
             moved.append(new)
     return tuple(moved)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

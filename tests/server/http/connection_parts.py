@@ -153,7 +153,7 @@ async def _bug(request: Request) -> Response:
 
 
 def _streamed(
-    events: Callable[[], AsyncGenerator[bytes, None]], *, keep_alive_seconds: float = 60
+    events: Callable[[], AsyncGenerator[bytes, None]], *, keep_alive_seconds: float | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         await request.body()
