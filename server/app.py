@@ -33,19 +33,7 @@ from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings, database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
-_ROUTES = (
-    chat,
-    messages,
-    responses,
-    completions,
-    images,
-    audio,
-    models,
-    usage,
-    admin_keys,
-    admin,
-    monitoring,
-)
+_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin, monitoring)
 
 
 class HearthApp(FastAPI):
@@ -78,8 +66,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
-    app.state.base_url = None  # known once a socket listens
-    app.state.certificate = None  # likewise
+    app.state.base_url = app.state.certificate = None  # known once a socket listens
     app.state.terminate = False
     app.state.metrics = Metrics(config.models)
     app.state.metrics_page = CachedPage()
@@ -104,6 +91,11 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
         ram_gib=settings.ram_gib,
         vllm_metrics=settings.vllm_metrics,
     )
+    folder = ImageFolder(
+        settings.data_dir / "images",
+        retention_seconds=settings.image_retention_hours * 3600,
+        max_bytes=int(settings.image_folder_gib * 2**30),
+    )
     app.state.drain = Drain()
     app.state.engine = engine
     app.state.access = Access(engine)
@@ -114,7 +106,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            ImageFiles(_image_folder(settings)) as image_files,
+            ImageFiles(folder) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
@@ -130,14 +122,6 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         app.state.access_log.close()
-
-
-def _image_folder(settings: Settings) -> ImageFolder:
-    return ImageFolder(
-        settings.data_dir / "images",
-        retention_seconds=settings.image_retention_hours * 3600,
-        max_bytes=int(settings.image_folder_gib * 2**30),
-    )
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

@@ -19,7 +19,7 @@ from starlette.routing import Match
 
 import engine
 from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
-from server.validation import most_specific_problem
+from server.validation import FieldError, field_path, most_specific, sentence
 
 _log = logging.getLogger("hearth.server")
 
@@ -57,6 +57,12 @@ class ApiError(Exception):
             self.headers,
             media_type="application/json",
         )
+
+
+def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> ApiError:
+    """Make the error of a server that cannot answer now."""
+    given = {"Retry-After": str(retry_after_seconds), **headers}
+    return ApiError(503, "server_overloaded", message, type="server_error", headers=given)
 
 
 # The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
@@ -108,8 +114,7 @@ def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiErro
 def _of_the_store(error: StoreError) -> ApiError | None:
     """Return what an administrator may be told; None for what only the operator may know."""
     if isinstance(error, StoreUnavailableError):
-        headers = {"Retry-After": str(error.retry_after_seconds)}
-        return ApiError(503, "server_overloaded", error.message, type="server_error", headers=headers)
+        return overloaded(error.message, error.retry_after_seconds)
     if isinstance(error, KeyNotFoundError):  # what was asked for is not repeated: it may be a whole key
         message = "There is no key with this public id. GET /v1/admin/keys lists all of them."
         return ApiError(404, "not_found", message, param="public_id")
@@ -121,9 +126,17 @@ def _of_the_store(error: StoreError) -> ApiError | None:
 
 
 def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """Make the 400 for what pydantic found in a body; each `loc` starts at the body."""
-    problem = most_specific_problem(findings, body)
-    return ApiError(400, problem.code, problem.message, param=problem.param)
+    """Make the 400 for the most specific of what pydantic found in a body; each `loc` starts at the body."""
+    finding = most_specific(findings)
+    cause = finding.get("ctx", {}).get("error")
+    param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
+    missing = finding["type"] in {"missing", "union_tag_not_found"}
+    if param is None and missing:
+        return ApiError(400, "invalid_json", "The body is empty. Send a JSON object.")
+    if param is None:
+        return ApiError(400, "invalid_value", "The body must be a JSON object.")
+    code = "missing_field" if missing else getattr(cause, "code", "invalid_value")
+    return ApiError(400, code, f"`{param}` {sentence(finding)}.", param=param)
 
 
 def install(app: FastAPI) -> None:

@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -349,11 +349,11 @@ class Banner:
 class Systemd:
     """One socket of the service manager, named by `NOTIFY_SOCKET`; see sd_notify(3)."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        address = environment.get("NOTIFY_SOCKET", "")
+    def __init__(self) -> None:
+        address = os.environ.get("NOTIFY_SOCKET", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        meant_for_us = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self._watchdog_seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if meant_for_us else 0.0
+        meant_for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self._watchdog_seconds = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 if meant_for_us else 0.0
 
     def listening(self) -> None:
         """The service is up: models may still be loading, which takes minutes and is asked of /health/ready."""

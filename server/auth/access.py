@@ -72,29 +72,23 @@ class Access:
 
     def model(self, key: ApiKey, model: str) -> ModelInfo:
         """Return one model. An unknown one and one that the key may not use get the same answer."""
-        for info in self.models(key):
-            if info.id == model:
-                return info
-        raise _no_such_model()
+        self.check(key, model)
+        return next(info for info in self._engine.models() if info.id == model)
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
         spec = self._engine.config.models.get(model)
         if spec is None or not self._allows(key, model, spec.tier):
-            raise _no_such_model()
+            raise ApiError(
+                404,
+                "model_not_found",
+                "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
+                param="model",
+            )
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
         own = self._engine.config.tiers.get(key.tier)
         return own is not None and tier in own.models and (key.models is None or model in key.models)
-
-
-def _no_such_model() -> ApiError:
-    return ApiError(
-        404,
-        "model_not_found",
-        "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
-        param="model",
-    )
 
 
 @dataclass(frozen=True, slots=True)

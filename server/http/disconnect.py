@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from server.errors import ApiError
+from server.errors import ApiError, overloaded
 from server.http.protocol import Connection
 
 _T = TypeVar("_T")
@@ -27,13 +27,7 @@ class ClientDisconnectedError(Exception):
 
 def shutting_down() -> ApiError:
     """What a request gets that the end of the server cuts off, or that comes too late."""
-    return ApiError(
-        503,
-        "server_overloaded",
-        "This server is shutting down. Try again in a few seconds.",
-        type="server_error",
-        headers={"Retry-After": "5", "Connection": "close"},
-    )
+    return overloaded("This server is shutting down. Try again in a few seconds.", Connection="close")
 
 
 class CancelOnDisconnect:

@@ -330,20 +330,18 @@ class HearthProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
         self._disconnect_all()
+        self._refused = True
+        self._stop_timer()
         if begun:  # within an answer this would be taken for a part of it
-            self._refused = True
-            self._stop_timer()
             self.transport.close()
             return
-        error.headers.update({"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"})
-        error.headers.update(SECURITY_HEADERS)
+        own = {"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"}
+        error.headers.update(own | SECURITY_HEADERS)
         response = error.response()
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         phrase = HTTPStatus(error.status).phrase.encode()
         self.transport.write(b"HTTP/1.1 %d %b\r\n" % (error.status, phrase) + head + b"\r\n" + bytes(response.body))
         # Closed at once, with bytes of the client still unread, the answer would be lost in a reset.
-        self._refused = True
-        self._stop_timer()
         if self.transport.can_write_eof():  # TLS cannot say it
             self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)

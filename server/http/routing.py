@@ -34,23 +34,17 @@ class StrictRoute(APIRoute):
     """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read and check the body before FastAPI looks at it."""
+        """Check the key's scope, then read and check the body, before FastAPI looks at it."""
         handler = super().get_route_handler()
 
         async def strict_handler(request: Request) -> Response:
-            await self._read_body(request)
+            for below in self.dependant.dependencies:
+                if isinstance(below.call, RequiresScope):
+                    below.call.check(request)
+            await _read_into(request)
             return await handler(request)
 
-        return strict_handler
-
-    async def _read_body(self, request: Request) -> None:
-        """Parse the body, if there is one. The key's scope is checked before it is read."""
-        if self.body_field is None:
-            return
-        for below in self.dependant.dependencies:
-            if isinstance(below.call, RequiresScope):
-                below.call.check(request)
-        await _read_into(request)
+        return handler if self.body_field is None else strict_handler
 
 
 async def _read_into(request: Request) -> None:
@@ -128,7 +122,11 @@ def parse_strict_json(body: bytes) -> Any:
         ) from error
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
     if parts > _MOST_PARTS:
-        raise _too_many_parts()
+        raise ApiError(  # it would hold the event loop while it is checked part by part
+            413,
+            "request_too_large",
+            f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
+        )
     if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
         _check_values(value)
     return value
@@ -153,12 +151,3 @@ def _check_values(value: Any) -> None:
 
 def _invalid(message: str) -> ApiError:
     return ApiError(400, "invalid_json", message)
-
-
-def _too_many_parts() -> ApiError:
-    """Make the error for what would hold the event loop while it is checked part by part."""
-    return ApiError(
-        413,
-        "request_too_large",
-        f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
-    )

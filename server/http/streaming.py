@@ -144,7 +144,7 @@ class StreamedResponse(Response):
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)
                 return
             last = self._failure(api_error)
-        await body.end(last)
+        await body.write(last, more=False)
 
     async def _pump(self, body: Body) -> None:
         pieces: Any = aiter(self._events)
@@ -181,20 +181,14 @@ class Body:
         self._connection.write(data)
         self.pieces += 1
 
-    async def write(self, data: bytes) -> None:
-        """Write the next piece, after the answer's head; waits for a client that reads slowly."""
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Write the next piece, or the last, after the answer's head; waits for a client that reads slowly."""
         self.pieces += 1
         async with self._writing:
             if not self.begun:
                 await self._send(self._start)
                 self.begun = True
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, last: bytes) -> None:
-        """Write the last piece."""
-        if not self.begun:
-            await self._send(self._start)
-        await self._send({"type": "http.response.body", "body": last})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 @asynccontextmanager

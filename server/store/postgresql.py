@@ -82,8 +82,7 @@ class PostgresqlServer:
             "PostgreSQL server runs and can be reached."
         )
 
-    async def backup(self, path: Path) -> None:
-        del path
+    async def backup(self, _: Path) -> None:
         raise StoreError(
             f"A PostgreSQL database is backed up with PostgreSQL's own tool: pg_dump --format=custom --file=FILE "
             f"{self._url.database}"

@@ -62,20 +62,14 @@ class UtcDateTime(TypeDecorator[datetime]):
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, _: Dialect) -> datetime | None:
         """Refuse a naive datetime (ValueError): whose midnight it means cannot be known."""
-        del dialect
-        if value is None:
-            return None
-        if value.tzinfo is None:
+        if value is not None and value.tzinfo is None:
             raise ValueError("a datetime for the store must carry its time zone")
-        return value.astimezone(UTC)
+        return value and value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        del dialect
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def process_result_value(self, value: datetime | None, _: Dialect) -> datetime | None:
+        return value and (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC))
 
 
 metadata = sa.MetaData()

@@ -109,9 +109,8 @@ class UsageBook(WrittenLater):
         by = [column.label(name) for name, column in groups.items()]
         end = -((_EPOCH - until) // _HOUR)  # rounded up
         wanted = [table.hour >= (since - _EPOCH) // _HOUR, table.hour < end]
-        wanted += [
-            column == value for column, value in ((table.key_id, key), (table.model, model)) if value is not None
-        ]
+        wanted += [table.key_id == key] if key is not None else []
+        wanted += [table.model == model] if model is not None else []
         sums = [func.coalesce(func.sum(table[name]), 0).label(name) for name in FIELDS]
         query = select(*by, *sums).where(*wanted).group_by(*by).order_by(*by)
         async with self._database.reading() as connection:
