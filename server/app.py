@@ -24,7 +24,7 @@ from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
 from server.auth.access import Access
-from server.auth.metering import Limiter, Meter
+from server.auth.metering import Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Gate, RequestContext
@@ -112,7 +112,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             app.state.keys = keys
             app.state.key_admin = KeyAdmin(keys, engine)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(buckets, quotas), book, app.state.metrics)
+            app.state.meter = Meter(buckets, quotas, book, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()

@@ -103,9 +103,8 @@ def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
     tier = tiers.get(key.tier)
     if tier is None:  # it was taken out of models.yaml: no model is left to use either
         return Limits()
-    own = {name: getattr(key.limits, name) for name in LIMITS}
-    merged = {name: getattr(tier, name) if limit is None else limit for name, limit in own.items()}
-    return Limits(**merged, queue_share=tier.queue_share)
+    own = {name: limit for name in LIMITS if (limit := getattr(key.limits, name)) is not None}
+    return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
 
 
 def check_scopes(scopes: Iterable[str]) -> None:

@@ -40,13 +40,15 @@ _LONGEST_RETRY_SECONDS = 120
 _Stream = TypeVar("_Stream", bound=Stream[Any])
 
 
-class Limiter:
-    """What all keys may still do. One per process; buckets and quotas are shared with other processes."""
+@dataclass(slots=True, eq=False)
+class Meter:
+    """What keys may still do, and what they have used. One per process; the store's parts are shared with others."""
 
-    def __init__(self, buckets: Buckets, quotas: Quotas) -> None:
-        self.buckets = buckets
-        self.quotas = quotas
-        self._keys: dict[str, KeyLimiter] = {}
+    buckets: Buckets
+    quotas: Quotas
+    book: UsageBook
+    metrics: Metrics
+    _keys: dict[str, KeyLimiter] = field(default_factory=dict, init=False)
 
     def of(self, key: str, limits: Limits) -> KeyLimiter:
         """Return the limiter of a key, by its public id: from now on with these limits."""
@@ -59,7 +61,7 @@ class Limiter:
 class KeyLimiter:
     """What one key may still do in all of its requests. What takes raises `ApiError` and StoreUnavailableError."""
 
-    shared: Limiter
+    meter: Meter
     key: str
     limits: Limits
     running: int = 0
@@ -98,7 +100,7 @@ class KeyLimiter:
         return ask, await self._take(ask)
 
     async def _take(self, ask: Ask) -> Level:
-        taken = await self.shared.buckets.take(ask)
+        taken = await self.meter.buckets.take(ask)
         if isinstance(taken, Refused):
             raise _refusal(taken, ask)
         return taken
@@ -106,26 +108,17 @@ class KeyLimiter:
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
         if unused > 0:
-            self.shared.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
+            self.meter.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
 
     async def take_images(self, images: int) -> QuotaTaken | None:
         """Count images, all or none; what is returned goes to `Quotas.give_back`. None: there is no limit."""
         per_day = self.limits.images_per_day
         if per_day is None:
             return None
-        taken = await self.shared.quotas.take(self.key, "images", images, per_day)
+        taken = await self.meter.quotas.take(self.key, "images", images, per_day)
         if isinstance(taken, QuotaExceeded):
             raise _no_images_left(taken, images)
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """What a process keeps of all keys: what they may use, and what they have used."""
-
-    limiter: Limiter
-    book: UsageBook
-    metrics: Metrics
 
 
 class MeteredEngine:
@@ -135,8 +128,7 @@ class MeteredEngine:
     """
 
     def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, kind: str) -> None:
-        self.limiter = meter.limiter.of(key.public_id, limits_of(key, engine.config.tiers))
-        self.meter = meter
+        self.limiter = meter.of(key.public_id, limits_of(key, engine.config.tiers))
         self.record = record
         self.kind = kind
         self._engine = engine
@@ -274,14 +266,14 @@ class _Call:
         if self.tokens is not None:
             limiter.give_back(self.tokens, int(self.tokens.cost) - self._tokens_spent(used))
         if self.images is not None:
-            limiter.shared.quotas.give_back(self.images, self.images.count - used.images)
+            limiter.meter.quotas.give_back(self.images, self.images.count - used.images)
         if isinstance(self.stream, ImageStream):
             request.record.images = used.images or None
         if isinstance(self.stream, SpeechStream):
             request.record.audio_seconds = round(used.audio_seconds, 3) or None
-        request.meter.book.add(limiter.key, self.model, request.kind, used)
+        limiter.meter.book.add(limiter.key, self.model, request.kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
-        request.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
+        limiter.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
 
     def _tokens_spent(self, used: Usage) -> int:
         """How many of the tokens that were taken for it are not given back."""

@@ -73,20 +73,15 @@ def _check_content_type(scope: Scope) -> None:
 
 
 async def _read_capped(request: Request, limit: int) -> bytes:
-    try:
-        async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
-            return await _read_pieces(request, limit, pause)
-    except TimeoutError as error:
-        sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
-        raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
-
-
-async def _read_pieces(request: Request, limit: int, pause: asyncio.Timeout) -> bytes:
-    """Return the body. Each piece of it puts the end of `pause` off."""
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(_BODY_PAUSE_SECONDS):
+                message = await request.receive()
+        except TimeoutError as error:
+            sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
+            raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
         chunk, more = message.get("body", b""), message.get("more_body", False)
@@ -95,8 +90,6 @@ async def _read_pieces(request: Request, limit: int, pause: asyncio.Timeout) -> 
             chunks.append(chunk)
         elif size > limit + _DRAIN_BYTES:
             break
-        if more:
-            pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
     if size > limit:
         raise ApiError(
             413,

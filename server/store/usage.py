@@ -123,7 +123,11 @@ class UsageBook(WrittenLater):
                 await self._write(lines)
             except BaseException:
                 self._keep(lines)
-                self._drop_oldest()
+                dropped = sorted(self._lines)[: max(0, len(self._lines) - self._max_lines)]
+                for line in dropped:
+                    del self._lines[line]
+                if dropped:
+                    _log.error("usage of %d key-hours is lost: the key database has failed for too long", len(dropped))
                 raise
 
     async def _write(self, lines: dict[_Line, Usage]) -> None:
@@ -144,13 +148,6 @@ class UsageBook(WrittenLater):
         for line, usage in lines.items():
             known = self._lines.get(line)
             self._lines[line] = usage if known is None else known + usage
-
-    def _drop_oldest(self) -> None:
-        dropped = sorted(self._lines)[: max(0, len(self._lines) - self._max_lines)]
-        for line in dropped:
-            del self._lines[line]
-        if dropped:
-            _log.error("usage of %d key-hours is lost: the key database has failed for too long", len(dropped))
 
     def unwritten(self) -> str:
         return f"usage in {len(self._lines)} lines is"
