@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Table, exc, make_url
+from sqlalchemy import URL, Engine, Table, exc, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -42,7 +42,7 @@ class Database:
     def __init__(self, place: SqliteFile | PostgresqlServer) -> None:
         self._place = place
         self._engine: AsyncEngine = place.engine(blocking=False)
-        self._blocking_engine: Engine = place.engine(blocking=True).execution_options(durable=False)
+        self._blocking_engine: Engine = place.engine(blocking=True)
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
@@ -110,17 +110,27 @@ class Database:
                 yield connection
 
     @contextmanager
-    def blocking(self) -> Iterator[Connection]:
-        """Like `writing` without the sync, for one thread: a quarter of the time of the asynchronous layers."""
-        with self._checked(), self._blocking_engine.begin() as connection:
-            yield connection
+    def blocking(self) -> Iterator[Any]:
+        """The driver's cursor in a transaction like `writing` without the sync, for one thread: a tenth of its time."""
+        with self._checked():
+            connection = self._blocking_engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute(self._place.begin_without_sync)
+                yield cursor
+                connection.commit()
+            except self._place.driver_error:
+                connection.invalidate()  # it may be dead, which only the layers would have seen
+                raise
+            finally:
+                connection.close()
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
         self._place.check()
         try:
             yield
-        except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
+        except (exc.DBAPIError, exc.TimeoutError, OSError, self._place.driver_error) as error:
             raise StoreUnavailableError(self._place.error_message(getattr(error, "orig", None) or error)) from error
 
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
-from sqlalchemy import Connection, TextClause, case, delete, select, text, update
+from sqlalchemy import case, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.database import Database, SideTasks, WrittenLater
@@ -186,39 +187,39 @@ class Buckets(WrittenLater):
 
     def _forget_full(self) -> None:
         """Drop the rows of full buckets: none is needed to know that."""
-        with self._database.blocking() as connection:
-            connection.execute(self._statements["forget"], {"now": self._clock()})
+        with self._database.blocking() as cursor:
+            cursor.execute(self._statements["forget"], {"now": self._clock()})
 
     def _write(self, change: _Change) -> Level | Refused | None:
         if time.monotonic() > change.deadline:  # it waited behind others that found the database locked
             raise StoreUnavailableError("The key database is busy. Try again in a few seconds.")
-        with self._database.blocking() as connection:
+        with self._database.blocking() as cursor:
             # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
             for bucket, cost in sorted(change.returns.items()):
-                connection.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
-            answer = None if change.ask is None else self._take(connection, change.ask)
+                cursor.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
+            answer = None if change.ask is None else self._take(cursor, change.ask)
             change.committing = True
         return answer
 
-    def _take(self, connection: Connection, ask: Ask) -> Level | Refused:
-        taken = self._execute(connection, "take", ask).one_or_none()
+    def _take(self, cursor: Any, ask: Ask) -> Level | Refused:
+        taken = self._execute(cursor, "take", ask).fetchone()
         if taken is not None:
             return ask.level(*taken)
-        tat, now = self._execute(connection, "look", ask).one()
+        tat, now = self._execute(cursor, "look", ask).fetchone()
         if tat is not None and tat - now > ask.window:
             # The clock was set back, or the limit lowered: without this the bucket would stay shut until then
-            self._execute(connection, "bring_back", ask)
+            self._execute(cursor, "bring_back", ask)
         wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.window) / _SECOND
         return Refused(wait, ask.level(tat, now))
 
-    def _execute(self, connection: Connection, statement: str, ask: Ask) -> Any:
+    def _execute(self, cursor: Any, statement: str, ask: Ask) -> Any:
         # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one
         now = self._clock()
         values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": ask.window, "now": now}
-        return connection.execute(self._statements[statement], values)
+        return cursor.execute(self._statements[statement], values)
 
 
-def _written(now: str) -> dict[str, TextClause]:
+def _written(now: str) -> dict[str, str]:
     # :full is the bucket's time, or now where that has passed: a bucket is never more than full
     full = "CASE WHEN bucket.tat > :now THEN bucket.tat ELSE :now END"
     statements = {
@@ -230,13 +231,14 @@ def _written(now: str) -> dict[str, TextClause]:
         "give_back": "UPDATE bucket SET tat = tat - :cost WHERE name = :bucket",
         "forget": "DELETE FROM bucket WHERE tat < :now",
     }
-    return {name: text(sql.replace(":full", full).replace(":now", now)) for name, sql in statements.items()}
+    return {name: sql.replace(":full", full).replace(":now", now) for name, sql in statements.items()}
 
 
+# The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row.
+_POSTGRESQL = _written("CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)")
 _STATEMENTS = {
     "sqlite": _written(":now"),
-    # The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row
-    "postgresql": _written("CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)"),
+    "postgresql": {name: re.sub(r":(\w+)", r"%(\1)s", sql) for name, sql in _POSTGRESQL.items()},
 }
 
 

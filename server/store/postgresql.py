@@ -26,6 +26,8 @@ class PostgresqlServer:
     """One database. What `sqlite.SqliteFile` has too is described in `database.Database`."""
 
     writer_turn = nullcontext()  # rows are locked, not the database
+    driver_error = errors.Error
+    begin_without_sync = "SET LOCAL synchronous_commit = off"
 
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         self._url = url

@@ -46,6 +46,9 @@ def sqlite_url(path: Path) -> str:
 class SqliteFile:
     """One file. What `postgresql.PostgresqlServer` has too is described in `database.Database`."""
 
+    driver_error = sqlite3.Error
+    begin_without_sync = "BEGIN IMMEDIATE"
+
     def __init__(self, path: Path, busy_timeout_seconds: float) -> None:
         self._path = path
         self._busy_timeout_seconds = busy_timeout_seconds
@@ -67,7 +70,7 @@ class SqliteFile:
             pool_timeout=self._busy_timeout_seconds,
         )
         plain = getattr(engine, "sync_engine", engine)
-        event.listen(plain, "connect", _set_up)
+        event.listen(plain, "connect", _set_up_unsynced if blocking else _set_up)
         event.listen(plain, "begin", _begin)
         return engine
 
@@ -105,6 +108,10 @@ def _set_up(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
+
+
+def _set_up_unsynced(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _begin(connection: Connection) -> None:
