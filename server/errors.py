@@ -163,7 +163,10 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {_advice(request)}"))
+        advice = "The paths under /v1 are listed in the API page of the documentation."
+        if not request.url.path.startswith("/v1/"):  # the most frequent mistake
+            advice = "The base address ends in /v1, like http://<this server>/v1."
+        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {advice}"))
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         sentence = f"This address takes {allowed} only."
@@ -180,10 +183,3 @@ def _methods(request: Request) -> list[str]:
     """Return all methods of this address. Starlette knows those of the first route only that has it."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
-
-
-def _advice(request: Request) -> str:
-    """The most frequent mistake is a base address without /v1."""
-    if not request.url.path.startswith("/v1/"):
-        return "The base address ends in /v1, like http://<this server>/v1."
-    return "The paths under /v1 are listed in the API page of the documentation."

@@ -132,19 +132,9 @@ async def _key_of(scope: Scope) -> ApiKey | None:
         settings: Settings = scope["app"].state.settings
         if settings.open_voice_list:
             return None
-    return await _authenticate(scope["app"].state.keys, text)
-
-
-def _key_text(scope: Scope) -> str:
-    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
-    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
-    bearer = text.strip() if scheme.lower() == "bearer" else ""
-    return bearer or (header_of(scope, b"x-api-key") or "").strip()
-
-
-async def _authenticate(keys: KeyCache, text: str) -> ApiKey:
     if not text:
         raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+    keys: KeyCache = scope["app"].state.keys
     try:
         key = await keys.authenticate(text)
     except StoreUnavailableError as error:
@@ -156,6 +146,13 @@ async def _authenticate(keys: KeyCache, text: str) -> ApiKey:
             " Ask whoever runs this server for a new one."
         )
     return key
+
+
+def _key_text(scope: Scope) -> str:
+    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
+    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
+    bearer = text.strip() if scheme.lower() == "bearer" else ""
+    return bearer or (header_of(scope, b"x-api-key") or "").strip()
 
 
 def _unauthorized(message: str) -> ApiError:

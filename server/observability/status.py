@@ -28,7 +28,6 @@ from engine import ModelHealth, ModelLoad
 from engine.placement.hardware import Gpu, Hardware, read_hardware
 from server.observability.metrics import LastMinute
 from server.observability.moments import iso
-from server.settings import Settings
 from server.terminal import HEARTH
 
 FILE = "status.sock"
@@ -174,9 +173,11 @@ async def read_status(app: FastAPI) -> Status:
         load = loads.get(one.id)
         return _model(one, load, _memory(one.id, load, ram.get(one.id), gpus), recent)
 
+    found = {one.status for one in health}
+    paths = {name: getattr(settings, name) for name in Paths.model_fields}
     started_at = psutil.Process().create_time()
     return Status(
-        status="draining" if draining else _overall(health),
+        status="draining" if draining else next((state for state in ("failed", "loading") if state in found), "ready"),
         version=importlib.metadata.version("hearth-inference"),
         pid=os.getpid(),
         base_url=app.state.base_url,
@@ -189,18 +190,8 @@ async def read_status(app: FastAPI) -> Status:
         models=[state(one) for one in health],
         gpus=gpus,
         no_gpus=hardware.problem,
-        paths=_paths(settings),
+        paths=Paths(**{name: path and str(path.absolute()) for name, path in paths.items()}),
     )
-
-
-def _overall(models: Sequence[ModelHealth]) -> Literal["ready", "loading", "failed"]:
-    found = {health.status for health in models}
-    return "failed" if "failed" in found else "loading" if "loading" in found else "ready"
-
-
-def _paths(settings: Settings) -> Paths:
-    given = {name: getattr(settings, name) for name in Paths.model_fields}
-    return Paths.model_validate({name: path and str(path.absolute()) for name, path in given.items()})
 
 
 def _inspect(pids: Mapping[str, Sequence[int]]) -> tuple[dict[int, str], dict[str, int], Hardware]:
