@@ -59,7 +59,7 @@ class Engine:
         Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
         loads_dir = data_dir if keep_loads else None
-        self._config = config
+        self.config = config
         self._created = int(time.time())
         self._loader = Loader(
             config,
@@ -173,7 +173,7 @@ class Engine:
         come, or gone, or because they hold memory that is planned for others now.
         """
         voices = await self._loader.read_voices(config)
-        self._config = config
+        self.config = config
         self._loader.use(config, voices)
         outdated = self._loader.outdated()
         self._pool.update(config.models.values(), outdated)
@@ -182,7 +182,7 @@ class Engine:
     def later(self) -> tuple[str, ...]:
         """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
         later = self._loader.ledger.later()
-        return tuple(name for name in self._config.models if name in later)
+        return tuple(name for name in self.config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
         return tuple(self._info(health) for health in self._pool.health())
@@ -213,7 +213,7 @@ class Engine:
         return tuple(registry for registry in registries if registry is not None)
 
     def _loaded(self) -> Iterator[tuple[str, Backend]]:
-        for name in self._config.models:
+        for name in self.config.models:
             with contextlib.suppress(EngineError):
                 yield name, self._pool.get(name)
 
@@ -224,7 +224,7 @@ class Engine:
     @property
     def uncompiled(self) -> list[str]:
         """Models that would answer faster on this CPU if they were compiled once, in the order of models.yaml."""
-        return [name for name in self._config.models if name in self._loader.compiled.lacking]
+        return [name for name in self.config.models if name in self._loader.compiled.lacking]
 
     @property
     def swaps(self) -> int:
@@ -241,7 +241,7 @@ class Engine:
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
-        spec = self._config.models.get(model)
+        spec = self.config.models.get(model)
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
         if not isinstance(spec, kind):
@@ -250,7 +250,7 @@ class Engine:
         return spec
 
     def _info(self, health: ModelHealth) -> ModelInfo:
-        spec = self._config.models[health.id]
+        spec = self.config.models[health.id]
         info = ModelInfo(
             id=spec.id,
             tier=spec.tier,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,7 +24,7 @@ from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
 from server.auth.access import Access
-from server.auth.metering import Limiter, Meter
+from server.auth.metering import Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Gate, RequestContext
@@ -32,19 +33,7 @@ from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings, database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
-_ROUTES = (
-    chat,
-    messages,
-    responses,
-    completions,
-    images,
-    audio,
-    models,
-    usage,
-    admin_keys,
-    admin,
-    monitoring,
-)
+_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin, monitoring)
 
 
 class HearthApp(FastAPI):
@@ -70,18 +59,16 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app = HearthApp(
         title="Hearth",
         version="1.0.0",
-        lifespan=_lifespan,
+        lifespan=partial(_lifespan, config),
         docs_url=None,
         redoc_url=None,
         strict_content_type=False,
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
-    app.state.config = config
-    app.state.base_url = None  # known once a socket listens
-    app.state.certificate = None  # likewise
+    app.state.base_url = app.state.certificate = None  # known once a socket listens
     app.state.terminate = False
-    app.state.metrics = Metrics(lambda: app.state.config.models)
+    app.state.metrics = Metrics(config.models)
     app.state.metrics_page = CachedPage()
     errors.install(app)
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
@@ -91,12 +78,12 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
     """Engines end here and not after `serve()`: uvicorn may never come back from that."""
     settings: Settings = app.state.settings
     app.state.access_log = AccessLog(settings.data_dir / "logs")
     engine = Engine(
-        app.state.config,
+        config,
         weights_dir=settings.weights_dir,
         data_dir=settings.data_dir,
         images=_image_limits(settings),
@@ -104,9 +91,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ram_gib=settings.ram_gib,
         vllm_metrics=settings.vllm_metrics,
     )
+    folder = ImageFolder(
+        settings.data_dir / "images",
+        retention_seconds=settings.image_retention_hours * 3600,
+        max_bytes=int(settings.image_folder_gib * 2**30),
+    )
     app.state.drain = Drain()
     app.state.engine = engine
-    app.state.access = Access(lambda: app.state.config, engine)
+    app.state.access = Access(engine)
     try:
         async with (
             await Database.open(database_url(settings)) as database,
@@ -114,13 +106,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            ImageFiles(_image_folder(settings)) as image_files,
+            ImageFiles(folder) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
-            app.state.key_admin = KeyAdmin(keys, lambda: app.state.config)
+            app.state.key_admin = KeyAdmin(keys, engine)
             app.state.reloading = asyncio.Lock()
-            app.state.meter = Meter(Limiter(lambda: app.state.config, buckets, quotas), book, app.state.metrics)
+            app.state.meter = Meter(buckets, quotas, book, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()
@@ -130,14 +122,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         app.state.access_log.close()
-
-
-def _image_folder(settings: Settings) -> ImageFolder:
-    return ImageFolder(
-        settings.data_dir / "images",
-        retention_seconds=settings.image_retention_hours * 3600,
-        max_bytes=int(settings.image_folder_gib * 2**30),
-    )
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

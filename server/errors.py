@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from starlette.routing import Match
 
 import engine
 from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
-from server.validation import most_specific_problem
+from server.validation import FieldError, field_path, most_specific, sentence
 
 _log = logging.getLogger("hearth.server")
 
@@ -60,27 +59,24 @@ class ApiError(Exception):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    status: int
-    code: str
-    type: str = "invalid_request_error"
-    param: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> ApiError:
+    """Make the error of a server that cannot answer now."""
+    given = {"Retry-After": str(retry_after_seconds), **headers}
+    return ApiError(503, "server_overloaded", message, type="server_error", headers=given)
 
 
-# The engine's error -> its row; the first class that fits counts, so the special ones stand first.
-_TABLE: tuple[tuple[type[engine.EngineError], _Row], ...] = (
-    (engine.ConfigError, _Row(400, "invalid_config")),
-    (engine.ContextLengthError, _Row(400, "context_length_exceeded")),
-    (engine.GrammarTooComplexError, _Row(400, "schema_too_complex")),
-    (engine.UnsupportedCapabilityError, _Row(400, "unsupported_capability")),
-    (engine.RequestError, _Row(400, "invalid_value")),
-    (engine.UnknownModelError, _Row(404, "model_not_found", param="model")),
-    (engine.OverloadedError, _Row(503, "server_overloaded", "server_error")),
-    (engine.ModelLoadingError, _Row(503, "model_loading", "server_error")),
-    (engine.UnavailableError, _Row(503, "engine_unavailable", "server_error")),
-    (engine.GenerationError, _Row(500, "internal_error", "server_error")),
+# The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
+_TABLE: tuple[tuple[type[engine.EngineError], int, str], ...] = (
+    (engine.ConfigError, 400, "invalid_config"),
+    (engine.ContextLengthError, 400, "context_length_exceeded"),
+    (engine.GrammarTooComplexError, 400, "schema_too_complex"),
+    (engine.UnsupportedCapabilityError, 400, "unsupported_capability"),
+    (engine.RequestError, 400, "invalid_value"),
+    (engine.UnknownModelError, 404, "model_not_found"),
+    (engine.OverloadedError, 503, "server_overloaded"),
+    (engine.ModelLoadingError, 503, "model_loading"),
+    (engine.UnavailableError, 503, "engine_unavailable"),
+    (engine.GenerationError, 500, "internal_error"),
 )
 
 
@@ -89,9 +85,9 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, engine.EngineError):
-        for kind, row in _TABLE:
+        for kind, status, code in _TABLE:
             if isinstance(error, kind):
-                return _from_row(error, row)
+                return _of_the_engine(error, status, code)
     if isinstance(error, StoreError) and (known := _of_the_store(error)):
         return known
     _log.error("unexpected failure", exc_info=error)
@@ -103,28 +99,22 @@ def to_api_error(error: BaseException) -> ApiError:
     )
 
 
-def _from_row(error: engine.EngineError, row: _Row) -> ApiError:
-    headers = dict(row.headers)
+def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiError:
+    headers = {}
     retry_after = getattr(error, "retry_after_seconds", None)
     if retry_after is not None:
         headers["Retry-After"] = str(retry_after)
-    elif row.status == 503:
+    elif status == 503:
         headers["x-should-retry"] = "false"  # the official clients would wait minutes for nothing
-    return ApiError(
-        row.status,
-        row.code,
-        error.message,
-        type=row.type,
-        param=getattr(error, "param", None) or row.param,
-        headers=headers,
-    )
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    param = getattr(error, "param", None) or ("model" if status == 404 else None)
+    return ApiError(status, code, error.message, type=kind, param=param, headers=headers)
 
 
 def _of_the_store(error: StoreError) -> ApiError | None:
     """Return what an administrator may be told; None for what only the operator may know."""
     if isinstance(error, StoreUnavailableError):
-        headers = {"Retry-After": str(error.retry_after_seconds)}
-        return ApiError(503, "server_overloaded", error.message, type="server_error", headers=headers)
+        return overloaded(error.message, error.retry_after_seconds)
     if isinstance(error, KeyNotFoundError):  # what was asked for is not repeated: it may be a whole key
         message = "There is no key with this public id. GET /v1/admin/keys lists all of them."
         return ApiError(404, "not_found", message, param="public_id")
@@ -136,9 +126,17 @@ def _of_the_store(error: StoreError) -> ApiError | None:
 
 
 def invalid_body(findings: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
-    """Make the 400 for what pydantic found in a body; each `loc` starts at the body."""
-    problem = most_specific_problem(findings, body)
-    return ApiError(400, problem.code, problem.message, param=problem.param)
+    """Make the 400 for the most specific of what pydantic found in a body; each `loc` starts at the body."""
+    finding = most_specific(findings)
+    cause = finding.get("ctx", {}).get("error")
+    param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
+    missing = finding["type"] in {"missing", "union_tag_not_found"}
+    if param is None and missing:
+        return ApiError(400, "invalid_json", "The body is empty. Send a JSON object.")
+    if param is None:
+        return ApiError(400, "invalid_value", "The body must be a JSON object.")
+    code = "missing_field" if missing else getattr(cause, "code", "invalid_value")
+    return ApiError(400, code, f"`{param}` {sentence(finding)}.", param=param)
 
 
 def install(app: FastAPI) -> None:
@@ -165,7 +163,10 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {_advice(request)}"))
+        advice = "The paths under /v1 are listed in the API page of the documentation."
+        if not request.url.path.startswith("/v1/"):  # the most frequent mistake
+            advice = "The base address ends in /v1, like http://<this server>/v1."
+        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {advice}"))
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         sentence = f"This address takes {allowed} only."
@@ -182,10 +183,3 @@ def _methods(request: Request) -> list[str]:
     """Return all methods of this address. Starlette knows those of the first route only that has it."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
     return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
-
-
-def _advice(request: Request) -> str:
-    """The most frequent mistake is a base address without /v1."""
-    if not request.url.path.startswith("/v1/"):
-        return "The base address ends in /v1, like http://<this server>/v1."
-    return "The paths under /v1 are listed in the API page of the documentation."

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from engine.files import write_atomically
 
@@ -144,24 +145,10 @@ def write_outcome(data_dir: Path, outcome: Outcome) -> None:
 def wait_for_outcome(data_dir: Path, pid: int, asked_at_ns: int, seconds: float) -> Outcome | None:
     """Return the outcome of a reload that was asked for at `asked_at_ns`; None if there is none in time."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and _is_alive(pid):
-        outcome = _read(data_dir / OUTCOME_FILE)
-        if outcome is not None and outcome.pid == pid and outcome.began_at_ns >= asked_at_ns:
-            return outcome
+    while time.monotonic() < deadline and psutil.pid_exists(pid):
+        with suppress(OSError, msgspec.DecodeError):  # none yet, or of another release
+            outcome = msgspec.json.decode((data_dir / OUTCOME_FILE).read_bytes(), type=Outcome)
+            if outcome.pid == pid and outcome.began_at_ns >= asked_at_ns:
+                return outcome
         time.sleep(_POLL_SECONDS)
     return None
-
-
-def _read(file: Path) -> Outcome | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Outcome)
-    except (OSError, msgspec.DecodeError):  # none yet, or of another release
-        return None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

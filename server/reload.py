@@ -65,12 +65,12 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
     async with app.state.reloading:  # of two at once, the one that read the file last has to win
         config = await asyncio.to_thread(load_config, path)
         engine: Engine = app.state.engine
-        before = _voices(app.state.config, engine)
-        models = _difference(_named(app.state.config), _named(config))
+        before = _voices(engine)
+        models = _difference(_named(engine.config), _named(config))
         outdated = await engine.reload(config)
         models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
-        app.state.config = config
-        voices = _difference(before, _voices(config, engine))
+        app.state.metrics.models = config.models
+        voices = _difference(before, _voices(engine))
         warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
         detail = {"added": models.added, "changed": models.changed, "removed": models.removed}
         try:
@@ -84,8 +84,8 @@ def _named(config: Config) -> dict[str, Any]:
     return {**config.models, **{f"tier {name}": tier for name, tier in config.tiers.items()}}
 
 
-def _voices(config: Config, engine: Engine) -> dict[str, Any]:
-    return {voice.id: voice for model in config.models for voice in engine.voices(model)}
+def _voices(engine: Engine) -> dict[str, Any]:
+    return {voice.id: voice for model in engine.config.models for voice in engine.voices(model)}
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:

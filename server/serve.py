@@ -12,7 +12,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,14 +22,14 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from engine import ANSWERS, SETTLED, Config, Engine, ModelHealth, ModelInfo
+from engine import ANSWERS, SETTLED, Config, Engine, ModelInfo
 from engine.pool.records import compiler
 from server.app import HearthApp, create_app
 from server.http.disconnect import Drain
 from server.http.protocol import http_config
-from server.http.tls import Certificate, certificate_of
+from server.http.tls import certificate_of
 from server.instance import only_one
-from server.observability.status import StatusSocket, read_status
+from server.observability.status import read_status, status_socket
 from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
 from server.store import SCOPES, Database, KeyStore
@@ -67,7 +67,10 @@ def run(settings: Settings, config: Config) -> None:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         first_key = runner.run(_first_key(settings, config))
-        server = _server(settings, config, listener, certificate, first_key)
+        app = create_app(settings, config)
+        banner = Banner(settings, listener.getsockname()[1], first_key)
+        app.state.base_url, app.state.certificate = banner.base_url, certificate
+        server = _Server(app, banner)
         runner.run(server.serve(sockets=[listener]))
         # Everything has ended and is written. To take torch and vLLM apart would cost another 2 s, and a thread that
         # still renders or tokenises for a client that left would hold us up for minutes.
@@ -82,24 +85,13 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _server(
-    settings: Settings, config: Config, listener: socket.socket, certificate: Certificate | None, first_key: str | None
-) -> _Server:
-    app = create_app(settings, config)
-    base_urls = _base_urls(settings, listener.getsockname()[1])
-    app.state.base_url = base_urls[0]
-    app.state.certificate = certificate
-    banner = Banner(*base_urls, first_key, make_key=_make_key(settings), remark=_in_clear(settings))
-    return _Server(app, banner, certificate)
-
-
 class _Server(uvicorn.Server):
-    def __init__(self, app: HearthApp, banner: Banner, certificate: Certificate | None) -> None:
-        super().__init__(http_config(app, app.state.settings, certificate))
+    def __init__(self, app: HearthApp, banner: Banner) -> None:
+        super().__init__(http_config(app, app.state.settings, app.state.certificate))
         self._app = app
         self._banner = banner
         self._systemd = Systemd()
-        self._status: StatusSocket | None = None
+        self._status = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._unservable = False
 
@@ -123,7 +115,8 @@ class _Server(uvicorn.Server):
         """Listen, then tell the person at the terminal."""
         gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
-        self._status = await StatusSocket.open(self._app.state.settings.data_dir, partial(read_status, self._app))
+        answering = status_socket(self._app.state.settings.data_dir, partial(read_status, self._app))
+        await self._status.enter_async_context(answering)
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
         self._tasks.append(asyncio.create_task(self._end_when_unservable()))
@@ -170,9 +163,12 @@ class _Server(uvicorn.Server):
         for task in self._tasks:
             task.cancel()
         self._banner.close()
-        if self._status is not None:
-            await self._status.close()
+        await self._status.aclose()
         await super().shutdown(sockets)
+
+
+def _settled(engine: Engine) -> bool:
+    return all(health.status in SETTLED for health in engine.health())
 
 
 async def _freeze_when_settled(engine: Engine) -> None:
@@ -181,22 +177,15 @@ async def _freeze_when_settled(engine: Engine) -> None:
     The modules and tables of vLLM, torch and our own are about a million objects: to look through them would halt all
     streams for a third of a second each time. Once only: what a later load leaves behind in cycles must be found.
     """
-    while not all(health.status in SETTLED for health in engine.health()):  # noqa: ASYNC110  # the banner alone waits for changes
+    while not _settled(engine):  # noqa: ASYNC110  # the banner alone waits for changes
         await asyncio.sleep(_SETTLED_POLL_SECONDS)
     gc.collect()
     gc.freeze()
 
 
-def _base_urls(settings: Settings, port: int) -> tuple[str, str | None]:
-    """Return the base address for clients on this machine, and for others if it listens on all addresses."""
+def _base_url(settings: Settings, address: str, port: int) -> str:
     scheme = "http" if settings.tls_cert is None else "https"
-
-    def base_url(address: str) -> str:
-        return f"{scheme}://[{address}]:{port}/v1" if ":" in address else f"{scheme}://{address}:{port}/v1"
-
-    anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
-    outside = _outside_address() if anywhere else None
-    return base_url("127.0.0.1" if anywhere else settings.host), None if outside is None else base_url(outside)
+    return f"{scheme}://[{address}]:{port}/v1" if ":" in address else f"{scheme}://{address}:{port}/v1"
 
 
 def _outside_address() -> str | None:
@@ -204,16 +193,6 @@ def _outside_address() -> str | None:
         probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
         return str(probe.getsockname()[0])
     return None
-
-
-def _in_clear(settings: Settings) -> str | None:
-    """Say so when keys and conversations travel unencrypted."""
-    if settings.tls_cert is not None or settings.trusted_proxies or is_loopback(settings.host):
-        return None
-    return (
-        "Without HTTPS anybody on the network between can read keys and conversations: see --tls-cert, or a proxy, "
-        "in docs/operations.md."
-    )
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -257,17 +236,14 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
 class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
-    def __init__(
-        self, base_url: str, outside_url: str | None, first_key: str | None, *, make_key: str, remark: str | None = None
-    ) -> None:
-        """`make_key`: the command that makes a key; `remark`: what else to know at the start."""
-        self._base_url = base_url
-        self._outside_url = outside_url
+    def __init__(self, settings: Settings, port: int, first_key: str | None) -> None:
+        self._anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
+        self.base_url = _base_url(settings, "127.0.0.1" if self._anywhere else settings.host, port)
+        """For clients on this machine."""
+        self._settings = settings
+        self._port = port
         self._first_key = first_key
-        self._make_key = make_key
-        self._remark = remark
         self._console = Console(highlight=False, soft_wrap=True)
-        self._reported: dict[str, str] = {}
         self._bars = Progress(
             TextColumn("  {task.description:<16}"),
             BarColumn(bar_width=24),
@@ -283,15 +259,17 @@ class Banner:
         tasks = {health.id: self._bars.add_task(health.id, total=1.0, phase="", left="") for health in engine.health()}
         if self._console.is_terminal:
             self._bars.start()
-        announced = False
+        announced, reported = False, dict[str, str]()
         while True:
             for health in engine.health():
                 task = tasks[health.id]
                 left = time_left(health.remaining_seconds)
                 self._bars.update(task, completed=health.progress, phase=health.phase, left=left)
-                self._report(health)
-            settled = all(health.status in SETTLED for health in engine.health())
-            if settled and not announced:
+                # A line per new phase where bars cannot be drawn, and afterwards everywhere
+                if reported.get(health.id) != health.phase and not self._bars.live.is_started:
+                    self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")
+                reported[health.id] = health.phase
+            if not announced and _settled(engine):
                 announced = True
                 self.close()
                 self._announce(engine)
@@ -313,23 +291,18 @@ class Banner:
         self._bars.stop()
 
     def _greet(self) -> None:
-        self._say(f"\nHearth listens. Base URL: {self._base_url}")
-        if self._outside_url is not None:
-            self._say(f"From other machines: {self._outside_url}")
-        if self._remark is not None:
-            self._say(self._remark)
+        settings = self._settings
+        self._say(f"\nHearth listens. Base URL: {self.base_url}")
+        if self._anywhere and (address := _outside_address()) is not None:
+            self._say(f"From other machines: {_base_url(settings, address, self._port)}")
+        if settings.tls_cert is None and not settings.trusted_proxies and not is_loopback(settings.host):
+            self._say(
+                "Without HTTPS anybody on the network between can read keys and conversations: see --tls-cert, or a "
+                "proxy, in docs/operations.md."
+            )
         if self._first_key is not None:
             self._say(f"API key (admin, shown once, keep it): {self._first_key}")
         self._say("Loading the models:")
-
-    def _report(self, health: ModelHealth) -> None:
-        """One line per new phase where bars cannot be drawn, and afterwards everywhere."""
-        if self._reported.get(health.id) == health.phase:
-            return
-        self._reported[health.id] = health.phase
-        if not self._bars.live.is_started:
-            left = time_left(health.remaining_seconds)
-            self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
@@ -353,7 +326,7 @@ class Banner:
         self._say(f"Ready, but for {failed} of {len(models)} models, see above. Try:" if failed else "Ready. Try:")
         self._say(f"\n{self._curl(usable, engine)}\n")
         if self._first_key is None:
-            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {self._make_key})\n")
+            self._say(f"(HEARTH_KEY: a key of yours. Make one with: {_make_key(self._settings)})\n")
 
     def _curl(self, usable: list[ModelInfo], engine: Engine) -> str:
         """A request to try: a question if any model chats, else whatever the first one does."""
@@ -364,7 +337,7 @@ class Banner:
         body = json.dumps({"model": model.id, **fields, **({"voice": voices[0]} if voices else {})})
         key = self._first_key or "$HEARTH_KEY"
         return (
-            f'curl {self._base_url}{path} -H "Authorization: Bearer {key}" '
+            f'curl {self.base_url}{path} -H "Authorization: Bearer {key}" '
             f"-H 'Content-Type: application/json' -d '{body}'{rest}"
         )
 
@@ -376,11 +349,11 @@ class Banner:
 class Systemd:
     """One socket of the service manager, named by `NOTIFY_SOCKET`; see sd_notify(3)."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        address = environment.get("NOTIFY_SOCKET", "")
+    def __init__(self) -> None:
+        address = os.environ.get("NOTIFY_SOCKET", "")
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        meant_for_us = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self._watchdog_seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if meant_for_us else 0.0
+        meant_for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self._watchdog_seconds = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 if meant_for_us else 0.0
 
     def listening(self) -> None:
         """The service is up: models may still be loading, which takes minutes and is asked of /health/ready."""

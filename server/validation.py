@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 # By pydantic's type of error, with values of its context.
@@ -46,30 +45,7 @@ class FieldError(ValueError):
         self.param = param
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong with a body. `param` is a path like `messages[2].content`."""
-
-    param: str | None
-    code: str
-    message: str
-
-
-def most_specific_problem(findings: Sequence[Mapping[str, Any]], body: Any) -> Problem:
-    """Return the most specific of pydantic's `findings` about `body`; their `loc`s start at the body."""
-    finding = _most_specific(findings)
-    cause = finding.get("ctx", {}).get("error")
-    param = cause.param if isinstance(cause, FieldError) else field_path(finding, body)
-    missing = finding["type"] in {"missing", "union_tag_not_found"}
-    code = "missing_field" if missing else getattr(cause, "code", "invalid_value")
-    if param is None and missing:
-        return Problem(None, "invalid_json", "The body is empty. Send a JSON object.")
-    if param is None:
-        return Problem(None, "invalid_value", "The body must be a JSON object.")
-    return Problem(param, code, f"`{param}` {sentence(finding)}.")
-
-
-def _most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def most_specific(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Of several findings take the one deepest in the body: in a union the others are branches not meant.
 
     Equally deep, the one whose branch has the right type is meant.

@@ -42,7 +42,7 @@ class BatchBody(Strict):
 @router.post("/batch", response_class=Response, tags=["batch"])
 async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(CallerWith("batch"))]) -> Response:
     """Answer all conversations; `responses[i]` answers `requests[i]`, a failing one with an `error` of its own."""
-    allowed, most = caller.engine.limits.batch_items, caller.settings.max_batch_items
+    allowed, most = caller.engine.limiter.limits.batch_items, caller.settings.max_batch_items
     most = most if allowed is None else min(allowed, most)
     if len(body.requests) > most:
         sentence = f"`requests` must have at most {most} items. Send several batches."

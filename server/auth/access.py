@@ -4,7 +4,7 @@ Who asks with which key is the middleware's to know; what a key's fields may hol
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -58,8 +58,7 @@ class KeyIfSent(RequiresScope):
 class Access:
     """Which models a key may use: those of its tier, and of its own list if it has one."""
 
-    def __init__(self, config: Callable[[], Config], engine: Engine) -> None:
-        self._config = config
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def models(self, key: ApiKey) -> list[ModelInfo]:
@@ -73,29 +72,23 @@ class Access:
 
     def model(self, key: ApiKey, model: str) -> ModelInfo:
         """Return one model. An unknown one and one that the key may not use get the same answer."""
-        for info in self.models(key):
-            if info.id == model:
-                return info
-        raise _no_such_model()
+        self.check(key, model)
+        return next(info for info in self._engine.models() if info.id == model)
 
     def check(self, key: ApiKey, model: str) -> None:
         """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
-        spec = self._config().models.get(model)
+        spec = self._engine.config.models.get(model)
         if spec is None or not self._allows(key, model, spec.tier):
-            raise _no_such_model()
+            raise ApiError(
+                404,
+                "model_not_found",
+                "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
+                param="model",
+            )
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
-        own = self._config().tiers.get(key.tier)
+        own = self._engine.config.tiers.get(key.tier)
         return own is not None and tier in own.models and (key.models is None or model in key.models)
-
-
-def _no_such_model() -> ApiError:
-    return ApiError(
-        404,
-        "model_not_found",
-        "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
-        param="model",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +103,8 @@ def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
     tier = tiers.get(key.tier)
     if tier is None:  # it was taken out of models.yaml: no model is left to use either
         return Limits()
-    own = {name: getattr(key.limits, name) for name in LIMITS}
-    merged = {name: getattr(tier, name) if limit is None else limit for name, limit in own.items()}
-    return Limits(**merged, queue_share=tier.queue_share)
+    own = {name: limit for name in LIMITS if (limit := getattr(key.limits, name)) is not None}
+    return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
 
 
 def check_scopes(scopes: Iterable[str]) -> None:

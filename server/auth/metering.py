@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from engine import ChatRequest, ChatResult, Config, Engine, ImageRequest, SpeechRequest, TextRequest
+from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
 from server.auth.access import Limits, limits_of
 from server.errors import ApiError
@@ -40,19 +40,20 @@ _LONGEST_RETRY_SECONDS = 120
 _Stream = TypeVar("_Stream", bound=Stream[Any])
 
 
-class Limiter:
-    """What all keys may still do. One per process; buckets and quotas are shared with other processes."""
+@dataclass(slots=True, eq=False)
+class Meter:
+    """What keys may still do, and what they have used. One per process; the store's parts are shared with others."""
 
-    def __init__(self, config: Callable[[], Config], buckets: Buckets, quotas: Quotas) -> None:
-        self.config = config
-        self.buckets = buckets
-        self.quotas = quotas
-        self._keys: dict[str, KeyLimiter] = {}
+    buckets: Buckets
+    quotas: Quotas
+    book: UsageBook
+    metrics: Metrics
+    _keys: dict[str, KeyLimiter] = field(default_factory=dict, init=False)
 
-    def of(self, key: ApiKey) -> KeyLimiter:
-        """Return the limiter of a key, which is from now on the key as it was just read."""
-        one = self._keys.setdefault(key.public_id, KeyLimiter(self, key))
-        one.key = key
+    def of(self, key: str, limits: Limits) -> KeyLimiter:
+        """Return the limiter of a key, by its public id: from now on with these limits."""
+        one = self._keys.setdefault(key, KeyLimiter(self, key, limits))
+        one.limits = limits
         return one
 
 
@@ -60,14 +61,10 @@ class Limiter:
 class KeyLimiter:
     """What one key may still do in all of its requests. What takes raises `ApiError` and StoreUnavailableError."""
 
-    shared: Limiter
-    key: ApiKey
+    meter: Meter
+    key: str
+    limits: Limits
     running: int = 0
-
-    @property
-    def limits(self) -> Limits:
-        """The limits as they are now."""
-        return limits_of(self.key, self.shared.config().tiers)
 
     def begin(self) -> None:
         """Count a request as running or waiting, until `end`."""
@@ -87,7 +84,7 @@ class KeyLimiter:
     async def take_request(self) -> Level | None:
         """Take a request, and return how many are left. None: there is no limit."""
         most = self.limits.requests_per_minute
-        return None if most is None else await self._take(Ask(f"{self.key.public_id}:requests", 1, most))
+        return None if most is None else await self._take(Ask(f"{self.key}:requests", 1, most))
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
         """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
@@ -99,11 +96,11 @@ class KeyLimiter:
         if most is None:
             return None
         cost = tokens if asked or not most else min(tokens, most)
-        ask = Ask(f"{self.key.public_id}:tokens", cost, most)
+        ask = Ask(f"{self.key}:tokens", cost, most)
         return ask, await self._take(ask)
 
     async def _take(self, ask: Ask) -> Level:
-        taken = await self.shared.buckets.take(ask)
+        taken = await self.meter.buckets.take(ask)
         if isinstance(taken, Refused):
             raise _refusal(taken, ask)
         return taken
@@ -111,26 +108,17 @@ class KeyLimiter:
     def give_back(self, ask: Ask, unused: int) -> None:
         """Give back tokens of what was taken. Never waits or fails."""
         if unused > 0:
-            self.shared.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
+            self.meter.buckets.give_back(replace(ask, cost=min(unused, ask.cost)))
 
     async def take_images(self, images: int) -> QuotaTaken | None:
         """Count images, all or none; what is returned goes to `Quotas.give_back`. None: there is no limit."""
         per_day = self.limits.images_per_day
         if per_day is None:
             return None
-        taken = await self.shared.quotas.take(self.key.public_id, "images", images, per_day)
+        taken = await self.meter.quotas.take(self.key, "images", images, per_day)
         if isinstance(taken, QuotaExceeded):
             raise _no_images_left(taken, images)
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """What a process keeps of all keys: what they may use, and what they have used."""
-
-    limiter: Limiter
-    book: UsageBook
-    metrics: Metrics
 
 
 class MeteredEngine:
@@ -140,17 +128,11 @@ class MeteredEngine:
     """
 
     def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, kind: str) -> None:
-        self.limiter = meter.limiter.of(key)
-        self.meter = meter
+        self.limiter = meter.of(key.public_id, limits_of(key, engine.config.tiers))
         self.record = record
         self.kind = kind
         self._engine = engine
         self._calls = 0
-
-    @property
-    def limits(self) -> Limits:
-        """What the key may do now."""
-        return self.limiter.limits
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -212,7 +194,7 @@ class MeteredEngine:
         return await self._engine.speech(replace(request, **self._owned()), stream)
 
     def _owned(self, before_turn: Callable[..., Awaitable[None]] | None = None) -> dict[str, Any]:
-        owned: dict[str, Any] = {"owner": self.limiter.key.public_id, "queue_share": self.limits.queue_share}
+        owned: dict[str, Any] = {"owner": self.limiter.key, "queue_share": self.limiter.limits.queue_share}
         return owned if before_turn is None else {**owned, "before_turn": before_turn}
 
 
@@ -284,14 +266,14 @@ class _Call:
         if self.tokens is not None:
             limiter.give_back(self.tokens, int(self.tokens.cost) - self._tokens_spent(used))
         if self.images is not None:
-            limiter.shared.quotas.give_back(self.images, self.images.count - used.images)
+            limiter.meter.quotas.give_back(self.images, self.images.count - used.images)
         if isinstance(self.stream, ImageStream):
             request.record.images = used.images or None
         if isinstance(self.stream, SpeechStream):
             request.record.audio_seconds = round(used.audio_seconds, 3) or None
-        request.meter.book.add(limiter.key.public_id, self.model, request.kind, used)
+        limiter.meter.book.add(limiter.key, self.model, request.kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
-        request.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
+        limiter.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
 
     def _tokens_spent(self, used: Usage) -> int:
         """How many of the tokens that were taken for it are not given back."""

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
-from server.errors import ApiError
+from server.errors import ApiError, overloaded
 from server.http.protocol import Connection
 
 _T = TypeVar("_T")
@@ -27,26 +27,18 @@ class ClientDisconnectedError(Exception):
 
 def shutting_down() -> ApiError:
     """What a request gets that the end of the server cuts off, or that comes too late."""
-    return ApiError(
-        503,
-        "server_overloaded",
-        "This server is shutting down. Try again in a few seconds.",
-        type="server_error",
-        headers={"Retry-After": "5", "Connection": "close"},
-    )
+    return overloaded("This server is shutting down. Try again in a few seconds.", Connection="close")
 
 
 class CancelOnDisconnect:
     """`async with`: cancels what runs in the block when the client leaves or the drain expires, and waits for its end.
 
     It runs in the same task, without a step of the event loop between: under load each costs a token's time.
-    The body must have been read: then the only message left to `receive` is the disconnect. Raises
-    `ClientDisconnectedError`, or the `ApiError` of a server that shuts down.
+    The body must have been read. Raises `ClientDisconnectedError`, or the `ApiError` of a server that shuts down.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, drain: Drain) -> None:
+    def __init__(self, scope: Scope, drain: Drain) -> None:
         self._connection = Connection.of(scope)
-        self._receive = receive
         self._expired = drain.expired
         self._reason: asyncio.Future[None] | None = None
 
@@ -55,10 +47,7 @@ class CancelOnDisconnect:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         self._task, self._cancelling = task, task.cancelling()
-        if self._connection is not None:
-            self._disconnected = self._connection.disconnected()
-        else:
-            self._disconnected = asyncio.ensure_future(_disconnect(self._receive))
+        self._disconnected = self._connection.disconnected()
         self._disconnected.add_done_callback(self._interrupt)
         self._expired.add_done_callback(self._interrupt)
         return self
@@ -81,13 +70,8 @@ class CancelOnDisconnect:
 
 async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request, drain: Drain) -> _T:
     """Await `work` in such a block, and return what it returns."""
-    async with CancelOnDisconnect(request.scope, request.receive, drain):
+    async with CancelOnDisconnect(request.scope, drain):
         return await work
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def client_disconnected(_: Request, __: Exception) -> Response:
@@ -106,20 +90,17 @@ class Drain:
         # A future rather than an event: hundreds of streams can wait on it without a task each.
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def request(self) -> Self:
-        """Count one running request (`with`)."""
-        return self
-
-    def __enter__(self) -> None:
-        """It begins."""
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one running request."""
         self.running += 1
         self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        """It has ended."""
-        self.running -= 1
-        if self.running == 0:
-            self._idle.set()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if self.running == 0:
+                self._idle.set()
 
     async def drain(self, seconds: float) -> None:
         """Take no more work, wait up to `seconds` for what runs, then make the rest stop."""

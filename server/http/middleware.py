@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.fair_queue import InFlight
-from server.errors import ApiError, to_api_error
+from server.errors import ApiError, overloaded, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
@@ -27,8 +27,6 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 # A setting may add these: Open WebUI asks for them without a key.
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
-
-_SECURITY_HEADERS = tuple((name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -48,15 +46,18 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope), scope["method"], _client(scope))
+        client = scope.get("client")
+        record = RequestRecord(_request_id(scope), scope["method"], client[0] if client else None)
         scope.setdefault("state", {})["record"] = record
 
         def send_with_id(message: Message) -> Awaitable[None]:
             """No coroutine of its own: it would be one more for each token."""
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                own = {"x-request-id": record.request_id, **record.headers}
-                _add_headers(message.setdefault("headers", []), own)
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers.update({"x-request-id": record.request_id, **record.headers})
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
             return send(message)
 
         try:
@@ -79,24 +80,6 @@ class RequestContext:
 def _request_id(scope: Scope) -> str:
     given = header_of(scope, b"x-request-id")
     return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-
-
-def _client(scope: Scope) -> str | None:
-    client = scope.get("client")
-    return client[0] if client else None
-
-
-def _add_headers(raw: list[tuple[bytes, bytes]], own: Mapping[str, str]) -> None:
-    """Put `own`, by names in small letters, in place of the route's, and add the security headers that are missing."""
-    said = {name for name, _ in raw}
-    for name, value in own.items():
-        key = name.encode()
-        if key in said:
-            MutableHeaders(raw=raw)[name] = value
-        else:
-            raw.append((key, value.encode("latin-1")))
-            said.add(key)
-    raw.extend(header for header in _SECURITY_HEADERS if header[0] not in said)
 
 
 class Gate:
@@ -129,7 +112,9 @@ class Gate:
                 return
             record.key = None if key is None else key.public_id
             if self._running.has_share(record.key, self._most_running):
-                await _refuse(_too_many_requests(), scope, receive, send)
+                sentence = "Too many requests run here at the same time."
+                advice = "Try again in a few seconds, or send fewer at once."
+                await _refuse(overloaded(f"{sentence} {advice}"), scope, receive, send)
                 return
             self._running.add(record.key)
             try:
@@ -147,29 +132,13 @@ async def _key_of(scope: Scope) -> ApiKey | None:
         settings: Settings = scope["app"].state.settings
         if settings.open_voice_list:
             return None
-    return await _authenticate(scope["app"].state.keys, text)
-
-
-def _key_text(scope: Scope) -> str:
-    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
-    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
-    bearer = text.strip() if scheme.lower() == "bearer" else ""
-    return bearer or (header_of(scope, b"x-api-key") or "").strip()
-
-
-async def _authenticate(keys: KeyCache, text: str) -> ApiKey:
     if not text:
         raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
+    keys: KeyCache = scope["app"].state.keys
     try:
         key = await keys.authenticate(text)
     except StoreUnavailableError as error:
-        raise ApiError(
-            503,
-            "server_overloaded",
-            "Keys cannot be checked right now. Try again in a few seconds.",
-            type="server_error",
-            headers={"Retry-After": "5"},
-        ) from error
+        raise overloaded("Keys cannot be checked right now. Try again in a few seconds.") from error
     if key is None:
         # litellm knows a bad key by these first words alone; without them it reports a bad request.
         raise _unauthorized(
@@ -179,18 +148,15 @@ async def _authenticate(keys: KeyCache, text: str) -> ApiKey:
     return key
 
 
+def _key_text(scope: Scope) -> str:
+    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
+    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
+    bearer = text.strip() if scheme.lower() == "bearer" else ""
+    return bearer or (header_of(scope, b"x-api-key") or "").strip()
+
+
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-def _too_many_requests() -> ApiError:
-    return ApiError(
-        503,
-        "server_overloaded",
-        "Too many requests run here at the same time. Try again in a few seconds, or send fewer at once.",
-        type="server_error",
-        headers={"Retry-After": "5"},
-    )
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -80,23 +80,16 @@ def header_of(scope: Scope, name: bytes) -> str | None:
 class Connection:
     """The connection of one request, in the request's scope."""
 
-    _KEY = "hearth.connection"
-
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
         self._cycle = cycle
         self._loop = loop
         self._watchers: list[asyncio.Future[None]] = []
 
     @classmethod
-    def of(cls, scope: Scope) -> Connection | None:
-        """Return that of a request; None below another server."""
-        found: Connection | None = scope.get(cls._KEY)
+    def of(cls, scope: Scope) -> Connection:
+        """Return that of a request."""
+        found: Connection = scope["hearth.connection"]
         return found
-
-    @classmethod
-    def put(cls, cycle: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Make one, and put it into the request's scope."""
-        cycle.scope[cls._KEY] = cls(cycle, loop)
 
     def write(self, data: bytes) -> None:
         """Send `data`, which is not empty, as the next piece of a body that has begun and goes on, if `can_write`.
@@ -275,7 +268,8 @@ class HearthProtocol(HttpToolsProtocol):
         self._in_head = False
         self._heads += 1
         self._cycles.append(self.cycle)
-        Connection.put(self.cycle, self.loop)
+        scope: Any = self.cycle.scope
+        scope["hearth.connection"] = Connection(self.cycle, self.loop)
 
     def on_body(self, body: bytes) -> None:
         """Note that a piece of the body has come."""
@@ -331,27 +325,23 @@ class HearthProtocol(HttpToolsProtocol):
         for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
-            connection = Connection.of(cycle.scope)
-            if connection is not None:
-                connection.client_left()
+            Connection.of(cycle.scope).client_left()
 
     def _refuse(self, error: ApiError) -> None:
         begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
         self._disconnect_all()
+        self._refused = True
+        self._stop_timer()
         if begun:  # within an answer this would be taken for a part of it
-            self._refused = True
-            self._stop_timer()
             self.transport.close()
             return
-        error.headers.update({"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"})
-        error.headers.update(SECURITY_HEADERS)
+        own = {"Connection": "close", "x-request-id": f"req_{secrets.token_hex(12)}"}
+        error.headers.update(own | SECURITY_HEADERS)
         response = error.response()
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
         phrase = HTTPStatus(error.status).phrase.encode()
         self.transport.write(b"HTTP/1.1 %d %b\r\n" % (error.status, phrase) + head + b"\r\n" + bytes(response.body))
         # Closed at once, with bytes of the client still unread, the answer would be lost in a reset.
-        self._refused = True
-        self._stop_timer()
         if self.transport.can_write_eof():  # TLS cannot say it
             self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)

@@ -34,23 +34,17 @@ class StrictRoute(APIRoute):
     """A route whose body, if it has one, is strict JSON. Use as `route_class` of a router."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read and check the body before FastAPI looks at it."""
+        """Check the key's scope, then read and check the body, before FastAPI looks at it."""
         handler = super().get_route_handler()
 
         async def strict_handler(request: Request) -> Response:
-            await self._read_body(request)
+            for below in self.dependant.dependencies:
+                if isinstance(below.call, RequiresScope):
+                    below.call.check(request)
+            await _read_into(request)
             return await handler(request)
 
-        return strict_handler
-
-    async def _read_body(self, request: Request) -> None:
-        """Parse the body, if there is one. The key's scope is checked before it is read."""
-        if self.body_field is None:
-            return
-        for below in self.dependant.dependencies:
-            if isinstance(below.call, RequiresScope):
-                below.call.check(request)
-        await _read_into(request)
+        return handler if self.body_field is None else strict_handler
 
 
 async def _read_into(request: Request) -> None:
@@ -79,20 +73,15 @@ def _check_content_type(scope: Scope) -> None:
 
 
 async def _read_capped(request: Request, limit: int) -> bytes:
-    try:
-        async with asyncio.timeout(_BODY_PAUSE_SECONDS) as pause:
-            return await _read_pieces(request, limit, pause)
-    except TimeoutError as error:
-        sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
-        raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
-
-
-async def _read_pieces(request: Request, limit: int, pause: asyncio.Timeout) -> bytes:
-    """Return the body. Each piece of it puts the end of `pause` off."""
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
-        message = await request.receive()
+        try:
+            async with asyncio.timeout(_BODY_PAUSE_SECONDS):
+                message = await request.receive()
+        except TimeoutError as error:
+            sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
+            raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
         chunk, more = message.get("body", b""), message.get("more_body", False)
@@ -101,8 +90,6 @@ async def _read_pieces(request: Request, limit: int, pause: asyncio.Timeout) -> 
             chunks.append(chunk)
         elif size > limit + _DRAIN_BYTES:
             break
-        if more:
-            pause.reschedule(asyncio.get_running_loop().time() + _BODY_PAUSE_SECONDS)
     if size > limit:
         raise ApiError(
             413,
@@ -128,7 +115,11 @@ def parse_strict_json(body: bytes) -> Any:
         ) from error
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
     if parts > _MOST_PARTS:
-        raise _too_many_parts()
+        raise ApiError(  # it would hold the event loop while it is checked part by part
+            413,
+            "request_too_large",
+            f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
+        )
     if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
         _check_values(value)
     return value
@@ -153,12 +144,3 @@ def _check_values(value: Any) -> None:
 
 def _invalid(message: str) -> ApiError:
     return ApiError(400, "invalid_json", message)
-
-
-def _too_many_parts() -> ApiError:
-    """Make the error for what would hold the event loop while it is checked part by part."""
-    return ApiError(
-        413,
-        "request_too_large",
-        f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
@@ -121,14 +121,14 @@ class StreamedResponse(Response):
         self._keep_alive_seconds = keep_alive_seconds
         self._failure = failure
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
         """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
         record: RequestRecord = scope["state"]["record"]
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         body = Body(send, start, Connection.of(scope))
         last = b""
         try:
-            async with CancelOnDisconnect(scope, receive, self._drain), _KeepAlive(body, self._keep_alive_seconds):
+            async with CancelOnDisconnect(scope, self._drain), _keep_alive(body, self._keep_alive_seconds):
                 await self._pump(body)
         except ClientDisconnectedError:
             if not body.begun:
@@ -144,7 +144,7 @@ class StreamedResponse(Response):
                 _log.warning("An answer was cut off (%s): %s", record.request_id, api_error.message)
                 return
             last = self._failure(api_error)
-        await body.end(last)
+        await body.write(last, more=False)
 
     async def _pump(self, body: Body) -> None:
         pieces: Any = aiter(self._events)
@@ -164,7 +164,7 @@ class StreamedResponse(Response):
 class Body:
     """What has been sent of the answer."""
 
-    def __init__(self, send: Send, start: Message, connection: Connection | None) -> None:
+    def __init__(self, send: Send, start: Message, connection: Connection) -> None:
         self._send = send
         self._start = start
         self._connection = connection
@@ -173,65 +173,43 @@ class Body:
         self.pieces = 0
 
     def can_write(self) -> bool:
-        """Whether `write_at_once` may be called now; never below another server than ours."""
-        return self._connection is not None and self._connection.can_write()
+        """Whether `write_at_once` may be called now."""
+        return self._connection.can_write()
 
     def write_at_once(self, data: bytes) -> None:
         """Write the next piece without a wait."""
-        assert self._connection is not None  # noqa: S101  # `can_write`
         self._connection.write(data)
         self.pieces += 1
 
-    async def write(self, data: bytes) -> None:
-        """Write the next piece, after the answer's head; waits for a client that reads slowly."""
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Write the next piece, or the last, after the answer's head; waits for a client that reads slowly."""
         self.pieces += 1
         async with self._writing:
             if not self.begun:
                 await self._send(self._start)
                 self.begun = True
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self, last: bytes) -> None:
-        """Write the last piece."""
-        if not self.begun:
-            await self._send(self._start)
-        await self._send({"type": "http.response.body", "body": last})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-class _KeepAlive:
-    """`async with`: a keep-alive comment in every such interval without a piece; None: no comments."""
+@asynccontextmanager
+async def _keep_alive(body: Body, seconds: float | None) -> AsyncIterator[None]:
+    """Write a comment in every such interval without a piece; None: no comments."""
+    if seconds is None:
+        yield
+        return
 
-    def __init__(self, body: Body, seconds: float | None) -> None:
-        self._body = body
-        self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._seen = 0
+    async def comment() -> None:
+        while True:
+            seen = body.pieces
+            await asyncio.sleep(seconds)
+            if body.pieces == seen:
+                await body.write(_KEEP_ALIVE)
 
-    async def __aenter__(self) -> None:
-        self._wait()
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:  # never in the middle of a comment
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-            if not self._task.cancelled():
-                self._task.result()
-
-    def _wait(self) -> None:
-        if self._seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._check)
-
-    def _check(self) -> None:
-        if self._body.pieces == self._seen:
-            self._task = asyncio.create_task(self._comment())
-        else:
-            self._seen = self._body.pieces
-            self._wait()
-
-    async def _comment(self) -> None:
-        await self._body.write(_KEEP_ALIVE)
-        self._seen = self._body.pieces
-        self._wait()
+    commenting = asyncio.create_task(comment())
+    try:
+        yield
+    finally:  # never in the middle of a comment
+        commenting.cancel()
+        await asyncio.wait((commenting,))
+        if not commenting.cancelled():
+            commenting.result()

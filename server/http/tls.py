@@ -52,7 +52,11 @@ class Certificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         for file, what in ((self._cert, "certificate"), (self._key, "key")):
-            _check_readable(file, what)
+            try:
+                file.open("rb").close()
+            except OSError as error:
+                advice = "Check the path, and that this user may read it."
+                raise TlsError(f"The TLS {what} {file} cannot be read: {error.strerror}. {advice}") from error
         try:
             context.load_cert_chain(self._cert, self._key, password=self._refuse_password)
         except ssl.SSLError as error:
@@ -73,11 +77,8 @@ class Certificate:
                 "that the certificate was made for; 2. if the certificate's file holds a chain, the server's own has "
                 "to come first in it."
             )
-        if (
-            _contains(self._cert, _KEY)
-            and _contains(self._key, _CERTIFICATE)
-            and not _contains(self._cert, _CERTIFICATE)
-        ):
+        cert, key = self._cert.read_bytes(), self._key.read_bytes()
+        if _KEY in cert and _CERTIFICATE in key and _CERTIFICATE not in cert:
             return (
                 f"The TLS certificate and its key are swapped: {self._cert} holds a private key, and {self._key} a "
                 "certificate. Name them the other way round."
@@ -86,19 +87,6 @@ class Certificate:
             f"The TLS certificate {self._cert} with the key {self._key} cannot be used ({error.reason or 'no PEM'}). "
             "Both must be PEM files (they begin with -----BEGIN): the certificate with its chain, and its private key."
         )
-
-
-def _contains(file: Path, what: bytes) -> bool:
-    return what in file.read_bytes()
-
-
-def _check_readable(file: Path, what: str) -> None:
-    try:
-        file.open("rb").close()
-    except OSError as error:
-        raise TlsError(
-            f"The TLS {what} {file} cannot be read: {error.strerror}. Check the path, and that this user may read it."
-        ) from error
 
 
 def certificate_of(settings: Settings) -> Certificate | None:

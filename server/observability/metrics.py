@@ -77,10 +77,10 @@ class LastMinute:
 
 
 class Metrics:
-    """Belongs to one app. `models` names those that exist: any other name came from a client."""
+    """Belongs to one app. `models` names those that exist, and a reload sets it: any other name came from a client."""
 
-    def __init__(self, models: Callable[[], Collection[str]]) -> None:
-        self._models = models
+    def __init__(self, models: Collection[str]) -> None:
+        self.models = models
         self.last_minute = LastMinute()
         self.registry = own = CollectorRegistry()
         ProcessCollector(registry=own)
@@ -127,7 +127,7 @@ class Metrics:
                 counter.labels(name, kind).inc(amount)
 
     def _known(self, model: str | None) -> str:
-        return model if model is not None and model in self._models() else _NONE
+        return model if model is not None and model in self.models else _NONE
 
 
 def _versions() -> dict[str, str]:

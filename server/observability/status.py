@@ -1,8 +1,8 @@
 """How the server stands, as `hearth status --json` and `GET /v1/admin/status` show it: models, memory, queues, GPUs.
 
-`Status` is what they show, with sizes in bytes; `read_status` gathers it. `StatusSocket`, in the data directory and for
-its owner alone, answers each connection with it, and `ask` is its other end: no key is needed for what the directory's
-owner may know anyway, and it answers also while HTTP is closed to new work.
+`Status` is what they show, with sizes in bytes; `read_status` gathers it. `status_socket`, in the data directory and
+for its owner alone, answers each connection with it, and `ask` is its other end: no key is needed for what the
+directory's owner may know anyway, and it answers also while HTTP is closed to new work.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import psutil
 from fastapi import FastAPI
@@ -28,7 +28,6 @@ from engine import ModelHealth, ModelLoad
 from engine.placement.hardware import Gpu, Hardware, read_hardware
 from server.observability.metrics import LastMinute
 from server.observability.moments import iso
-from server.settings import Settings
 from server.terminal import HEARTH
 
 FILE = "status.sock"
@@ -169,13 +168,16 @@ async def read_status(app: FastAPI) -> Status:
     draining, recent = drain.draining, app.state.metrics.last_minute
     families, ram, hardware = await asyncio.to_thread(_inspect, {name: load.pids for name, load in loads.items()})
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
-    states = []
-    for one in health:
+
+    def state(one: ModelHealth) -> ModelState:
         load = loads.get(one.id)
-        states.append(_model(one, load, _memory(one.id, load, ram.get(one.id), gpus), recent))
+        return _model(one, load, _memory(one.id, load, ram.get(one.id), gpus), recent)
+
+    found = {one.status for one in health}
+    paths = {name: getattr(settings, name) for name in Paths.model_fields}
     started_at = psutil.Process().create_time()
     return Status(
-        status="draining" if draining else _overall(health),
+        status="draining" if draining else next((state for state in ("failed", "loading") if state in found), "ready"),
         version=importlib.metadata.version("hearth-inference"),
         pid=os.getpid(),
         base_url=app.state.base_url,
@@ -185,21 +187,11 @@ async def read_status(app: FastAPI) -> Status:
         swaps=swaps,
         ram_total_bytes=hardware.ram_bytes,
         ram_available_bytes=hardware.ram_available_bytes,
-        models=states,
+        models=[state(one) for one in health],
         gpus=gpus,
         no_gpus=hardware.problem,
-        paths=_paths(settings),
+        paths=Paths(**{name: path and str(path.absolute()) for name, path in paths.items()}),
     )
-
-
-def _overall(models: Sequence[ModelHealth]) -> Literal["ready", "loading", "failed"]:
-    found = {health.status for health in models}
-    return "failed" if "failed" in found else "loading" if "loading" in found else "ready"
-
-
-def _paths(settings: Settings) -> Paths:
-    given = {name: getattr(settings, name) for name in Paths.model_fields}
-    return Paths.model_validate({name: path and str(path.absolute()) for name, path in given.items()})
 
 
 def _inspect(pids: Mapping[str, Sequence[int]]) -> tuple[dict[int, str], dict[str, int], Hardware]:
@@ -248,6 +240,9 @@ def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
     return sum(size for place, size in planned.items() if place is not None) or None
 
 
+_FROM_HEALTH = ("id", "status", "phase", "progress", "remaining_seconds", "restarts")
+
+
 def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: LastMinute) -> ModelState:
     served = None if load is None else load.served
     served_with = None
@@ -255,14 +250,9 @@ def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: 
         served_with = ServedWith(source=served.source, folder=served.folder, compiled=load.compiled)
     reason, done = health.error or health.reason, recent.of(health.id)
     return ModelState(
-        id=health.id,
-        status=health.status,
-        phase=health.phase,
-        progress=health.progress,
+        **{name: getattr(health, name) for name in _FROM_HEALTH},
         for_seconds=health.elapsed_seconds,
-        remaining_seconds=health.remaining_seconds,
         reason=None if reason is None else reason.removeprefix(f"{health.id}: "),  # the reader is told the model first
-        restarts=health.restarts,
         served_with=served_with,
         gpus=[place for place in served.planned_bytes if place is not None] if served else [],
         memory=memory,
@@ -282,34 +272,26 @@ class StatusError(Exception):
     """A server runs and does not answer; the message says what to do."""
 
 
-class StatusSocket:
-    """The server's end. `open` makes it; its caller closes it."""
+@contextlib.asynccontextmanager
+async def status_socket(data_dir: Path, read: Callable[[], Awaitable[Status]]) -> AsyncIterator[None]:
+    """Answer who connects. A file system without sockets costs a log line: the server is there for others."""
 
-    def __init__(self, path: Path, server: asyncio.AbstractServer | None) -> None:
-        self._path = path
-        self._server = server
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError):  # it did not wait
+            writer.write((await read()).model_dump_json().encode())
+            await writer.drain()
 
-    @classmethod
-    async def open(cls, data_dir: Path, read: Callable[[], Awaitable[Status]]) -> Self:
-        """Listen. A file system without sockets costs a log line: the server is there for others."""
-
-        async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.closing(writer), contextlib.suppress(OSError):  # it did not wait
-                writer.write((await read()).model_dump_json().encode())
-                await writer.drain()
-
-        path = data_dir / FILE
-        try:
-            return cls(path, await asyncio.start_unix_server(answer, sock=_bound(data_dir)))
-        except OSError as error:
-            _log.warning("`hearth status` will get no answer: %s cannot be made (%s).", path, error.strerror)
-            return cls(path, None)
-
-    async def close(self) -> None:
-        """Listen no more."""
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
+    path, server = data_dir / FILE, None
+    try:
+        server = await asyncio.start_unix_server(answer, sock=_bound(data_dir))
+    except OSError as error:
+        _log.warning("`hearth status` will get no answer: %s cannot be made (%s).", path, error.strerror)
+    try:
+        yield
+    finally:
+        if server is not None:
+            server.close()
+            path.unlink(missing_ok=True)
 
 
 def ask(data_dir: Path, seconds: float) -> Status | None:

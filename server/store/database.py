@@ -1,4 +1,4 @@
-"""The database: its URL, opening, migrating, transactions, and translating the driver's errors.
+"""The database: its URL, opening, migrating, transactions, translating the driver's errors, and writing from memory.
 
 Knows nothing of what the tables mean. What SQLite and PostgreSQL do differently is in `sqlite.py` and `postgresql.py`;
 the SQL above them is portable.
@@ -6,12 +6,16 @@ the SQL above them is portable.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, exc, make_url
+from sqlalchemy import URL, Engine, Table, exc, make_url
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from server.store.migrations import HEAD, upgrade
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 POSTGRESQL = "postgresql+psycopg"
 _FORMS = f"{SQLITE}:////var/lib/hearth/hearth.db or {POSTGRESQL}://user:password@host/database"
 _ESCAPE = ". In a password, write @ as %40, : as %3A, / as %2F and % as %25."
+_T = TypeVar("_T")
+_log = logging.getLogger("hearth.store")
 
 
 class Database:
@@ -36,7 +42,7 @@ class Database:
     def __init__(self, place: SqliteFile | PostgresqlServer) -> None:
         self._place = place
         self._engine: AsyncEngine = place.engine(blocking=False)
-        self._blocking_engine: Engine = place.engine(blocking=True).execution_options(durable=False)
+        self._blocking_engine: Engine = place.engine(blocking=True)
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
@@ -59,6 +65,10 @@ class Database:
     def kind(self) -> str:
         """`sqlite` or `postgresql`."""
         return self._engine.dialect.name
+
+    def upsert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+        """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
+        return postgresql.insert(table) if self.kind == "postgresql" else sqlite.insert(table)
 
     async def close(self) -> None:
         """Close every connection; the last one folds SQLite's log back into the file."""
@@ -100,17 +110,27 @@ class Database:
                 yield connection
 
     @contextmanager
-    def blocking(self) -> Iterator[Connection]:
-        """Like `writing` without the sync, for one thread: a quarter of the time of the asynchronous layers."""
-        with self._checked(), self._blocking_engine.begin() as connection:
-            yield connection
+    def blocking(self) -> Iterator[Any]:
+        """The driver's cursor in a transaction like `writing` without the sync, for one thread: a tenth of its time."""
+        with self._checked():
+            connection = self._blocking_engine.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute(self._place.begin_without_sync)
+                yield cursor
+                connection.commit()
+            except self._place.driver_error:
+                connection.invalidate()  # it may be dead, which only the layers would have seen
+                raise
+            finally:
+                connection.close()
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
         self._place.check()
         try:
             yield
-        except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
+        except (exc.DBAPIError, exc.TimeoutError, OSError, self._place.driver_error) as error:
             raise StoreUnavailableError(self._place.error_message(getattr(error, "orig", None) or error)) from error
 
 
@@ -149,3 +169,76 @@ def parse_url(text: str) -> URL:
     elif not url.database:
         raise StoreError(f"The database URL names no database. Write it like {server}")
     return url
+
+
+class SideTasks:
+    """Tasks that outlive the request that began them. asyncio itself keeps no reference to a task."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Begin `work`. Its result, or its error, is the task's."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def cancel(self) -> None:
+        """End all that was begun, and wait for it."""
+        for task in self._tasks:
+            task.cancel()
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Wait until all that was begun has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: asyncio does not complain about it
+
+
+class WrittenLater:
+    """What is kept in memory and written by `flush`, again and again and at the end. Use as `async with`."""
+
+    flush_every_seconds: float
+
+    @cached_property
+    def tasks(self) -> SideTasks:
+        """What ends with it."""
+        return SideTasks()
+
+    async def flush(self) -> None:
+        """Write everything. Raises StoreUnavailableError, and what was to be written is kept."""
+        raise NotImplementedError
+
+    def unwritten(self) -> str | None:
+        """Say what could not be written, up to "not written yet"; None if that is not worth a line."""
+        return None
+
+    async def __aenter__(self) -> Self:
+        self.tasks.start(self._flush_regularly())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop, and write what is left. A failing store does not hold up the shutdown for long."""
+        await self.tasks.cancel()
+        await self._try_to_flush()
+
+    async def _flush_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self.flush_every_seconds)
+            await self._try_to_flush()
+
+    async def _try_to_flush(self) -> None:
+        try:
+            await self.flush()
+        except StoreUnavailableError as error:
+            if what := self.unwritten():
+                _log.warning("%s not written yet: %s", what, error.message)

@@ -6,19 +6,15 @@ Owns freshness, staleness and the batch of last-used dates; what a valid key is,
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Self
 
+from server.store.database import WrittenLater
 from server.store.keys import ApiKey, KeyStore, ParsedKey, parse
-from server.store.schema import StoreError, StoreUnavailableError
-from server.tasks import SideTasks
-
-logger = logging.getLogger(__name__)
+from server.store.schema import StoreUnavailableError
 
 
 @dataclass(slots=True)
@@ -29,7 +25,7 @@ class _Known:
 
 
 @dataclass(eq=False)
-class KeyCache:
+class KeyCache(WrittenLater):
     """Authenticates through a bounded memory of what the store said. Use as `async with`; see also `flush`.
 
     A revoked key stops working `ttl_seconds` + one lookup after the revocation, in every process. While
@@ -52,19 +48,6 @@ class KeyCache:
     _lookups: dict[bytes, asyncio.Task[ApiKey | None]] = field(default_factory=dict, init=False, repr=False)
     _used: dict[str, datetime] = field(default_factory=dict, init=False, repr=False)
     _revoked: set[str] = field(default_factory=set, init=False, repr=False)
-    _tasks: SideTasks = field(default_factory=SideTasks, init=False, repr=False)
-
-    async def __aenter__(self) -> Self:
-        self._tasks.every(self.flush_every_seconds, self._try_to_flush)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Stop, and write the last-used dates. A failing store does not hold up the shutdown."""
-        await self._tasks.cancel()
-        await self._try_to_flush()
 
     async def authenticate(self, text: str) -> ApiKey | None:
         """The usable key with this text, or None. Any text may be given. Raises StoreUnavailableError."""
@@ -120,7 +103,7 @@ class KeyCache:
         lookup = self._lookups.get(presented.sha256)
         if lookup is None:
             # A task of its own: callers that leave must not take the answer away from the others
-            lookup = self._tasks.start(self._ask(presented))
+            lookup = self.tasks.start(self._ask(presented))
             self._lookups[presented.sha256] = lookup
             lookup.add_done_callback(lambda _: self._lookups.pop(presented.sha256))
         await asyncio.wait({lookup}, timeout=self.lookup_timeout_seconds)
@@ -145,8 +128,5 @@ class KeyCache:
                 entries.popitem(last=False)
         return key
 
-    async def _try_to_flush(self) -> None:
-        try:
-            await self.flush()
-        except StoreError as error:
-            logger.warning("last-used dates of %d keys are not written yet: %s", len(self._used), error.message)
+    def unwritten(self) -> str:
+        return f"last-used dates of {len(self._used)} keys are"

@@ -264,11 +264,6 @@ class KeyStore:
         async with self._database.reading() as connection:
             return int((await connection.execute(query)).scalar_one())
 
-    async def authenticate(self, text: str) -> ApiKey | None:
-        """The usable key with this text, or None. Any text may be given."""
-        parsed = parse(text)
-        return None if parsed is None else await self.check(parsed)
-
     async def check(self, presented: ParsedKey) -> ApiKey | None:
         """The usable key presented, or None; the same work whether its public id is known or not."""
         # The id itself or the next one there is: a row is read either way, which costs what would tell them apart.

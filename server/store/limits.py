@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,11 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
-from sqlalchemy import Connection, TextClause, case, delete, select, text, update
+from sqlalchemy import case, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from server.store.database import Database
-from server.store.schema import StoreUnavailableError, quota_day, upsert, utc_now
-from server.tasks import SideTasks
+from server.store.database import Database, SideTasks, WrittenLater
+from server.store.schema import StoreUnavailableError, quota_day, utc_now
 
 _SECOND = 1_000_000_000
 _QUOTAS_KEPT = timedelta(days=31)
@@ -94,7 +94,7 @@ class _Change:
     committing: bool = field(default=False, init=False)  # after an error: it may have happened all the same
 
 
-class Buckets:
+class Buckets(WrittenLater):
     """Takes from buckets and gives back. Use as `async with`, on one event loop.
 
     Exact: nothing is handed out ahead, so of any number of takes in any number of processes as many pass as
@@ -118,20 +118,17 @@ class Buckets:
         # A transaction in one thread takes a quarter of what it takes through asynchronous layers
         self._thread = ThreadPoolExecutor(1, "buckets")
         self._wait_seconds = wait_seconds
-        self._return_every_seconds = return_every_seconds
+        self.flush_every_seconds = return_every_seconds
         self._returns: dict[str, int] = {}  # nanoseconds by bucket; at most one entry each, so it is bounded
-        self._tasks = SideTasks()
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(StoreUnavailableError):  # tidying can wait for the next start
             await asyncio.get_running_loop().run_in_executor(self._thread, self._forget_full)
-        self._tasks.every(self._return_every_seconds, self._try_to_flush)
-        return self
+        return await super().__aenter__()
 
-    async def __aexit__(self, *_: object) -> None:
-        """Write what was given back, and stop. A failing store does not hold up the shutdown for long."""
-        await self._tasks.cancel()
-        await self._try_to_flush()
+    async def close(self) -> None:
+        """Write what was given back, and stop."""
+        await super().close()
         self._thread.shutdown(wait=False)
 
     async def take(self, ask: Ask) -> Level | Refused:
@@ -186,47 +183,43 @@ class Buckets:
         for bucket, cost in returns.items():
             self._returns[bucket] = self._returns.get(bucket, 0) + cost
 
-    async def _try_to_flush(self) -> None:
-        with contextlib.suppress(StoreUnavailableError):
-            await self.flush()
-
     # From here on in the thread
 
     def _forget_full(self) -> None:
         """Drop the rows of full buckets: none is needed to know that."""
-        with self._database.blocking() as connection:
-            connection.execute(self._statements["forget"], {"now": self._clock()})
+        with self._database.blocking() as cursor:
+            cursor.execute(self._statements["forget"], {"now": self._clock()})
 
     def _write(self, change: _Change) -> Level | Refused | None:
         if time.monotonic() > change.deadline:  # it waited behind others that found the database locked
             raise StoreUnavailableError("The key database is busy. Try again in a few seconds.")
-        with self._database.blocking() as connection:
+        with self._database.blocking() as cursor:
             # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
             for bucket, cost in sorted(change.returns.items()):
-                connection.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
-            answer = None if change.ask is None else self._take(connection, change.ask)
+                cursor.execute(self._statements["give_back"], {"bucket": bucket, "cost": cost})
+            answer = None if change.ask is None else self._take(cursor, change.ask)
             change.committing = True
         return answer
 
-    def _take(self, connection: Connection, ask: Ask) -> Level | Refused:
-        taken = self._execute(connection, "take", ask).one_or_none()
+    def _take(self, cursor: Any, ask: Ask) -> Level | Refused:
+        taken = self._execute(cursor, "take", ask).fetchone()
         if taken is not None:
             return ask.level(*taken)
-        tat, now = self._execute(connection, "look", ask).one()
+        tat, now = self._execute(cursor, "look", ask).fetchone()
         if tat is not None and tat - now > ask.window:
             # The clock was set back, or the limit lowered: without this the bucket would stay shut until then
-            self._execute(connection, "bring_back", ask)
+            self._execute(cursor, "bring_back", ask)
         wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.window) / _SECOND
         return Refused(wait, ask.level(tat, now))
 
-    def _execute(self, connection: Connection, statement: str, ask: Ask) -> Any:
+    def _execute(self, cursor: Any, statement: str, ask: Ask) -> Any:
         # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one
         now = self._clock()
         values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": ask.window, "now": now}
-        return connection.execute(self._statements[statement], values)
+        return cursor.execute(self._statements[statement], values)
 
 
-def _written(now: str) -> dict[str, TextClause]:
+def _written(now: str) -> dict[str, str]:
     # :full is the bucket's time, or now where that has passed: a bucket is never more than full
     full = "CASE WHEN bucket.tat > :now THEN bucket.tat ELSE :now END"
     statements = {
@@ -238,13 +231,14 @@ def _written(now: str) -> dict[str, TextClause]:
         "give_back": "UPDATE bucket SET tat = tat - :cost WHERE name = :bucket",
         "forget": "DELETE FROM bucket WHERE tat < :now",
     }
-    return {name: text(sql.replace(":full", full).replace(":now", now)) for name, sql in statements.items()}
+    return {name: sql.replace(":full", full).replace(":now", now) for name, sql in statements.items()}
 
 
+# The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row.
+_POSTGRESQL = _written("CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)")
 _STATEMENTS = {
     "sqlite": _written(":now"),
-    # The server's clock, so that hosts need not agree on theirs; read anew each time, after waiting for the row
-    "postgresql": _written("CAST(extract(epoch FROM clock_timestamp()) * 1000000000 AS bigint)"),
+    "postgresql": {name: re.sub(r":(\w+)", r"%(\1)s", sql) for name, sql in _POSTGRESQL.items()},
 }
 
 
@@ -309,7 +303,7 @@ class Quotas:
         async with self._database.writing(durable=False) as connection:
             await self._tidy(connection, now.date())
             if count <= per_day:
-                statement = upsert(connection, quota_day).values(**row, used=count)
+                statement = self._database.upsert(quota_day).values(**row, used=count)
                 after = quota_day.c.used + statement.excluded.used
                 statement = statement.on_conflict_do_update(
                     index_elements=list(row), set_={"used": after}, where=after <= per_day

@@ -26,6 +26,8 @@ class PostgresqlServer:
     """One database. What `sqlite.SqliteFile` has too is described in `database.Database`."""
 
     writer_turn = nullcontext()  # rows are locked, not the database
+    driver_error = errors.Error
+    begin_without_sync = "SET LOCAL synchronous_commit = off"
 
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         self._url = url
@@ -82,8 +84,7 @@ class PostgresqlServer:
             "PostgreSQL server runs and can be reached."
         )
 
-    async def backup(self, path: Path) -> None:
-        del path
+    async def backup(self, _: Path) -> None:
         raise StoreError(
             f"A PostgreSQL database is backed up with PostgreSQL's own tool: pg_dump --format=custom --file=FILE "
             f"{self._url.database}"

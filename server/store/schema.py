@@ -17,9 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
 
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
@@ -64,20 +62,14 @@ class UtcDateTime(TypeDecorator[datetime]):
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, _: Dialect) -> datetime | None:
         """Refuse a naive datetime (ValueError): whose midnight it means cannot be known."""
-        del dialect
-        if value is None:
-            return None
-        if value.tzinfo is None:
+        if value is not None and value.tzinfo is None:
             raise ValueError("a datetime for the store must carry its time zone")
-        return value.astimezone(UTC)
+        return value and value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        del dialect
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def process_result_value(self, value: datetime | None, _: Dialect) -> datetime | None:
+        return value and (value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC))
 
 
 metadata = sa.MetaData()
@@ -148,11 +140,6 @@ audit = sa.Table(
     sa.Column("detail", sa.JSON, nullable=False),
     sa.Index("audit_by_at", "at"),
 )
-
-
-def upsert(connection: AsyncConnection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 
 def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:

@@ -20,6 +20,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from engine.files import sync_folder
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
 from server.store.schema import StoreError, StoreUnavailableError, known_version
 
@@ -45,6 +46,9 @@ def sqlite_url(path: Path) -> str:
 class SqliteFile:
     """One file. What `postgresql.PostgresqlServer` has too is described in `database.Database`."""
 
+    driver_error = sqlite3.Error
+    begin_without_sync = "BEGIN IMMEDIATE"
+
     def __init__(self, path: Path, busy_timeout_seconds: float) -> None:
         self._path = path
         self._busy_timeout_seconds = busy_timeout_seconds
@@ -66,7 +70,7 @@ class SqliteFile:
             pool_timeout=self._busy_timeout_seconds,
         )
         plain = getattr(engine, "sync_engine", engine)
-        event.listen(plain, "connect", _set_up)
+        event.listen(plain, "connect", _set_up_unsynced if blocking else _set_up)
         event.listen(plain, "begin", _begin)
         return engine
 
@@ -104,6 +108,10 @@ def _set_up(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
+
+
+def _set_up_unsynced(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _begin(connection: Connection) -> None:
@@ -272,7 +280,7 @@ def restore(backup: Path, database: Path, now: datetime) -> Restored:
             version, keys = _checked_copy(backup, part)
             aside = _move_aside(database, f".before-{now:%Y%m%dT%H%M%SZ}")
             part.replace(database)
-            _sync(database.parent)
+            sync_folder(database.parent)
         finally:
             _delete(part)
     except sqlite3.Error as error:
@@ -332,11 +340,3 @@ def _move_aside(database: Path, ending: str) -> tuple[Path, ...]:
             old.rename(new)
             moved.append(new)
     return tuple(moved)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

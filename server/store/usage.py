@@ -8,13 +8,12 @@ import operator
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, RowMapping, func, select
 
-from server.store.database import Database
-from server.store.schema import COUNTERS, StoreUnavailableError, upsert, usage_hour, utc_now
-from server.tasks import SideTasks
+from server.store.database import Database, WrittenLater
+from server.store.schema import COUNTERS, usage_hour, utc_now
 
 GroupBy = Literal["hour", "day", "key", "model", "kind"]
 _BY_DAY: tuple[GroupBy, ...] = ("day",)
@@ -63,7 +62,7 @@ class _Line(NamedTuple):
     kind: str
 
 
-class UsageBook:
+class UsageBook(WrittenLater):
     """Adds up usage per key, model, hour and kind. Use as `async with`.
 
     While the store fails, up to `max_lines` sums are kept; past that the oldest hours are dropped and the log
@@ -73,23 +72,10 @@ class UsageBook:
 
     def __init__(self, database: Database, *, flush_every_seconds: float = 5.0, max_lines: int = 50_000) -> None:
         self._database = database
-        self._flush_every_seconds = flush_every_seconds
+        self.flush_every_seconds = flush_every_seconds
         self._max_lines = max_lines
         self._lines: dict[_Line, Usage] = {}
         self._writing = asyncio.Lock()
-        self._tasks = SideTasks()
-
-    async def __aenter__(self) -> Self:
-        self._tasks.every(self._flush_every_seconds, self._try_to_flush)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Stop, and write what is left. A failing store does not hold up the shutdown."""
-        await self._tasks.cancel()
-        await self._try_to_flush()
 
     def add(self, key: str, model: str, kind: str, usage: Usage, at: datetime | None = None) -> None:
         """Count what a request used: `key` by its public id, `kind` like `chat`. In memory: never waits or fails."""
@@ -123,9 +109,8 @@ class UsageBook:
         by = [column.label(name) for name, column in groups.items()]
         end = -((_EPOCH - until) // _HOUR)  # rounded up
         wanted = [table.hour >= (since - _EPOCH) // _HOUR, table.hour < end]
-        wanted += [
-            column == value for column, value in ((table.key_id, key), (table.model, model)) if value is not None
-        ]
+        wanted += [table.key_id == key] if key is not None else []
+        wanted += [table.model == model] if model is not None else []
         sums = [func.coalesce(func.sum(table[name]), 0).label(name) for name in FIELDS]
         query = select(*by, *sums).where(*wanted).group_by(*by).order_by(*by)
         async with self._database.reading() as connection:
@@ -138,7 +123,11 @@ class UsageBook:
                 await self._write(lines)
             except BaseException:
                 self._keep(lines)
-                self._drop_oldest()
+                dropped = sorted(self._lines)[: max(0, len(self._lines) - self._max_lines)]
+                for line in dropped:
+                    del self._lines[line]
+                if dropped:
+                    _log.error("usage of %d key-hours is lost: the key database has failed for too long", len(dropped))
                 raise
 
     async def _write(self, lines: dict[_Line, Usage]) -> None:
@@ -147,7 +136,7 @@ class UsageBook:
         # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
         rows: list[dict[str, Any]] = [line._asdict() | asdict(lines[line]) for line in sorted(lines)]
         async with self._database.writing(durable=False) as connection:
-            insert = upsert(connection, usage_hour)
+            insert = self._database.upsert(usage_hour)
             statement = insert.on_conflict_do_update(
                 index_elements=list(usage_hour.primary_key.columns),
                 set_={name: usage_hour.c[name] + insert.excluded[name] for name in FIELDS},
@@ -160,18 +149,8 @@ class UsageBook:
             known = self._lines.get(line)
             self._lines[line] = usage if known is None else known + usage
 
-    def _drop_oldest(self) -> None:
-        dropped = sorted(self._lines)[: max(0, len(self._lines) - self._max_lines)]
-        for line in dropped:
-            del self._lines[line]
-        if dropped:
-            _log.error("usage of %d key-hours is lost: the key database has failed for too long", len(dropped))
-
-    async def _try_to_flush(self) -> None:
-        try:
-            await self.flush()
-        except StoreUnavailableError as error:
-            _log.warning("usage in %d lines is not written yet: %s", len(self._lines), error.message)
+    def unwritten(self) -> str:
+        return f"usage in {len(self._lines)} lines is"
 
 
 def _row(row: RowMapping) -> UsageRow:

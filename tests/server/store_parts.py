@@ -11,7 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from server.store import Database
+from server.store import ApiKey, Database, KeyStore
+from server.store.keys import parse
 from server.store.schema import quota_day
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,12 @@ for line in sys.stdin:
         _, status = os.wait()
         say(f"ended {os.waitstatus_to_exitcode(status)}")
 """
+
+
+async def authenticate(store: KeyStore, text: str) -> ApiKey | None:
+    """The usable key with this text, asked of the store without a cache."""
+    parsed = parse(text)
+    return None if parsed is None else await store.check(parsed)
 
 
 @contextmanager

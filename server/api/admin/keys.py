@@ -6,7 +6,7 @@ The command line goes to the store itself: whoever has the machine can always ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from engine import Config
+from engine import Engine
 from server.api.caller import TheActor, of_app
 from server.api.schema import Shown
 from server.auth.access import KeyWith, check_rights, check_scopes
@@ -141,7 +141,7 @@ class KeyAdmin:
     """One per process: its keys, and what a change of them needs here beyond the store."""
 
     cache: KeyCache
-    config: Callable[[], Config]
+    engine: Engine
     # Two admins that revoke each other's keys at the same moment would both find that one is left.
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -182,7 +182,7 @@ router = APIRouter(
 async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKey:
     """Make a key. Its text is in this answer and never again."""
     check_scopes(body.scopes)
-    check_rights(keys.config(), body.tier, body.models or ())
+    check_rights(keys.engine.config, body.tier, body.models or ())
     fields = body.model_dump(exclude={"limits"})
     return NewKey.made(*await keys.store.create(**fields, limits=KeyLimits(**dict(body.limits)), by=by))
 
@@ -206,7 +206,7 @@ async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: T
     check_scopes(changes.get("scopes", ()))
     if "tier" in changes or "models" in changes:
         old = await keys.store.find(public_id)
-        check_rights(keys.config(), changes.get("tier", old.tier), changes.get("models", old.models) or ())
+        check_rights(keys.engine.config, changes.get("tier", old.tier), changes.get("models", old.models) or ())
     stays_admin = "admin" in changes.get("scopes", ("admin",))
     async with nullcontext() if stays_admin else keys.without_lockout(public_id, "scopes"):
         return keys.changed(await keys.store.update(public_id, by=by, **changes))

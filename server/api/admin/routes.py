@@ -103,10 +103,10 @@ async def status(request: Request) -> Status:
 async def reload(request: Request, by: TheActor) -> Reloaded:
     """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
     applied = await take_over(request.app, by)
-    renewal = renew_certificate(request.app)
+    renewal, config = renew_certificate(request.app), request.app.state.engine.config
     return Reloaded(
-        models=list(request.app.state.config.models),
-        tiers=list(request.app.state.config.tiers),
+        models=list(config.models),
+        tiers=list(config.tiers),
         **asdict(applied.models),
         voices=ChangedVoices(**asdict(applied.voices)),
         warnings=list(applied.warnings),

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from engine import ImageFormat
 from server.errors import ApiError
 from server.settings import Settings
-from server.tasks import SideTasks
+from server.store.database import SideTasks
 
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.images")

@@ -19,10 +19,15 @@ VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's data
 _ADVISORY_LOCK = 7310577104  # any number that no other program on the same database is likely to take
 
 
-def config() -> Config:
-    """Alembic's configuration, without an ini file."""
+def config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, without an ini file; for work on `connection`, if one is given."""
     from alembic.config import Config
 
+    if connection is not None and connection.dialect.name == "postgresql":
+        # SQLite's transaction keeps other processes out; here two may come at once, and the second finds it done
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
     folder = Path(__file__).parent
     settings = Config()
     # Config parses with interpolation: a percent sign in the installation path would be a reference
@@ -30,6 +35,7 @@ def config() -> Config:
     settings.set_main_option("version_locations", str(folder / "versions").replace("%", "%%"))
     settings.set_main_option("path_separator", "newline")
     settings.set_main_option("file_template", "%%(rev)s_%%(slug)s")
+    settings.attributes["connection"] = connection
     return settings
 
 
@@ -42,22 +48,11 @@ def upgrade(connection: Connection) -> None:
     """Bring the schema to HEAD inside the caller's transaction; does nothing where it is there already."""
     from alembic import command
 
-    command.upgrade(_config_for(connection), HEAD)
+    command.upgrade(config(connection), HEAD)
 
 
 def downgrade(connection: Connection, version: str) -> None:
     """Take the schema back to `version` ("base": no tables), and what only newer ones hold with it."""
     from alembic import command
 
-    command.downgrade(_config_for(connection), version)
-
-
-def _config_for(connection: Connection) -> Config:
-    if connection.dialect.name == "postgresql":
-        # SQLite's transaction keeps other processes out; here two may come at once, and the second finds it done
-        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
-        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-    settings = config()
-    settings.attributes["connection"] = connection
-    return settings
+    command.downgrade(config(connection), version)

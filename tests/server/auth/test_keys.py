@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from store_parts import authenticate
 
 from server.store import (
     DEFAULT_SCOPES,
@@ -115,7 +116,7 @@ async def test_a_created_key_authenticates_and_only_its_hash_is_on_disk(store: K
         None,
     )
     assert not key.scopes & {"admin", "metrics"}, "these are the operator's"
-    assert await store.authenticate(text) == key
+    assert await authenticate(store, text) == key
     assert await store.list() == [key]
     secret = text.split("_")[2][:43].encode()
     with closing(sqlite3.connect(file)) as connection:
@@ -131,7 +132,7 @@ def all_contents(folder: Path) -> list[bytes]:
 async def test_what_a_key_was_given_is_kept(store: KeyStore) -> None:
     expires_at = NOW.astimezone(timezone(timedelta(hours=2))) + timedelta(days=1)
     text, _ = await store.create("Zoë's [red] key", "enhanced", ["admin", "chat"], ["b", "a", "b"], expires_at)
-    key = await store.authenticate(text)
+    key = await authenticate(store, text)
     assert key is not None
     assert (key.name, key.tier) == ("Zoë's [red] key", "enhanced")
     assert (key.scopes, key.models) == (frozenset({"chat", "admin"}), ("b", "a"))
@@ -146,7 +147,7 @@ async def test_a_known_id_with_another_secret_is_refused(store: KeyStore, file: 
     stolen_id = (key.public_id, public_id_in(other))
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE api_key SET public_id = ? WHERE public_id = ?", stolen_id[::-1])
-    assert await store.authenticate(other) is None
+    assert await authenticate(store, other) is None
 
 
 async def test_a_revoked_key_is_refused_and_keeps_its_first_date(store: KeyStore) -> None:
@@ -155,7 +156,7 @@ async def test_a_revoked_key_is_refused_and_keeps_its_first_date(store: KeyStore
     assert first.revoked_at == NOW
     store.clock.now += timedelta(hours=1)  # type: ignore[attr-defined]
     assert await store.revoke(key.public_id) == first
-    assert await store.authenticate(text) is None
+    assert await authenticate(store, text) is None
     assert await store.list() == [first]
 
 
@@ -167,10 +168,10 @@ async def test_revoking_what_does_not_exist_says_so(store: KeyStore) -> None:
 async def test_an_expired_key_is_refused_from_its_second_on(store: KeyStore) -> None:
     text, _ = await store.create("laptop", "standard", expires_at=NOW + timedelta(seconds=10))
     store.clock.now += timedelta(seconds=9)  # type: ignore[attr-defined]
-    assert await store.authenticate(text)
+    assert await authenticate(store, text)
     assert await store.count_active() == 1
     store.clock.now += timedelta(seconds=1)  # type: ignore[attr-defined]
-    assert await store.authenticate(text) is None
+    assert await authenticate(store, text) is None
     assert await store.count_active() == 0
 
 
@@ -221,5 +222,5 @@ async def test_a_later_last_use_on_disk_is_not_overwritten(store: KeyStore) -> N
 
 async def test_many_keys_made_at_once_are_all_there(store: KeyStore) -> None:
     made = await asyncio.gather(*(store.create(f"key {number}", "standard") for number in range(40)))
-    answers = await asyncio.gather(*(store.authenticate(text) for text, _ in made))
+    answers = await asyncio.gather(*(authenticate(store, text) for text, _ in made))
     assert answers == [key for _, key in made]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,33 +10,37 @@ import pytest
 from store_parts import quota_used
 
 from engine import load_config
-from server.auth.metering import Limiter
+from server.auth.access import limits_of
+from server.auth.metering import KeyLimiter, Meter
 from server.errors import ApiError
-from server.store import ApiKey, Buckets, Database, KeyLimits, Quotas
+from server.observability.metrics import Metrics
+from server.store import ApiKey, Buckets, Database, KeyLimits, Quotas, UsageBook
 
 CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")
 
 
-def key_with(**limits: int) -> ApiKey:
-    return ApiKey(
+def of(meter: Meter, tier: str = next(iter(CONFIG.tiers)), **limits: int) -> KeyLimiter:
+    """The meter of a key with these limits of its own."""
+    key = ApiKey(
         public_id="a" * 12,
         name="one",
-        tier=next(iter(CONFIG.tiers)),
+        tier=tier,
         scopes=frozenset({"chat"}),
         models=None,
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         limits=KeyLimits(**limits),
     )
+    return meter.of(key.public_id, limits_of(key, CONFIG.tiers))
 
 
 @pytest.fixture
-async def limiter(database: Database) -> AsyncIterator[Limiter]:
+async def meter(database: Database) -> AsyncIterator[Meter]:
     async with Buckets(database) as buckets, Quotas(database) as quotas:
-        yield Limiter(lambda: CONFIG, buckets, quotas)
+        yield Meter(buckets, quotas, UsageBook(database), Metrics(()))
 
 
-async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_nothing(limiter: Limiter) -> None:
-    one = limiter.of(key_with(requests_per_minute=10, tokens_per_minute=100))
+async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_nothing(meter: Meter) -> None:
+    one = of(meter, requests_per_minute=10, tokens_per_minute=100)
     left = await one.take_request()
     assert left is not None
     assert (left.limit, left.remaining) == (10, 9)
@@ -53,27 +56,27 @@ async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_n
         await one.take_tokens(101, asked=True)
 
 
-async def test_what_has_no_limit_takes_nothing(limiter: Limiter) -> None:
-    one = limiter.of(replace(key_with(), tier="no longer in models.yaml"))
+async def test_what_has_no_limit_takes_nothing(meter: Meter) -> None:
+    one = of(meter, tier="no longer in models.yaml")
     assert await one.take_request() is None
     assert await one.take_tokens(10**9, asked=True) is None
     assert await one.take_images(10**9) is None
 
 
-async def test_a_limit_that_is_changed_meanwhile_holds_for_requests_that_run(limiter: Limiter) -> None:
-    one = limiter.of(key_with(parallel_requests=1))
+async def test_a_limit_that_is_changed_meanwhile_holds_for_requests_that_run(meter: Meter) -> None:
+    one = of(meter, parallel_requests=1)
     one.begin()
     with pytest.raises(ApiError, match="running at the same time"):
         one.begin()
-    limiter.of(key_with(parallel_requests=2)).begin()
+    of(meter, parallel_requests=2).begin()
     assert one.running == 2
 
 
 async def test_too_many_images_are_refused_whole_with_the_numbers_and_the_hour(database: Database) -> None:
     noon = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
     async with Buckets(database) as buckets, Quotas(database, clock=lambda: noon) as quotas:
-        limiter = Limiter(lambda: CONFIG, buckets, quotas)
-        one = limiter.of(key_with(images_per_day=3))
+        meter = Meter(buckets, quotas, UsageBook(database), Metrics(()))
+        one = of(meter, images_per_day=3)
         await one.take_images(2)
         with pytest.raises(ApiError) as caught:
             await one.take_images(2)
@@ -85,5 +88,5 @@ async def test_too_many_images_are_refused_whole_with_the_numbers_and_the_hour(d
         assert "`n`" in error.message
         await one.take_images(1)
         with pytest.raises(ApiError, match="no images at all"):
-            await limiter.of(key_with(images_per_day=0)).take_images(1)
-    assert await quota_used(database, one.key.public_id) == 3
+            await of(meter, images_per_day=0).take_images(1)
+    assert await quota_used(database, one.key) == 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import Result
+from store_parts import authenticate
 from typer.testing import CliRunner
 
 from server.cli.keys import app
@@ -42,7 +43,7 @@ def created(keys: Keys, *arguments: str) -> dict[str, Any]:
 def authenticated(folder: Path, text: str) -> ApiKey | None:
     async def ask() -> ApiKey | None:
         async with await Database.open(sqlite_url(folder)) as database:
-            return await KeyStore(database).authenticate(text)
+            return await authenticate(KeyStore(database), text)
 
     return asyncio.run(ask())
 

@@ -86,7 +86,7 @@ class Connection:
         routes.append(Route("/slow", self._slow, methods=["POST"]))
         routes.append(Route("/head", _HeadFirst(self.gate)))
         app = Starlette(routes=routes, middleware=[Middleware(RequestContext)])
-        app.state.settings, app.state.metrics, app.state.drain = load_settings(), Metrics(dict), Drain()
+        app.state.settings, app.state.metrics, app.state.drain = load_settings(), Metrics(()), Drain()
         app.state.access_log = self.log = []
         config = uvicorn.Config(app, http=HearthProtocol, ws="none", log_config=None, access_log=False, lifespan="off")
         config.load()
@@ -153,7 +153,7 @@ async def _bug(request: Request) -> Response:
 
 
 def _streamed(
-    events: Callable[[], AsyncGenerator[bytes, None]], *, keep_alive_seconds: float = 60
+    events: Callable[[], AsyncGenerator[bytes, None]], *, keep_alive_seconds: float | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         await request.body()

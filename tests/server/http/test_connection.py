@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
 from connection_parts import END, LARGE, Connection, ask, chunk
 from serving import async_poll_until
-from starlette.applications import Starlette
-
-from server.http.disconnect import Drain
-from server.http.middleware import RequestContext
-from server.http.streaming import StreamedResponse
-from server.observability.metrics import Metrics
 
 
 async def test_a_plain_answer_is_written_whole():
@@ -111,7 +103,8 @@ async def test_a_client_that_leaves_is_noticed_without_a_task_that_watches(path:
     before = asyncio.all_tasks()
     connection.protocol.data_received(ask(path) + ask("/plain"))  # another waits behind it
     await connection.begun.wait()
-    assert asyncio.all_tasks() - before == connection.state.tasks
+    others = asyncio.all_tasks() - before - connection.state.tasks
+    assert len(others) == (1 if path == "/waiting" else 0), "keep-alive comments alone have a task"
     connection.protocol.connection_lost(None)
     await connection.ended()
     assert connection.left == ["slow" if path == "/slow" else "stream"]
@@ -139,30 +132,3 @@ async def test_a_connection_holds_so_many_waiting_requests_and_no_more():
     full.protocol.data_received(ask("/quick") * 66)
     assert b"too_many_pipelined" in b"".join(full.writes)
     await async_poll_until(full.transport.is_closing, 5)
-
-
-async def test_below_another_server_events_are_sent_and_a_client_that_leaves_is_noticed():
-    gate, left, sent = asyncio.Event(), asyncio.Event(), []
-
-    async def receive() -> dict[str, str]:
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        yield b"one"
-        yield b"two"
-        await gate.wait()
-
-    app = RequestContext(StreamedResponse(events(), drain=Drain(), keep_alive_seconds=60))
-    state = Starlette()
-    state.state.metrics, state.state.access_log = Metrics(dict), (log := [])
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "app": state}
-    task = asyncio.create_task(app(scope, receive, send))
-    await async_poll_until(lambda: len(sent) == 3, 5)
-    assert [message.get("body") for message in sent] == [None, b"one", b"two"]
-    left.set()
-    await task
-    assert [record.status for record in log] == [499]

@@ -48,7 +48,7 @@ class Streaming:
         ]
         self._app = Starlette(routes=routes, middleware=[Middleware(RequestContext)], lifespan=self._lifespan)
         self._app.state.settings = load_settings(write_stall_seconds=STALL_SECONDS)
-        self._app.state.metrics = self.metrics = Metrics(dict)
+        self._app.state.metrics = self.metrics = Metrics(())
         self._app.state.access_log = []
         config = uvicorn.Config(
             self._app,

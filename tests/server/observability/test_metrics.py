@@ -165,7 +165,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_a_model_that_does_not_exist_has_no_name():
-    metrics = Metrics(lambda: {"known"})
+    metrics = Metrics({"known"})
     for model in ("known", "made up by a client"):
         metrics.used(model, "chat", Usage(requests=1, aborted=1, completion_tokens=3), None)
         metrics.finished(RequestRecord("r", "BREW", None, model=model, status=404))
@@ -193,7 +193,7 @@ async def test_dashboard_and_alerts_ask_for_metrics_that_there_are(file: str, ht
 
 async def test_the_documentation_lists_what_is_counted():
     told = (ROOT / "docs" / "operations.md").read_text()
-    for family in Metrics(dict).registry.collect():
+    for family in Metrics(()).registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         if not name.startswith("process_"):
             assert name.replace("hearth_build", "hearth_build_info") in told or f"`{name}`" in told, name

@@ -16,7 +16,7 @@ from server.cli import app
 from server.cli.status import duration, memory_text, served_with, shown, work_text
 from server.instance import only_one
 from server.observability.metrics import LastMinute
-from server.observability.status import FILE, Status, StatusError, StatusSocket, ask
+from server.observability.status import FILE, Status, StatusError, ask, status_socket
 from server.store import Usage
 
 GIB = 2**30
@@ -156,12 +156,9 @@ async def test_the_socket_answers_its_owner_alone_however_long_the_path_is(tmp_p
     async def read() -> Status:
         return STATUS
 
-    opened = await StatusSocket.open(folder, read)
-    try:
+    async with status_socket(folder, read):
         assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
         assert [await asyncio.to_thread(ask, folder, 10) for _ in range(2)] == [STATUS, STATUS]
-    finally:
-        await opened.close()
     assert not (folder / FILE).exists()
     assert ask(folder, 10) is None
 
@@ -174,11 +171,8 @@ async def test_what_a_killed_server_left_is_in_nobodys_way(tmp_path: Path):
     async def read() -> Status:
         return STATUS
 
-    opened = await StatusSocket.open(tmp_path, read)
-    try:
+    async with status_socket(tmp_path, read):
         assert await asyncio.to_thread(ask, tmp_path, 10) == STATUS
-    finally:
-        await opened.close()
 
 
 def test_a_server_that_does_not_move_is_told_from_none(tmp_path: Path):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_parts import held, moved_away, run_python, writers
+from store_parts import authenticate, held, moved_away, run_python, writers
 
 from server.store import Database, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
 from server.store.keys import new_key
@@ -196,7 +196,7 @@ async def test_damage_while_running_fails_closed_for_unknown_keys(file: Path) ->
     async with await Database.open(sqlite_url(file)) as database:
         overwritten(file, 4096, 4096 * 8)
         with pytest.raises(StoreUnavailableError):
-            await KeyStore(database).authenticate(new_key())
+            await authenticate(KeyStore(database), new_key())
 
 
 async def test_processes_that_open_a_new_database_and_write_at_once_all_succeed(database_url: str) -> None:
@@ -221,7 +221,7 @@ async def test_the_schema_goes_down_and_up_again_and_keys_stay(database_url: str
             async with database.writing() as connection:
                 await connection.run_sync(migrations.upgrade)
             if version == "0001":
-                assert await KeyStore(database).authenticate(text) == replace(key, notes="")
+                assert await authenticate(KeyStore(database), text) == replace(key, notes="")
         assert await KeyStore(database).list() == []
 
 
@@ -232,7 +232,7 @@ async def test_a_backup_is_whole_the_owners_alone_and_made_while_others_write(fi
     await asyncio.gather(database.backup(copy), *(store.create(f"key {number}", "standard") for number in range(20)))
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     async with await Database.open(sqlite_url(copy)) as restored:
-        assert await KeyStore(restored).authenticate(text) == key
+        assert await authenticate(KeyStore(restored), text) == key
 
 
 async def test_a_backup_overwrites_nothing_and_says_what_is_wrong(file: Path, database: Database) -> None:
@@ -250,8 +250,8 @@ async def test_while_another_process_writes_keys_are_read_and_writes_are_refused
     store = KeyStore(database)
     text, key = await store.create("laptop", "standard")
     with held(file):
-        assert await store.authenticate(text) == key
-        assert await store.authenticate(new_key()) is None
+        assert await authenticate(store, text) == key
+        assert await authenticate(store, new_key()) is None
         with pytest.raises(StoreUnavailableError, match="locked") as caught:
             await store.create("phone", "standard")
     assert caught.value.retry_after_seconds > 0
