@@ -66,10 +66,11 @@ class SpeechBody(ModelBody):
     """The same seed gives the same sound. Default: by chance."""
 
 
-def _to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
+@router.post("/speech", response_class=Response)
+async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
+    """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
     caller.access.check(caller.key, body.model)
-    return SpeechRequest(
+    asked = SpeechRequest(
         request_id=secrets.token_hex(12),
         model=body.model,
         voice=body.voice if isinstance(body.voice, str) else body.voice.id,
@@ -78,12 +79,6 @@ def _to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
         seed=body.seed,
         response_format=body.response_format or "mp3",
     )
-
-
-@router.post("/speech", response_class=Response)
-async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
-    """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
-    asked = _to_speech_request(body, caller)
     as_events = body.stream_format == "sse"
     caller.record.model, caller.record.stream = asked.model, as_events
     pieces = _spoken(lambda: caller.engine.speech(asked), asked, as_events=as_events)

@@ -6,13 +6,12 @@ from collections import Counter
 from itertools import accumulate
 from typing import Annotated, Any, Self
 
-import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine import ChatChoice, ChatDelta, ChatStep, TextRequest, TokenLogprob
-from server.api.caller import Caller, ChatCaller
+from server.api.caller import ChatCaller
 from server.api.chat_answer import CompletionAnswer
 from server.api.chat_request import SampledBody
 from server.api.schema import PositiveInt, TopLogprobs, refused
@@ -82,17 +81,6 @@ class CompletionBody(SampledBody):
         return self
 
 
-def to_text_request(body: CompletionBody, caller: Caller) -> TextRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
-    most = caller.access.model(caller.key, body.model).max_output_tokens
-    return TextRequest(
-        **body.to_engine(caller),
-        prompts=body.prompt,
-        max_tokens=body.max_tokens or min(_DEFAULT_MAX_TOKENS, most or _DEFAULT_MAX_TOKENS),
-        top_logprobs=body.logprobs,
-    )
-
-
 class TextAnswer(CompletionAnswer):
     """A text completion, whole or streamed."""
 
@@ -106,7 +94,7 @@ class TextAnswer(CompletionAnswer):
     def step(self, step: ChatStep) -> bytes:
         """Return the chunks of one engine step: one for each choice that has something new."""
         return b"".join(
-            self._chunk(msgspec.json.encode(self._choice(delta)))
+            self._chunk(self._choice(delta))
             for delta in step.deltas
             if delta.content or delta.logprobs or delta.finish_reason
         )
@@ -144,5 +132,11 @@ router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 @router.post("/completions", response_class=Response)
 async def create_completion(body: CompletionBody, caller: ChatCaller) -> Response:
     """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
-    text = to_text_request(body, caller)
+    most = caller.access.model(caller.key, body.model).max_output_tokens
+    text = TextRequest(
+        **body.to_engine(caller),
+        prompts=body.prompt,
+        max_tokens=body.max_tokens or min(_DEFAULT_MAX_TOKENS, most or _DEFAULT_MAX_TOKENS),
+        top_logprobs=body.logprobs,
+    )
     return await caller.answer(text, TextAnswer(text, include_usage=body.include_usage), stream=body.stream)

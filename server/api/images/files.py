@@ -16,13 +16,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import urlencode
 
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from engine import ImageFormat
@@ -121,25 +121,21 @@ class ImageFiles:
     def __init__(self, folder: ImageFolder, *, sweep_every_seconds: float = 600) -> None:
         self._folder = folder
         self._sweep_every_seconds = sweep_every_seconds
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-files")
+        self._threads = CapacityLimiter(_THREADS)
         self._sweeping = asyncio.Lock()
         self._bytes = 0
-        self._timer: asyncio.Task[None] | None = None
-        self._tasks = SideTasks()
+        self._timer, self._tasks = SideTasks(), SideTasks()
 
     async def __aenter__(self) -> Self:
         await self._run(self._folder.open)
         await self.sweep()
-        self._timer = asyncio.create_task(self._sweep_regularly())
+        self._timer.every(self._sweep_every_seconds, self.sweep)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Finish what has begun, and stop. The files stay."""
-        if self._timer is not None:
-            self._timer.cancel()
-            await asyncio.wait((self._timer,))
+        await self._timer.cancel()
         await self._tasks.finish()
-        self._executor.shutdown(wait=False)
 
     async def save(self, data: bytes, output_format: ImageFormat) -> StoredImage:
         """Store one image. Raises `ApiError` 507 when the disk is full; nothing is left of it then.
@@ -195,13 +191,8 @@ class ImageFiles:
                 if self._bytes <= self._folder.max_bytes:
                     return  # else nobody has started a sweep for what came
 
-    async def _sweep_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._sweep_every_seconds)
-            await self.sweep()
-
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+        return await to_thread.run_sync(work, *arguments, limiter=self._threads)
 
 
 @dataclass(frozen=True)
