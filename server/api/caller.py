@@ -41,7 +41,7 @@ class Answer(Encoder):
 
     def failed(self, error: ApiError) -> bytes:
         """Return what ends a stream that fails after its start."""
-        return failure_event(error)
+        return event("error", error=error.body())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,6 @@ def json_response(answer: Any) -> Response:
 def event(kind: str, **fields: Any) -> bytes:
     """Encode an event of a convention that names their types, in the event itself too."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
-
-
-def failure_event(error: ApiError) -> bytes:
-    """Encode what a stream of such events ends with when it fails after its start."""
-    return event("error", error=error.body())
 
 
 class CallerWith(RequiresScope):

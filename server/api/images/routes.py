@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse
 
 from engine import FinishedImage, GenerationError, ImageRequest, PartialImage
 from engine.stream import ImageStream
-from server.api.caller import Caller, CallerWith, TheSettings, event, failure_event, json_response, of_app
+from server.api.caller import Caller, CallerWith, TheSettings, event, json_response, of_app
 from server.api.images.files import ImageFiles, ImageLinks, public_base_url
 from server.api.schema import ModelBody, RandomSeed, ShortText, Strict
 from server.errors import ApiError
@@ -117,7 +117,8 @@ async def create_images(
     )
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
-        return caller.streamed(answer.events(progress=progress), failure=failure_event)
+        events = answer.events(progress=progress)
+        return caller.streamed(events, failure=lambda error: event("error", error=error.body()))
     return json_response(await until_disconnect(answer.whole(), caller.request, caller.drain))
 
 

@@ -38,12 +38,7 @@ router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictR
 _BILLING_LINE = "x-anthropic-billing-header"
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_STOP_REASONS = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-    "content_filter": "refusal",
-}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 # As they begin.
 _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},

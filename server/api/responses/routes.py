@@ -26,7 +26,6 @@ from server.api.responses.schema import (
     MessageItem,
     NamedTool,
     Part,
-    RefusalPart,
     ResponseBody,
     ResponseImage,
     ResponseSchema,
@@ -170,7 +169,7 @@ def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dic
             names[f"{path}.content[{index}].image_url.url"] = f"{where}[{index}].image_url"
             parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}})
         else:
-            parts.append({"type": "text", "text": _text_of(part)})
+            parts.append({"type": "text", "text": part.text})
     return {"role": "user", "content": parts}
 
 
@@ -188,16 +187,13 @@ def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str
 def _text(content: str | list[Part], where: str) -> str:
     if isinstance(content, str):
         return content
+    texts = []
     for index, part in enumerate(content):
         if isinstance(part, ResponseImage):
             place = f"{where}[{index}]"
             raise ApiError(400, "invalid_value", f"`{place}` must be text: only users show images.", param=place)
-    return "".join(_text_of(part) for part in content)
-
-
-def _text_of(part: Any) -> str:
-    text: str = part.refusal if isinstance(part, RefusalPart) else part.text
-    return text
+        texts.append(part.text)
+    return "".join(texts)
 
 
 @dataclass(slots=True)

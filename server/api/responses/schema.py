@@ -60,7 +60,7 @@ class RefusalPart(Strict):
     """What a model said instead of an answer; for us text like any other."""
 
     type: Literal["refusal"]
-    refusal: str
+    text: Annotated[str, Field(alias="refusal")]
 
 
 class ResponseImage(Strict):
