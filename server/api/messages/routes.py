@@ -20,16 +20,7 @@ from pydantic_core import from_json
 from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
 from server.api.caller import Answer, Caller, ChatCaller, event, json_response
 from server.api.chat_request import FieldNames, TextPart, to_chat_body, to_chat_request
-from server.api.messages.schema import (
-    Block,
-    CountTokensBody,
-    ImageBlock,
-    MessagesBody,
-    MessageToolChoice,
-    SystemTurn,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from server.api.messages import schema
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 
@@ -51,11 +42,11 @@ _DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 
-_Blocks = list[tuple[str, "Block"]]  # each with its path in the client's body
+_Blocks = list[tuple[str, schema.Block]]  # each with its path in the client's body
 
 
 @router.post("", response_class=Response)
-async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
+async def create_message(body: schema.MessagesBody, caller: ChatCaller) -> Response:
     """Answer a conversation with a message, whole or, with `stream: true`, as server-sent events."""
     chat, names = _to_chat(body, caller)
     chat = replace(chat, top_k=body.top_k)
@@ -63,7 +54,7 @@ async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
 
 
 @router.post("/count_tokens", response_class=Response)
-async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
+async def count_tokens(body: schema.CountTokensBody, caller: ChatCaller) -> Response:
     """Count the tokens that the same body would have as a prompt, tools and the model's own template included."""
     chat, names = _to_chat(body, caller)
     caller.record.model = chat.model
@@ -73,7 +64,7 @@ async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
     return json_response({"input_tokens": tokens})
 
 
-def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
+def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
     """Translate a body, to answer it or to count its tokens. Raises `ApiError` for what chat does not take."""
     names = FieldNames({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
     messages, continues = _messages(body, names)
@@ -89,7 +80,7 @@ def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldN
             "json_schema": {"name": "answer", "schema": form.json_schema},
         }
         names["response_format"] = "output_format" if body.output_format else "output_config.format"
-    if isinstance(body, MessagesBody):
+    if isinstance(body, schema.MessagesBody):
         fields |= body.model_dump(include={"max_tokens", "stream", "temperature", "top_p"})
         fields["stop"] = list(body.stop_sequences)
     with names.as_sent():
@@ -97,13 +88,13 @@ def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldN
     return replace(chat, continue_answer=continues), names
 
 
-def _tools(body: CountTokensBody) -> dict[str, Any]:
+def _tools(body: schema.CountTokensBody) -> dict[str, Any]:
     if not body.tools:
         return {}
     functions = [{"name": it.name, "description": it.description, "parameters": it.input_schema} for it in body.tools]
     fields: dict[str, Any] = {"tools": [{"type": "function", "function": function} for function in functions]}
     choice = body.tool_choice
-    if isinstance(choice, MessageToolChoice):
+    if isinstance(choice, schema.MessageToolChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice is not None:
         fields["tool_choice"] = _CHOICES[choice.type]
@@ -112,7 +103,7 @@ def _tools(body: CountTokensBody) -> dict[str, Any]:
     return fields
 
 
-def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
+def _messages(body: schema.CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
     """Return chat messages, and whether the last one is to be continued."""
     system = _system(body)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -129,7 +120,7 @@ def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, 
     return messages, True
 
 
-def _placed(path: str, content: str | Sequence[Block] | None) -> _Blocks:
+def _placed(path: str, content: str | Sequence[schema.Block] | None) -> _Blocks:
     """Return the blocks of a content, each with its path; a plain text is one block."""
     if isinstance(content, str) or not content:
         return [(path, TextPart(type="text", text=content if isinstance(content, str) else ""))]
@@ -140,19 +131,19 @@ def _text(blocks: _Blocks) -> str:
     return "\n".join(block.text for _, block in blocks if isinstance(block, TextPart) and block.text)
 
 
-def _system(body: CountTokensBody) -> str:
+def _system(body: schema.CountTokensBody) -> str:
     """All instructions, first in the conversation: templates of many models refuse them anywhere else."""
-    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, SystemTurn))]
+    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, schema.SystemTurn))]
     blocks = [placed for content in contents for placed in _placed("system", content)]
     return _text([placed for placed in blocks if not _text([placed]).startswith(_BILLING_LINE)])
 
 
-def _turns(body: CountTokensBody) -> list[tuple[str, _Blocks]]:
+def _turns(body: schema.CountTokensBody) -> list[tuple[str, _Blocks]]:
     """Messages of one role in a row are one turn: many templates want the roles to take turns."""
     said = [
         (message.role, placed)
         for position, message in enumerate(body.messages)
-        if not isinstance(message, SystemTurn)
+        if not isinstance(message, schema.SystemTurn)
         for placed in _placed(f"messages[{position}].content", message.content)
     ]
     return [(role, [placed for _, placed in turn]) for role, turn in groupby(said, key=itemgetter(0))]
@@ -167,7 +158,7 @@ def _assistant(blocks: _Blocks) -> dict[str, Any]:
             "function": {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()},
         }
         for _, block in blocks
-        if isinstance(block, ToolUseBlock)
+        if isinstance(block, schema.ToolUseBlock)
     ]
     if not calls:
         return {"role": "assistant", "content": text}
@@ -179,18 +170,18 @@ def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]
     messages: list[dict[str, Any]] = []
     parts: _Blocks = []
     for path, block in blocks:
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, schema.ToolResultBlock):
             inner = _placed(f"{path}.content", block.content)
             text = f"Error: {_text(inner)}" if block.is_error else _text(inner)
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-            parts += [(place, part) for place, part in inner if isinstance(part, ImageBlock)]
+            parts += [(place, part) for place, part in inner if isinstance(part, schema.ImageBlock)]
         else:
             parts.append((path, block))
-    if not any(isinstance(part, ImageBlock) for _, part in parts):
+    if not any(isinstance(part, schema.ImageBlock) for _, part in parts):
         return [*messages, {"role": "user", "content": _text(parts)}] if parts else messages
     content: list[dict[str, Any]] = []
     for path, part in parts:
-        if isinstance(part, ImageBlock):
+        if isinstance(part, schema.ImageBlock):
             names[f"messages[{first + len(messages)}].content[{len(content)}]"] = f"{path}.source"
             content.append({"type": "image_url", "image_url": {"url": part.source.url}})
         elif isinstance(part, TextPart) and part.text:

@@ -19,17 +19,7 @@ from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallD
 from server.api.caller import ChatCaller, event, json_response
 from server.api.chat_answer import logprob
 from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
-from server.api.responses.schema import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    Item,
-    MessageItem,
-    NamedTool,
-    Part,
-    ResponseBody,
-    ResponseImage,
-    ResponseSchema,
-)
+from server.api.responses import schema
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -47,22 +37,16 @@ _NAMES = {
     "tool_choice.function": "tool_choice",
 }
 _CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
-# Of each kind of item: how its id begins, how the events of its text are called, and what it has at first.
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_TEXTS = {
-    "message": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "function_call": "response.function_call_arguments",
-}
-_EMPTY: dict[str, dict[str, Any]] = {
-    "message": {"role": "assistant", "content": []},
-    "reasoning": {"summary": [], "content": []},
-    "function_call": {"arguments": ""},
+# Of each kind of item: how its id begins, what its text is called, and what it has at first.
+_KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "message": ("msg", "output_text", {"role": "assistant", "content": []}),
+    "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
+    "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
 }
 
 
 @router.post("/responses", response_class=Response)
-async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
+async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Response:
     """Answer a conversation of items, whole or, with `stream: true`, as typed events. Nothing is stored."""
     names = FieldNames(_NAMES, with_rest=True)
     fields = _chat_fields(body, names)
@@ -87,7 +71,7 @@ async def _read(events: TokenEvents) -> None:
         pass
 
 
-def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
+def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]:
     """Return the fields of the chat body that asks for the same. Raises `ApiError` for what no chat message holds."""
     names |= {f"tools[{index}].function": f"tools[{index}]" for index in range(len(body.tools or ()))}
     choice = body.tool_choice
@@ -103,7 +87,7 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
         ]
         or None,
         "tool_choice": (
-            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, schema.NamedTool) else choice
         ),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body),
@@ -113,28 +97,27 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
     }
 
 
-def _response_format(body: ResponseBody) -> Any:
+def _response_format(body: schema.ResponseBody) -> Any:
     form = body.text.format if body.text else None
-    if not isinstance(form, ResponseSchema):
+    if not isinstance(form, schema.ResponseSchema):
         return None if form is None else {"type": form.type}
-    schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)}
 
 
-def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
+def _messages(body: schema.ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for place, item in _placed_items(body):
         path = f"messages[{len(messages)}]"
-        if isinstance(item, MessageItem):
+        if isinstance(item, schema.MessageItem):
             message = _message(item, place, path, names)
             if message["role"] == "system" and [earlier["role"] for earlier in messages] == ["system"]:
                 messages[0]["content"] += f"\n\n{message['content']}"  # many templates take one, at the very start
             else:
                 messages.append(message)
                 names |= {path: place}
-        elif isinstance(item, FunctionCallItem):
+        elif isinstance(item, schema.FunctionCallItem):
             _add_call(messages, item, place, names)
-        elif isinstance(item, FunctionCallOutputItem):
+        elif isinstance(item, schema.FunctionCallOutputItem):
             content = _text(item.output, f"{place}.output")
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             names |= {path: place, f"{path}.content": f"{place}.output", f"{path}.tool_call_id": f"{place}.call_id"}
@@ -143,29 +126,30 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     return messages
 
 
-def _placed_items(body: ResponseBody) -> Iterator[tuple[str, Item]]:
+def _placed_items(body: schema.ResponseBody) -> Iterator[tuple[str, schema.Item]]:
     """Yield all that is said, each with its place in the body."""
     if body.instructions:
-        yield "instructions", MessageItem(type="message", role="system", content=body.instructions)
+        yield "instructions", schema.MessageItem(type="message", role="system", content=body.instructions)
     if isinstance(body.input, str):
-        yield "input", MessageItem(type="message", role="user", content=body.input)
+        yield "input", schema.MessageItem(type="message", role="user", content=body.input)
     else:
         yield from ((f"input[{position}]", item) for position, item in enumerate(body.input))
 
 
-def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dict[str, Any]:
+def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames) -> dict[str, Any]:
     where = f"{place}.content" if place.endswith("]") else place
     names[f"{path}.content"] = where
     if item.role != "user":
         role = "assistant" if item.role == "assistant" else "system"
         return {"role": role, "content": _text(item.content, where)}
-    if isinstance(item.content, str) or (len(item.content) == 1 and not isinstance(item.content[0], ResponseImage)):
-        return {"role": "user", "content": _text(item.content, where)}  # some templates read nothing else
-    if not item.content:
+    content = item.content
+    if isinstance(content, str) or (len(content) == 1 and not isinstance(content[0], schema.ResponseImage)):
+        return {"role": "user", "content": _text(content, where)}  # some templates read nothing else
+    if not content:
         raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 items.", param=where)
     parts: list[dict[str, Any]] = []
-    for index, part in enumerate(item.content):
-        if isinstance(part, ResponseImage):
+    for index, part in enumerate(content):
+        if isinstance(part, schema.ResponseImage):
             names[f"{path}.content[{index}].image_url.url"] = f"{where}[{index}].image_url"
             parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}})
         else:
@@ -173,7 +157,7 @@ def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dic
     return {"role": "user", "content": parts}
 
 
-def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str, names: FieldNames) -> None:
+def _add_call(messages: list[dict[str, Any]], call: schema.FunctionCallItem, place: str, names: FieldNames) -> None:
     """Calls belong to the assistant's message before them; in chat they are one message."""
     if not messages or messages[-1]["role"] != "assistant":
         names[f"messages[{len(messages)}]"] = place
@@ -184,12 +168,12 @@ def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str
     calls.append({"id": call.call_id, "type": "function", "function": function})
 
 
-def _text(content: str | list[Part], where: str) -> str:
+def _text(content: str | list[schema.Part], where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for index, part in enumerate(content):
-        if isinstance(part, ResponseImage):
+        if isinstance(part, schema.ResponseImage):
             place = f"{where}[{index}]"
             raise ApiError(400, "invalid_value", f"`{place}` must be text: only users show images.", param=place)
         texts.append(part.text)
@@ -198,19 +182,18 @@ def _text(content: str | list[Part], where: str) -> str:
 
 @dataclass(slots=True)
 class _Item:
-    """One item of the output while it is written."""
+    """One item of the output while it is written. `place` is what its events say of where it stands."""
 
     kind: str
     value: dict[str, Any]
+    place: dict[str, Any]
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
         """Return the one content part of a message or of reasoning."""
-        text = "".join(self.pieces)
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
+        part = {"type": _KINDS[self.kind][1], "text": "".join(self.pieces)}
+        return {**part, "annotations": [], "logprobs": self.logprobs} if self.kind == "message" else part
 
     def fill(self, status: str) -> None:
         """Put the text so far into the item."""
@@ -221,7 +204,7 @@ class _Item:
 class ResponseAnswer:
     """Turns engine steps into events, and keeps the items so far. `response` is set once `end` was called."""
 
-    def __init__(self, body: ResponseBody, *, request_id: str, created: int) -> None:
+    def __init__(self, body: schema.ResponseBody, *, request_id: str, created: int) -> None:
         self._as_asked = {"id": f"resp_{request_id}", "object": "response", "created_at": created, **_as_asked(body)}
         self._request_id = request_id
         self._sequence_number = 0
@@ -253,8 +236,8 @@ class ResponseAnswer:
 
     def failed(self, error: ApiError) -> bytes:
         """Return the event that ends a stream which cannot go on."""
-        for item in self._items:
-            item.fill("completed" if item is not self._items[-1] else "incomplete")
+        if self._items:
+            self._items[-1].fill("incomplete")
         return self._event("response.failed", response=self._state("failed", error))
 
     def _state(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
@@ -296,13 +279,19 @@ class ResponseAnswer:
         return self._close("completed") + self._open(kind)
 
     def _open(self, kind: str, **fields: Any) -> bytes:
-        id_ = f"{_PREFIXES[kind]}_{self._request_id}_{len(self._items)}"
-        item = _Item(kind, {"id": id_, "type": kind, "status": "in_progress", **fields, **_EMPTY[kind]})
+        index, (prefix, _, empty) = len(self._items), _KINDS[kind]
+        id_ = f"{prefix}_{self._request_id}_{index}"
+        item = _Item(
+            kind,
+            {"id": id_, "type": kind, "status": "in_progress", **fields, **empty},
+            {"item_id": id_, "output_index": index},
+        )
         self._items.append(item)
-        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=item.value)
+        added = self._event("response.output_item.added", output_index=index, item=item.value)
         if kind == "function_call":
             return added
-        return added + self._event("response.content_part.added", **self._place(), part=item.part())
+        item.place["content_index"] = 0
+        return added + self._event("response.content_part.added", **item.place, part=item.part())
 
     def _add_text(self, text: str) -> bytes:
         item = self._items[-1]
@@ -311,7 +300,7 @@ class ResponseAnswer:
         if item.kind == "message":
             fields["logprobs"], self._logprobs = self._logprobs, []
             item.logprobs += fields["logprobs"]
-        return self._event(f"{_TEXTS[item.kind]}.delta", **self._place(), **fields)
+        return self._event(f"response.{_KINDS[item.kind][1]}.delta", **item.place, **fields)
 
     def _close(self, status: str) -> bytes:
         if not self._items:
@@ -321,19 +310,14 @@ class ResponseAnswer:
             item.logprobs += self._logprobs
             self._logprobs = []
         item.fill(status)
-        place, done = self._place(), f"{_TEXTS[item.kind]}.done"
+        done, place, value = f"response.{_KINDS[item.kind][1]}.done", item.place, item.value
         if item.kind == "function_call":
-            events = self._event(done, **place, name=item.value["name"], arguments=item.value["arguments"])
+            events = self._event(done, **place, name=value["name"], arguments=value["arguments"])
         else:
             part = item.part()
             said = {name: part[name] for name in ("text", "logprobs") if name in part}
             events = self._event(done, **place, **said) + self._event("response.content_part.done", **place, part=part)
-        return events + self._event("response.output_item.done", output_index=len(self._items) - 1, item=item.value)
-
-    def _place(self) -> dict[str, Any]:
-        item = self._items[-1]
-        place = {"item_id": item.value["id"], "output_index": len(self._items) - 1}
-        return place if item.kind == "function_call" else {**place, "content_index": 0}
+        return events + self._event("response.output_item.done", output_index=place["output_index"], item=value)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = event(kind, sequence_number=self._sequence_number, **fields)
@@ -341,7 +325,7 @@ class ResponseAnswer:
         return data
 
 
-def _as_asked(body: ResponseBody) -> dict[str, Any]:
+def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
     """Return the fields that repeat what was asked for."""
     tool_choice = body.tool_choice or "auto"
     form = body.text.format if body.text else None
