@@ -9,16 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from engine import (
-    ChatChoice,
-    ChatRequest,
-    ChatResult,
-    ChatStep,
-    TextRequest,
-    TokenLogprob,
-    ToolCallDelta,
-    Usage,
-)
+from engine import ChatChoice, ChatRequest, ChatResult, ChatStep, TextRequest, TokenLogprob, ToolCallDelta, Usage
 from server.api.caller import Answer
 from server.errors import ApiError
 from server.http.streaming import error_event
