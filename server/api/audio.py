@@ -6,7 +6,7 @@ The two lists answer without a key if the setting `open_voice_list` says so (mid
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field
 import engine
 from engine import AudioFormat, GenerationError, SpeechRequest, language_code
 from engine.config.messages import near_miss
-from engine.stream import SpeechStream
 from server.api.caller import Caller, CallerWith, TheAccess, TheEngine
 from server.api.schema import Asked, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
 from server.auth.access import KeyIfSent
@@ -81,19 +80,17 @@ async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("
     )
     as_events = body.stream_format == "sse"
     caller.record.model, caller.record.stream = asked.model, as_events
-    pieces = _spoken(lambda: caller.engine.speech(asked), asked, as_events=as_events)
+    pieces = _spoken(caller, asked, as_events=as_events)
     if as_events:
         return caller.streamed(pieces, failure=lambda error: _event("error", error=error.body()))
     media_type = MEDIA_TYPES[asked.response_format]
     return StreamedResponse(pieces, media_type=media_type, drain=caller.drain, failure=None)
 
 
-async def _spoken(
-    opening: Callable[[], Awaitable[SpeechStream]], request: SpeechRequest, *, as_events: bool
-) -> AsyncGenerator[bytes, None]:
+async def _spoken(caller: Caller, asked: SpeechRequest, *, as_events: bool) -> AsyncGenerator[bytes, None]:
     """Yield the file piece by piece, or an event per piece and one about how much it was. Closing ends the speaking."""
     spoken, seconds = False, 0.0
-    async with await opening() as chunks:
+    async with await caller.engine.speech(asked) as chunks:
         async for chunk in chunks:
             seconds += chunk.seconds
             if chunk.data:
@@ -104,7 +101,7 @@ async def _spoken(
     if as_events:
         # The convention counts tokens, and strict clients insist on these fields
         tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-        usage = {"characters": len(request.text), "seconds": round(seconds, 3), **tokens}
+        usage = {"characters": len(asked.text), "seconds": round(seconds, 3), **tokens}
         yield _event("speech.audio.done", usage=usage)
 
 

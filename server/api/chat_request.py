@@ -38,13 +38,12 @@ def _token_biases(value: Any) -> Any:
     """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
     if value is None:
         return value
-    sentence = "must map at most 1024 token ids (digits) to numbers from -100 to 100"
-    if not isinstance(value, dict) or len(value) > 1024:
-        raise ValueError(sentence)
-    for token, bias in value.items():
-        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
-        if not number or not re.fullmatch(r"[0-9]{1,9}", token):
-            raise ValueError(sentence)
+    known = isinstance(value, dict) and len(value) <= 1024
+    if not known or not all(
+        re.fullmatch(r"[0-9]{1,9}", token) and type(bias) in {int, float} and -100 <= bias <= 100
+        for token, bias in value.items()
+    ):
+        raise ValueError("must map at most 1024 token ids (digits) to numbers from -100 to 100")
     return value
 
 

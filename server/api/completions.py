@@ -27,7 +27,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 def _prompts(value: Any) -> Any:
     """One text, one array of token ids, or an array of either; told apart by hand, like `content` in chat."""
-    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
     prompts = [value] if one else value
     if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
         raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {MAX_PROMPTS} of either")
@@ -41,13 +41,9 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return prompt
     if len(prompt) > _MAX_TOKENS_SENT:
         raise ValueError(f"must hold at most {_MAX_TOKENS_SENT} token ids in one array")
-    if not all(_is_number(token) and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
+    if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
         raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
     return tuple(prompt)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _no_echo = refused("is not supported: put the prompt in front of the answer yourself", bool)

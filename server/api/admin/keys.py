@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -77,12 +77,6 @@ class ChangesBody(Body):
     notes: str = ""
     limits: Limits = Limits()
     """Of these, too, what is left out stays; null goes back to the tier's."""
-
-    def changes(self) -> dict[str, Any]:
-        """Return what was sent, flat."""
-        given = self.model_dump(exclude_unset=True)
-        limits: dict[str, Any] = given.pop("limits", {})
-        return given | limits
 
 
 class RotateBody(Body):
@@ -199,7 +193,8 @@ async def retrieve_key(public_id: str, keys: TheKeyAdmin) -> Key:
 @router.patch("/{public_id}")
 async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: TheActor) -> Key:
     """Change name, tier, scopes, models, notes or limits."""
-    changes = body.changes()
+    changes = body.model_dump(exclude_unset=True)
+    changes |= changes.pop("limits", {})
     check_scopes(changes.get("scopes", ()))
     if "tier" in changes or "models" in changes:
         old = await keys.cache.store.find(public_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
@@ -109,8 +109,8 @@ async def create_images(
     caller.record.model, caller.record.stream = asked.model, bool(body.stream)
     base_url = public_base_url(caller.request, caller.settings)
     answer = ImageAnswer(
+        caller,
         asked,
-        lambda: caller.engine.images(asked),
         files=None if body.response_format == "b64_json" else files,
         link=lambda name, expires_at: base_url + links.path(name, expires_at),
         base64=body.response_format != "url",
@@ -129,8 +129,8 @@ class ImageAnswer:
     `link` gives the address of a file by its name and end; None of `files` means that nothing is stored.
     """
 
+    caller: Caller
     asked: ImageRequest
-    opening: Callable[[], Awaitable[ImageStream]]
     files: ImageFiles | None
     link: Callable[[str, int], str]
     base64: bool
@@ -173,7 +173,7 @@ class ImageAnswer:
     @asynccontextmanager
     async def _images(self) -> AsyncIterator[ImageStream]:
         try:
-            async with await self.opening() as images:
+            async with await self.caller.engine.images(self.asked) as images:
                 yield images
         finally:
             if self.files is not None:
