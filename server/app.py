@@ -18,7 +18,7 @@ from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
 from server.api.admin.keys import KeyAdmin
 from server.api.images import routes as images
-from server.api.images.files import ImageFiles, ImageFolder, ImageLinks
+from server.api.images.files import ImageFiles, ImageLinks
 from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
@@ -114,7 +114,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            ImageFiles(_image_folder(settings)) as image_files,
+            _image_files(settings) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
@@ -132,8 +132,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.access_log.close()
 
 
-def _image_folder(settings: Settings) -> ImageFolder:
-    return ImageFolder(
+def _image_files(settings: Settings) -> ImageFiles:
+    return ImageFiles(
         settings.data_dir / "images",
         retention_seconds=settings.image_retention_hours * 3600,
         max_bytes=int(settings.image_folder_gib * 2**30),
