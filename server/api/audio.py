@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 import engine
 from engine import AudioFormat, GenerationError, SpeechRequest, language_code
 from engine.config.messages import near_miss
-from server.api.caller import Caller, CallerWith, TheAccess, TheEngine
+from server.api.caller import Caller, CallerWith, TheAccess
 from server.api.schema import Asked, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
 from server.auth.access import KeyIfSent
 from server.errors import ApiError
@@ -201,10 +201,11 @@ class SpeechModelList(BaseModel):
 
 @router.get("/voices")
 async def list_voices(
-    query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, engine: TheEngine
+    query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, request: Request
 ) -> VoiceList:
     """List the voices of the speech models that this key may use."""
-    offered = [(model.id, voice) for model in access.speech_models(key) for voice in engine.voices(model.id)]
+    voices_of = request.app.state.engine.voices
+    offered = [(model.id, voice) for model in access.speech_models(key) for voice in voices_of(model.id)]
     return VoiceList.of(query.chosen(offered))
 
 

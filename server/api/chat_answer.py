@@ -14,8 +14,6 @@ from server.api.caller import Answer
 from server.errors import ApiError
 from server.http.streaming import error_event
 
-_encode = msgspec.json.Encoder().encode
-
 
 class CompletionAnswer(Answer):
     """What stands around the choices of chat and text completions, the same in every chunk."""
@@ -27,13 +25,15 @@ class CompletionAnswer(Answer):
     def __init__(self, asked: ChatRequest | TextRequest, *, include_usage: bool = False) -> None:
         id_, created = f"{self.prefix}-{asked.request_id}", int(time.time())
         self._named = {"id": id_, "object": self.kind, "created": created, "model": asked.model}
-        self._head = b"data: " + _encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
+        self._head = b"data: " + msgspec.json.encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk, if it was asked for, and the end marker."""
-        counts = self._head + b'],"usage":%b}\n\n' % _encode(usage_object(usage)) if self._include_usage else b""
+        counts = (
+            self._head + b'],"usage":%b}\n\n' % msgspec.json.encode(usage_object(usage)) if self._include_usage else b""
+        )
         return counts + b"data: [DONE]\n\n"
 
     def failed(self, error: ApiError) -> bytes:
@@ -47,7 +47,7 @@ class CompletionAnswer(Answer):
     def _choice(self, choice: ChatChoice) -> dict[str, Any]: ...
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return self._head + _encode(choice) + self._tail
+        return self._head + msgspec.json.encode(choice) + self._tail
 
 
 class ChatAnswer(CompletionAnswer):

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse
 
 from engine import FinishedImage, GenerationError, ImageRequest, PartialImage
 from engine.stream import ImageStream
-from server.api.caller import Caller, CallerWith, TheSettings, event, json_response, of_app
+from server.api.caller import Caller, CallerWith, event, json_response, of_app
 from server.api.images.files import ImageFiles, ImageLinks, public_base_url
 from server.api.schema import ModelBody, RandomSeed, ShortText, Strict
 from server.errors import ApiError
@@ -230,7 +230,6 @@ async def read_image_file(
     request: Request,
     files: TheImageFiles,
     links: TheImageLinks,
-    settings: TheSettings,
     expires: str = "",
     signature: str = "",
 ) -> Response:
@@ -240,7 +239,9 @@ async def read_image_file(
     if data is None:
         if wants_page(request.headers.get("accept", "")):
             request.state.record.error_code = "not_found"
-            return HTMLResponse(_PAGE.format(hours=settings.image_retention_hours), 404, _PAGE_HEADERS)
+            return HTMLResponse(
+                _PAGE.format(hours=request.app.state.settings.image_retention_hours), 404, _PAGE_HEADERS
+            )
         message = "There is no image at this address, or its link has expired. Ask for the image again."
         raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
     headers = {
