@@ -31,10 +31,9 @@ class CompletionAnswer(Answer):
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk, if it was asked for, and the end marker."""
-        counts = (
-            self._head + b'],"usage":%b}\n\n' % msgspec.json.encode(usage_object(usage)) if self._include_usage else b""
-        )
-        return counts + b"data: [DONE]\n\n"
+        if not self._include_usage:
+            return b"data: [DONE]\n\n"
+        return self._head + b'],"usage":%b}\n\ndata: [DONE]\n\n' % msgspec.json.encode(usage_object(usage))
 
     def failed(self, error: ApiError) -> bytes:
         return error_event(error)

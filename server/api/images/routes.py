@@ -239,9 +239,8 @@ async def read_image_file(
     if data is None:
         if wants_page(request.headers.get("accept", "")):
             request.state.record.error_code = "not_found"
-            return HTMLResponse(
-                _PAGE.format(hours=request.app.state.settings.image_retention_hours), 404, _PAGE_HEADERS
-            )
+            hours = request.app.state.settings.image_retention_hours
+            return HTMLResponse(_PAGE.format(hours=hours), 404, _PAGE_HEADERS)
         message = "There is no image at this address, or its link has expired. Ask for the image again."
         raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
     headers = {
