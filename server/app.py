@@ -19,7 +19,7 @@ from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
 from server.api.admin.keys import KeyAdmin
 from server.api.images import routes as images
-from server.api.images.files import ImageFiles, ImageFolder, ImageLinks
+from server.api.images.files import ImageFiles, ImageLinks
 from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
@@ -91,11 +91,6 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
         ram_gib=settings.ram_gib,
         vllm_metrics=settings.vllm_metrics,
     )
-    folder = ImageFolder(
-        settings.data_dir / "images",
-        retention_seconds=settings.image_retention_hours * 3600,
-        max_bytes=int(settings.image_folder_gib * 2**30),
-    )
     app.state.drain = Drain()
     app.state.engine = engine
     app.state.access = Access(engine)
@@ -106,7 +101,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            ImageFiles(folder) as image_files,
+            _image_files(settings) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
@@ -122,6 +117,14 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         app.state.access_log.close()
+
+
+def _image_files(settings: Settings) -> ImageFiles:
+    return ImageFiles(
+        settings.data_dir / "images",
+        retention_seconds=settings.image_retention_hours * 3600,
+        max_bytes=int(settings.image_folder_gib * 2**30),
+    )
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

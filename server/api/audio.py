@@ -6,19 +6,18 @@ The two lists answer without a key if the setting `open_voice_list` says so (mid
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 import engine
 from engine import AudioFormat, GenerationError, SpeechRequest, language_code
 from engine.config.messages import near_miss
-from engine.stream import SpeechStream
-from server.api.caller import Caller, CallerWith, TheAccess, TheEngine
+from server.api.caller import Caller, CallerWith, TheAccess
 from server.api.schema import Asked, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
 from server.auth.access import KeyIfSent
 from server.errors import ApiError
@@ -66,10 +65,11 @@ class SpeechBody(ModelBody):
     """The same seed gives the same sound. Default: by chance."""
 
 
-def _to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
+@router.post("/speech", response_class=Response)
+async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
+    """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
     caller.access.check(caller.key, body.model)
-    return SpeechRequest(
+    asked = SpeechRequest(
         request_id=secrets.token_hex(12),
         model=body.model,
         voice=body.voice if isinstance(body.voice, str) else body.voice.id,
@@ -78,27 +78,19 @@ def _to_speech_request(body: SpeechBody, caller: Caller) -> SpeechRequest:
         seed=body.seed,
         response_format=body.response_format or "mp3",
     )
-
-
-@router.post("/speech", response_class=Response)
-async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
-    """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
-    asked = _to_speech_request(body, caller)
     as_events = body.stream_format == "sse"
     caller.record.model, caller.record.stream = asked.model, as_events
-    pieces = _spoken(lambda: caller.engine.speech(asked), asked, as_events=as_events)
+    pieces = _spoken(caller, asked, as_events=as_events)
     if as_events:
         return caller.streamed(pieces, failure=lambda error: _event("error", error=error.body()))
     media_type = MEDIA_TYPES[asked.response_format]
     return StreamedResponse(pieces, media_type=media_type, drain=caller.drain, failure=None)
 
 
-async def _spoken(
-    opening: Callable[[], Awaitable[SpeechStream]], request: SpeechRequest, *, as_events: bool
-) -> AsyncGenerator[bytes, None]:
+async def _spoken(caller: Caller, asked: SpeechRequest, *, as_events: bool) -> AsyncGenerator[bytes, None]:
     """Yield the file piece by piece, or an event per piece and one about how much it was. Closing ends the speaking."""
     spoken, seconds = False, 0.0
-    async with await opening() as chunks:
+    async with await caller.engine.speech(asked) as chunks:
         async for chunk in chunks:
             seconds += chunk.seconds
             if chunk.data:
@@ -109,7 +101,7 @@ async def _spoken(
     if as_events:
         # The convention counts tokens, and strict clients insist on these fields
         tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
-        usage = {"characters": len(request.text), "seconds": round(seconds, 3), **tokens}
+        usage = {"characters": len(asked.text), "seconds": round(seconds, 3), **tokens}
         yield _event("speech.audio.done", usage=usage)
 
 
@@ -209,10 +201,11 @@ class SpeechModelList(BaseModel):
 
 @router.get("/voices")
 async def list_voices(
-    query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, engine: TheEngine
+    query: Annotated[VoiceQuery, Query()], key: _KeyIfSent, access: TheAccess, request: Request
 ) -> VoiceList:
     """List the voices of the speech models that this key may use."""
-    offered = [(model.id, voice) for model in access.speech_models(key) for voice in engine.voices(model.id)]
+    voices_of = request.app.state.engine.voices
+    offered = [(model.id, voice) for model in access.speech_models(key) for voice in voices_of(model.id)]
     return VoiceList.of(query.chosen(offered))
 
 

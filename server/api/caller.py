@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Depends, Request
 from fastapi.responses import Response
 
-from engine import ChatRequest, ChatResult, Engine, TextRequest
+from engine import ChatRequest, ChatResult, TextRequest
 from server.auth.access import Access, RequiresScope
 from server.auth.metering import MeteredEngine
 from server.errors import ApiError
@@ -24,8 +24,6 @@ from server.http.streaming import Encoder, StreamedResponse, TokenEvents
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
 from server.store import Actor, ApiKey
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Answer(Encoder):
@@ -41,7 +39,7 @@ class Answer(Encoder):
 
     def failed(self, error: ApiError) -> bytes:
         """Return what ends a stream that fails after its start."""
-        return failure_event(error)
+        return event("error", error=error.body())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +83,12 @@ class Caller:
 
 def json_response(answer: Any) -> Response:
     """Encode an answer without FastAPI's walk through it."""
-    return Response(_encode(answer), media_type="application/json")
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 def event(kind: str, **fields: Any) -> bytes:
     """Encode an event of a convention that names their types, in the event itself too."""
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
-
-
-def failure_event(error: ApiError) -> bytes:
-    """Encode what a stream of such events ends with when it fails after its start."""
-    return event("error", error=error.body())
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
 class CallerWith(RequiresScope):
@@ -124,7 +117,5 @@ async def _actor(request: Request) -> Actor:
 
 
 ChatCaller = Annotated[Caller, Depends(CallerWith("chat"))]
-TheEngine = Annotated[Engine, Depends(of_app("engine"))]
 TheAccess = Annotated[Access, Depends(of_app("access"))]
-TheSettings = Annotated[Settings, Depends(of_app("settings"))]
 TheActor = Annotated[Actor, Depends(_actor)]  # for the log of changes

@@ -52,9 +52,8 @@ async def create_batch(body: BatchBody, caller: Annotated[Caller, Depends(Caller
         responses = await until_disconnect(_answer_all(body.requests, caller), caller.request, caller.drain)
     usage = _total(responses)
     failed = sum("error" in response for response in responses)
-    record = caller.record
-    record.items, record.failed_items = len(responses), failed
-    record.used(usage)
+    caller.record.items, caller.record.failed_items = len(responses), failed
+    caller.record.used(usage)
     answer = {
         "id": f"batch-{secrets.token_hex(12)}",
         "object": "chat.completion.batch",

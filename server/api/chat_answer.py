@@ -9,23 +9,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from engine import (
-    ChatChoice,
-    ChatDelta,
-    ChatRequest,
-    ChatResult,
-    ChatStep,
-    TextRequest,
-    TokenLogprob,
-    ToolCallDelta,
-    Usage,
-)
+from engine import ChatChoice, ChatRequest, ChatResult, ChatStep, TextRequest, TokenLogprob, ToolCallDelta, Usage
 from server.api.caller import Answer
 from server.errors import ApiError
 from server.http.streaming import error_event
-
-_encode = msgspec.json.Encoder().encode
-_DONE = b"data: [DONE]\n\n"
 
 
 class CompletionAnswer(Answer):
@@ -38,30 +25,28 @@ class CompletionAnswer(Answer):
     def __init__(self, asked: ChatRequest | TextRequest, *, include_usage: bool = False) -> None:
         id_, created = f"{self.prefix}-{asked.request_id}", int(time.time())
         self._named = {"id": id_, "object": self.kind, "created": created, "model": asked.model}
-        self._head = b"data: " + _encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
+        self._head = b"data: " + msgspec.json.encode({**self._named, "object": self.chunk_kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
 
     def end(self, usage: Usage) -> bytes:
         """Return the usage chunk, if it was asked for, and the end marker."""
         if not self._include_usage:
-            return _DONE
-        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n" + _DONE
+            return b"data: [DONE]\n\n"
+        return self._head + b'],"usage":%b}\n\ndata: [DONE]\n\n' % msgspec.json.encode(usage_object(usage))
 
     def failed(self, error: ApiError) -> bytes:
-        """Return what a stream ends with when it fails after its start."""
         return error_event(error)
 
     def whole(self, result: ChatResult) -> dict[str, Any]:
-        """Return the answer in one piece."""
         choices = [self._choice(choice) for choice in result.choices]
         return {**self._named, "choices": choices, "usage": usage_object(result.usage)}
 
     @abstractmethod
     def _choice(self, choice: ChatChoice) -> dict[str, Any]: ...
 
-    def _chunk(self, choice: bytes) -> bytes:
-        return self._head + choice + self._tail
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return self._head + msgspec.json.encode(choice) + self._tail
 
 
 class ChatAnswer(CompletionAnswer):
@@ -73,45 +58,33 @@ class ChatAnswer(CompletionAnswer):
 
     def __init__(self, asked: ChatRequest, *, include_usage: bool = False) -> None:
         super().__init__(asked, include_usage=include_usage)
-        # What stands around the text of nearly every chunk, by index before it.
-        self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(asked.n)]
-        self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        self._n = asked.n
 
     def start(self) -> bytes:
         """Return one role chunk per choice."""
-        role = {"role": "assistant", "content": ""}
-        return b"".join(self._delta_chunk(index, role) for index in range(len(self._before)))
+        return b"".join(self._delta_chunk(index, {"role": "assistant", "content": ""}) for index in range(self._n))
 
     def step(self, step: ChatStep) -> bytes:
         """Return the chunks of one engine step. The end of a choice is a chunk of its own with an empty delta."""
-        if len(step.deltas) == 1 and step.deltas[0].finish_reason is None:
-            return self._content(step.deltas[0])
         parts: list[bytes] = []
         for delta in step.deltas:
-            parts.append(self._content(delta))
+            fields: dict[str, Any] = {}
+            if delta.content or delta.logprobs is not None:
+                fields["content"] = delta.content
+            if delta.reasoning:
+                fields["reasoning_content"] = fields["reasoning"] = delta.reasoning
+            if delta.tool_calls:
+                fields["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
+            if fields:
+                parts.append(self._delta_chunk(delta.index, fields, logprobs=_logprobs(delta.logprobs)))
             if delta.finish_reason is not None:
                 parts.append(self._delta_chunk(delta.index, {}, finish_reason=delta.finish_reason))
         return b"".join(parts)
 
-    def _content(self, delta: ChatDelta) -> bytes:
-        if not (delta.reasoning or delta.tool_calls or delta.logprobs is not None):
-            if not delta.content:
-                return b""
-            return self._before[delta.index] + _encode(delta.content) + self._after
-        fields: dict[str, Any] = {}
-        if delta.content or delta.logprobs is not None:
-            fields["content"] = delta.content
-        if delta.reasoning:
-            fields["reasoning_content"] = fields["reasoning"] = delta.reasoning
-        if delta.tool_calls:
-            fields["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
-        return self._delta_chunk(delta.index, fields, logprobs=_logprobs(delta.logprobs))
-
     def _delta_chunk(
         self, index: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._chunk(_encode(choice))
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
 
     def _choice(self, choice: ChatChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}

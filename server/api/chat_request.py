@@ -38,13 +38,12 @@ def _token_biases(value: Any) -> Any:
     """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
     if value is None:
         return value
-    sentence = "must map at most 1024 token ids (digits) to numbers from -100 to 100"
-    if not isinstance(value, dict) or len(value) > 1024:
-        raise ValueError(sentence)
-    for token, bias in value.items():
-        number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
-        if not number or not re.fullmatch(r"[0-9]{1,9}", token):
-            raise ValueError(sentence)
+    known = isinstance(value, dict) and len(value) <= 1024
+    if not known or not all(
+        re.fullmatch(r"[0-9]{1,9}", token) and type(bias) in {int, float} and -100 <= bias <= 100
+        for token, bias in value.items()
+    ):
+        raise ValueError("must map at most 1024 token ids (digits) to numbers from -100 to 100")
     return value
 
 
@@ -207,6 +206,7 @@ class StreamOptions(Strict):
 
 
 _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+_AS_SENT = ("model", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
 
 
 class SampledBody(ModelBody):
@@ -240,17 +240,10 @@ class SampledBody(ModelBody):
 
     def to_engine(self, caller: Caller) -> dict[str, Any]:
         """Say it in the engine's words. The request id is ours: a client's never reaches the engine."""
-        return {
+        return {name: getattr(self, name) for name in _AS_SENT} | {
             "request_id": secrets.token_hex(12),
-            "model": self.model,
             "temperature": 1.0 if self.temperature is None else self.temperature,
-            "top_p": self.top_p,
             "n": self.n or 1,
-            "stop": self.stop,
-            "seed": self.seed,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias,
             "cache_salt": caller.key.public_id,  # a user's cached prompts must not be told by their speed to another
             "ignore_eos": bool(self.ignore_eos),
             "owner": caller.key.public_id,
@@ -311,8 +304,7 @@ def to_chat_request(body: ChatCompletionBody, caller: Caller, *, urgency: Urgenc
     caller.access.check(caller.key, body.model)
     most = caller.settings.max_messages
     if len(body.messages) > most:
-        sentence = f"`messages` must have at most {most} items."
-        raise ApiError(400, "invalid_value", sentence, param="messages")
+        raise ApiError(400, "invalid_value", f"`messages` must have at most {most} items.", param="messages")
     choice, form = body.tool_choice, body.response_format
     return ChatRequest(
         **body.to_engine(caller),
@@ -359,13 +351,10 @@ class FieldNames(dict[str, str]):
 
     def _renamed(self, error: ApiError) -> ApiError:
         param = error.param or ""
-        ours = max(
-            (path for path in self if param == path or param.startswith((f"{path}.", f"{path}["))),
-            key=len,
-            default=None,
-        )
-        if ours is None:
+        known = [path for path in self if param == path or param.startswith((f"{path}.", f"{path}["))]
+        if not known:
             return error
+        ours = max(known, key=len)
         theirs = self[ours] + (param[len(ours) :] if self._with_rest else "")
         message = error.message.replace(f"`{param}`", f"`{theirs}`").replace(f"`{ours}`", f"`{self[ours]}`")
         return ApiError(error.status, error.code, message, type=error.type, param=theirs, headers=error.headers)

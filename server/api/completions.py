@@ -6,13 +6,12 @@ from collections import Counter
 from itertools import accumulate
 from typing import Annotated, Any, Self
 
-import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine import ChatChoice, ChatDelta, ChatStep, TextRequest, TokenLogprob
-from server.api.caller import Caller, ChatCaller
+from server.api.caller import ChatCaller
 from server.api.chat_answer import CompletionAnswer
 from server.api.chat_request import SampledBody
 from server.api.schema import PositiveInt, TopLogprobs, refused
@@ -28,7 +27,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 def _prompts(value: Any) -> Any:
     """One text, one array of token ids, or an array of either; told apart by hand, like `content` in chat."""
-    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
     prompts = [value] if one else value
     if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
         raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {MAX_PROMPTS} of either")
@@ -42,13 +41,9 @@ def _prompt(prompt: Any) -> str | tuple[int, ...]:
         return prompt
     if len(prompt) > _MAX_TOKENS_SENT:
         raise ValueError(f"must hold at most {_MAX_TOKENS_SENT} token ids in one array")
-    if not all(_is_number(token) and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
+    if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
         raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
     return tuple(prompt)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _no_echo = refused("is not supported: put the prompt in front of the answer yourself", bool)
@@ -82,17 +77,6 @@ class CompletionBody(SampledBody):
         return self
 
 
-def to_text_request(body: CompletionBody, caller: Caller) -> TextRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
-    most = caller.access.model(caller.key, body.model).max_output_tokens
-    return TextRequest(
-        **body.to_engine(caller),
-        prompts=body.prompt,
-        max_tokens=body.max_tokens or min(_DEFAULT_MAX_TOKENS, most or _DEFAULT_MAX_TOKENS),
-        top_logprobs=body.logprobs,
-    )
-
-
 class TextAnswer(CompletionAnswer):
     """A text completion, whole or streamed."""
 
@@ -106,7 +90,7 @@ class TextAnswer(CompletionAnswer):
     def step(self, step: ChatStep) -> bytes:
         """Return the chunks of one engine step: one for each choice that has something new."""
         return b"".join(
-            self._chunk(msgspec.json.encode(self._choice(delta)))
+            self._chunk(self._choice(delta))
             for delta in step.deltas
             if delta.content or delta.logprobs or delta.finish_reason
         )
@@ -144,5 +128,11 @@ router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 @router.post("/completions", response_class=Response)
 async def create_completion(body: CompletionBody, caller: ChatCaller) -> Response:
     """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
-    text = to_text_request(body, caller)
+    most = caller.access.model(caller.key, body.model).max_output_tokens
+    text = TextRequest(
+        **body.to_engine(caller),
+        prompts=body.prompt,
+        max_tokens=body.max_tokens or min(_DEFAULT_MAX_TOKENS, most or _DEFAULT_MAX_TOKENS),
+        top_logprobs=body.logprobs,
+    )
     return await caller.answer(text, TextAnswer(text, include_usage=body.include_usage), stream=body.stream)

@@ -33,22 +33,16 @@ class SchemaTooComplexError(ValueError):
     code = "schema_too_complex"
 
 
-def object_schema(value: Any) -> Any:
-    """A schema's check: it has to be an object of limited size, or null."""
-    if value is None:
-        return value
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")  # noqa: TRY004  # pydantic makes a finding of a ValueError only
-    check_schema(value)
-    return value
-
-
-def check_schema(schema: dict[str, Any]) -> None:
-    """Raise `SchemaTooComplexError` for a schema that is too large, or one that a value could never end.
+def object_schema(schema: Any) -> Any:
+    """A schema's check: an object of limited size, that a value could end, or null. `SchemaTooComplexError` else.
 
     Measured with xgrammar on a CPU: 3000 properties or `minItems: 10000000` compile for more than 20 s and
     nothing stops them; a schema that is its own `$ref` kills the request in the engine.
     """
+    if schema is None:
+        return schema
+    if not isinstance(schema, dict):
+        raise ValueError("must be an object")  # noqa: TRY004  # pydantic makes a finding of a ValueError only
     if len(msgspec.json.encode(schema)) > _MAX_BYTES:
         raise SchemaTooComplexError(f"must be at most {_MAX_BYTES // 2**10} KiB long")
     properties = size = 0
@@ -59,15 +53,16 @@ def check_schema(schema: dict[str, Any]) -> None:
         size += _checked_size(node)
         substitutes.add(id(node), *map(id, _substitutes(node, schema)))
     if size > _MAX_PATTERN_SIZE:
-        sentence = f"must have patterns that stand for at most {_MAX_PATTERN_SIZE} symbols in all, repeats written out"
-        raise SchemaTooComplexError(sentence)
+        raise SchemaTooComplexError(
+            f"must have patterns that stand for at most {_MAX_PATTERN_SIZE} symbols in all, repeats written out"
+        )
     if properties > _MAX_PROPERTIES:
         raise SchemaTooComplexError(f"must have at most {_MAX_PROPERTIES} properties in all")
     try:
         substitutes.prepare()
     except CycleError:
-        sentence = "must not refer to itself without a property or an item in between"
-        raise SchemaTooComplexError(sentence) from None
+        raise SchemaTooComplexError("must not refer to itself without a property or an item in between") from None
+    return schema
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:

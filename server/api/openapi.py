@@ -51,8 +51,6 @@ _ALWAYS = {
     500: "A failure of ours: `internal_error`.",
     503: "Busy, loading or ending: `Retry-After` says when to come back, if that is known.",
 }
-_WITH_KEY_ID = {404: "No key has this public id: `not_found`."}
-_WITH_MODEL = {404: "No such model, or the key may not use it: `model_not_found`."}
 _WITH_BODY = {
     400: "A bad or missing field, no strict JSON, too long for the model, or beyond what it can do.",
     408: "The body stopped coming: `request_timeout`.",
@@ -60,8 +58,6 @@ _WITH_BODY = {
     415: "The body is compressed or not JSON: `unsupported_media_type`.",
 }
 _FILE = {"type": "string", "format": "binary"}
-_WITH_IMAGES = {507: "The disk is full: `insufficient_storage`."}
-_IMAGE_FILE = {404: "No such image, or its link has expired or was changed: `not_found`."}
 _AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDIA_TYPES.values()}
 _STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/images/generations"}
 
@@ -96,7 +92,8 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     if not needs_key(method, path):
         operation["security"] = []
         responses["200"]["content"] = {f"image/{kind}": {"schema": _FILE} for kind in ("png", "jpeg", "webp")}
-        statuses = {status: text for status, text in _ALWAYS.items() if status not in {401, 403, 429}} | _IMAGE_FILE
+        statuses = {status: text for status, text in _ALWAYS.items() if status not in {401, 403, 429}}
+        statuses[404] = "No such image, or its link has expired or was changed: `not_found`."
     if "requestBody" in operation:
         statuses |= _WITH_BODY
         answer = responses["200"].setdefault("content", {"application/json": {"schema": {"type": "object"}}})
@@ -106,11 +103,11 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         events = {"type": "string", "description": "With `stream_format: sse`."}
         responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
     if path == "/v1/images/generations":
-        statuses |= _WITH_IMAGES
-    if path.startswith("/v1/admin"):
-        statuses |= _WITH_KEY_ID if "{public_id}" in path else {}
-    elif "requestBody" in operation or "{model}" in path:
-        statuses |= _WITH_MODEL
+        statuses[507] = "The disk is full: `insufficient_storage`."
+    if "{public_id}" in path:
+        statuses[404] = "No key has this public id: `not_found`."
+    elif ("requestBody" in operation or "{model}" in path) and not path.startswith("/v1/admin"):
+        statuses[404] = "No such model, or the key may not use it: `model_not_found`."
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses |= {str(status): {"description": text, "content": content} for status, text in sorted(statuses.items())}
     operation["responses"] = dict(sorted(responses.items()))

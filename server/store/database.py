@@ -184,6 +184,16 @@ class SideTasks:
         task.add_done_callback(self._done)
         return task
 
+    def every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` again and again, with a pause before each time, until `cancel`."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await work()
+
+        self.start(repeat())
+
     async def cancel(self) -> None:
         """End all that was begun, and wait for it."""
         for task in self._tasks:
@@ -220,7 +230,7 @@ class WrittenLater:
         return None
 
     async def __aenter__(self) -> Self:
-        self.tasks.start(self._flush_regularly())
+        self.tasks.every(self.flush_every_seconds, self._try_to_flush)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -230,11 +240,6 @@ class WrittenLater:
         """Stop, and write what is left. A failing store does not hold up the shutdown for long."""
         await self.tasks.cancel()
         await self._try_to_flush()
-
-    async def _flush_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self.flush_every_seconds)
-            await self._try_to_flush()
 
     async def _try_to_flush(self) -> None:
         try:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -22,7 +22,7 @@ from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.observability.moments import iso, moment
-from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, KeyCache, KeyLimits, KeyStore
+from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, KeyCache, KeyLimits
 
 Moment = Annotated[
     datetime,
@@ -77,12 +77,6 @@ class ChangesBody(Body):
     notes: str = ""
     limits: Limits = Limits()
     """Of these, too, what is left out stays; null goes back to the tier's."""
-
-    def changes(self) -> dict[str, Any]:
-        """Return what was sent, flat."""
-        given = self.model_dump(exclude_unset=True)
-        limits: dict[str, Any] = given.pop("limits", {})
-        return given | limits
 
 
 class RotateBody(Body):
@@ -145,13 +139,8 @@ class KeyAdmin:
     # Two admins that revoke each other's keys at the same moment would both find that one is left.
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    @property
-    def store(self) -> KeyStore:
-        """The keys themselves. A change made there is known in this process once `changed` was called."""
-        return self.cache.store
-
     def changed(self, key: ApiKey) -> Key:
-        """Have this process know of a change at once; others do within seconds."""
+        """Have this process know of a change in the store at once; others do within seconds."""
         self.cache.ask_again(key.public_id)
         return Key.model_validate(key)
 
@@ -159,8 +148,10 @@ class KeyAdmin:
     async def without_lockout(self, public_id: str, param: str) -> AsyncIterator[None]:
         """Refuse to take the last key that works and has the scope `admin`. Exact within this process."""
         async with self._one_at_a_time:
-            now = self.store.clock()
-            admins = [key.public_id for key in await self.store.list() if "admin" in key.scopes and key.usable_at(now)]
+            now = self.cache.store.clock()
+            admins = [
+                key.public_id for key in await self.cache.store.list() if "admin" in key.scopes and key.usable_at(now)
+            ]
             if admins == [public_id]:
                 raise ApiError(
                     400,
@@ -184,39 +175,40 @@ async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKe
     check_scopes(body.scopes)
     check_rights(keys.engine.config, body.tier, body.models or ())
     fields = body.model_dump(exclude={"limits"})
-    return NewKey.made(*await keys.store.create(**fields, limits=KeyLimits(**dict(body.limits)), by=by))
+    return NewKey.made(*await keys.cache.store.create(**fields, limits=KeyLimits(**dict(body.limits)), by=by))
 
 
 @router.get("")
 async def list_keys(keys: TheKeyAdmin) -> KeyList:
     """List all keys, oldest first, also those that are revoked or expired."""
-    return KeyList(data=[Key.model_validate(key) for key in await keys.store.list()])
+    return KeyList(data=[Key.model_validate(key) for key in await keys.cache.store.list()])
 
 
 @router.get("/{public_id}")
 async def retrieve_key(public_id: str, keys: TheKeyAdmin) -> Key:
     """Show one key."""
-    return Key.model_validate(await keys.store.find(public_id))
+    return Key.model_validate(await keys.cache.store.find(public_id))
 
 
 @router.patch("/{public_id}")
 async def update_key(public_id: str, body: ChangesBody, keys: TheKeyAdmin, by: TheActor) -> Key:
     """Change name, tier, scopes, models, notes or limits."""
-    changes = body.changes()
+    changes = body.model_dump(exclude_unset=True)
+    changes |= changes.pop("limits", {})
     check_scopes(changes.get("scopes", ()))
     if "tier" in changes or "models" in changes:
-        old = await keys.store.find(public_id)
+        old = await keys.cache.store.find(public_id)
         check_rights(keys.engine.config, changes.get("tier", old.tier), changes.get("models", old.models) or ())
     stays_admin = "admin" in changes.get("scopes", ("admin",))
     async with nullcontext() if stays_admin else keys.without_lockout(public_id, "scopes"):
-        return keys.changed(await keys.store.update(public_id, by=by, **changes))
+        return keys.changed(await keys.cache.store.update(public_id, by=by, **changes))
 
 
 @router.post("/{public_id}/rotate")
 async def rotate_key(public_id: str, body: RotateBody, keys: TheKeyAdmin, by: TheActor) -> NewKey:
     """Make a successor with the same rights; the old key works on for a while."""
     overlap = timedelta(seconds=body.overlap_seconds)
-    made = await keys.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
+    made = await keys.cache.store.rotate(public_id, overlap, expires_at=body.expires_at, by=by)
     keys.cache.ask_again(public_id)
     return NewKey.made(*made)
 
@@ -225,13 +217,13 @@ async def rotate_key(public_id: str, body: RotateBody, keys: TheKeyAdmin, by: Th
 async def expire_key(public_id: str, body: ExpireBody, keys: TheKeyAdmin, by: TheActor) -> Key:
     """Set when a key ends, or that it never does."""
     async with nullcontext() if body.expires_at is None else keys.without_lockout(public_id, "expires_at"):
-        return keys.changed(await keys.store.expire(public_id, body.expires_at, by=by))
+        return keys.changed(await keys.cache.store.expire(public_id, body.expires_at, by=by))
 
 
 @router.post("/{public_id}/revoke")
 async def revoke_key(public_id: str, keys: TheKeyAdmin, by: TheActor) -> Key:
     """End a key for good."""
     async with keys.without_lockout(public_id, "public_id"):
-        key = await keys.store.revoke(public_id, by=by)
+        key = await keys.cache.store.revoke(public_id, by=by)
     keys.cache.revoked(key.public_id)
     return Key.model_validate(key)

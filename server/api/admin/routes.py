@@ -6,16 +6,16 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from server.api.admin.usage import Past
 from server.api.caller import TheActor
-from server.api.schema import Asked
+from server.api.schema import Asked, Shown
 from server.auth.access import KeyWith
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
-from server.store import AuditEntry, AuditLog
+from server.store import AuditLog
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 
@@ -27,21 +27,16 @@ class AuditQuery(Asked):
     since: Past | None = None
 
 
-class Entry(BaseModel):
+class Entry(Shown):
     """One change: who made it, from where, what was done to what."""
 
     id: int
-    at: str
+    at: Annotated[str, BeforeValidator(iso)]
     actor: str
     origin: str
     action: str
     object: str
     detail: dict[str, Any]
-
-    @classmethod
-    def of(cls, entry: AuditEntry) -> Entry:
-        """Show what the store knows."""
-        return cls(**asdict(entry) | {"at": iso(entry.at)})
 
 
 class EntryList(BaseModel):
@@ -90,7 +85,7 @@ class Reloaded(BaseModel):
 async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> EntryList:
     """List changes of keys and configuration, the newest first."""
     entries = await AuditLog(request.app.state.database).read(query.limit, query.since)
-    return EntryList(data=[Entry.of(entry) for entry in entries])
+    return EntryList(data=[Entry.model_validate(entry) for entry in entries])
 
 
 @router.get("/status")

@@ -23,6 +23,10 @@ _SECONDS = 5.0
 _CONNECT_SECONDS = 2.0  # then the next address of the name has its turn
 _AT_ONCE = 8
 _HTTPS_PORT = 443
+_NOT_PUBLIC = (
+    "This address does not lead to a public server on the internet, so no picture is fetched from it. Send the picture "
+    "as a `data:` URI."
+)
 # A translator in the network (RFC 6052) would lead these to any IPv4 address, private ones included.
 _NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 
@@ -88,7 +92,7 @@ class ImageFetcher:
             last = url.host.rpartition(".")[2]
             allowed = not last.startswith("0x") and any(letter.isalpha() for letter in last)
         if not allowed:
-            raise _private()
+            raise RequestError(_NOT_PUBLIC)
         return url
 
     async def _connect(self, client: httpx2.AsyncClient, url: httpx2.URL) -> httpx2.Response:
@@ -104,7 +108,7 @@ class ImageFetcher:
                 return await client.send(request, stream=True)
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 failure = error
-        raise failure or _private()
+        raise failure or RequestError(_NOT_PUBLIC)
 
     async def _resolve(self, name: str) -> list[str]:
         """Return the addresses of a name, IPv4 first. Raises `RequestError` if any of them is not public."""
@@ -112,7 +116,7 @@ class ImageFetcher:
         found.sort(key=lambda entry: entry[0] != socket.AF_INET)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not all(self.is_allowed(address) for address in addresses):
-            raise _private()
+            raise RequestError(_NOT_PUBLIC)
         return addresses
 
     async def _body(self, response: httpx2.Response) -> bytes:
@@ -127,10 +131,3 @@ class ImageFetcher:
             if len(data) > self.max_bytes:
                 raise RequestError(f"A picture may have at most {self.max_bytes} bytes, and this one has more.")
         return bytes(data)
-
-
-def _private() -> RequestError:
-    return RequestError(
-        "This address does not lead to a public server on the internet, so no picture is fetched from it. Send the "
-        "picture as a `data:` URI."
-    )

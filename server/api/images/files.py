@@ -1,7 +1,7 @@
 """Generated images as files under random names, and signed links to them: who has one needs no key.
 
-`ImageFolder` blocks; `ImageFiles` runs it on threads for the event loop. Files are written whole or not at all, and
-deleted by age and total size. Nothing else is known of a link: no row, no session.
+Files are written whole or not at all, on threads, and deleted by age and total size. Nothing else is known of a link:
+no row, no session.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import urlencode
 
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from engine import ImageFormat
@@ -43,16 +43,105 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
-@dataclass
-class ImageFolder:
-    """One folder, for one server. Files of other names are left alone. Everything raises OSError."""
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """A file and when it goes, in Unix seconds."""
+
+    name: str
+    expires_at: int
+
+
+@dataclass(eq=False)
+class ImageFiles:
+    """The images in one folder, for one server. Use as `async with`, on one event loop.
+
+    The folder is swept at the start, every `sweep_every_seconds`, and after a write that makes it too large. Files of
+    other names are left alone. What is named `..._now` blocks, and raises OSError.
+    """
 
     path: Path
     retention_seconds: float
     max_bytes: int
+    sweep_every_seconds: float = 600
     clock: Callable[[], float] = time.time
 
-    def open(self) -> None:
+    def __post_init__(self) -> None:
+        self._threads = CapacityLimiter(_THREADS)
+        self._sweeping = asyncio.Lock()
+        self._bytes = 0
+        self._timer, self._tasks = SideTasks(), SideTasks()
+
+    async def __aenter__(self) -> Self:
+        await self._run(self._open_now)
+        await self.sweep()
+        self._timer.every(self.sweep_every_seconds, self.sweep)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Finish what has begun, and stop. The files stay."""
+        await self._timer.cancel()
+        await self._tasks.finish()
+
+    async def save(self, data: bytes, output_format: ImageFormat) -> StoredImage:
+        """Store one image. Raises `ApiError` 507 when the disk is full; nothing is left of it then.
+
+        A caller that is cancelled leaves nothing behind either.
+        """
+        name = f"{secrets.token_hex(16)}.{output_format}"
+        expires_at = int(self.clock() + self.retention_seconds)
+        writing = self._tasks.start(self._run(self._write_now, name, data))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda _: self.discard(name))
+            raise
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            _log.error("an image could not be stored: no space is left for %s", self.path)
+            raise ApiError(
+                507,
+                "insufficient_storage",
+                "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
+                "`b64_json`, which stores nothing, or tell whoever runs this server.",
+                type="server_error",
+                headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
+            ) from error
+        self._bytes += len(data)
+        if self._bytes > self.max_bytes and not self._sweeping.locked():
+            self._tasks.start(self.sweep())
+        return StoredImage(name, expires_at)
+
+    async def read(self, name: str) -> bytes | None:
+        """Return the file's bytes; None if there is no such file of ours."""
+        with suppress(FileNotFoundError):
+            return await self._run((self.path / name).read_bytes) if _NAME.fullmatch(name) else None
+        return None
+
+    def discard(self, *names: str) -> None:
+        """Delete files of an answer that nobody got. Does not wait or fail."""
+        for name in names:
+            self._tasks.start(self._run(self._delete_now, name))
+
+    async def sweep(self) -> None:
+        """Delete what is too old or too much; where that fails it is tried again later."""
+        async with self._sweeping:
+            while True:
+                before, self._bytes = self._bytes, 0
+                try:
+                    kept = await self._run(self._sweep_now)
+                except OSError as error:
+                    self._bytes += before
+                    _log.warning("old images in %s could not be deleted: %s", self.path, error.strerror)
+                    return
+                self._bytes += kept  # what came meanwhile may count twice, but never not
+                if self._bytes <= self.max_bytes:
+                    return  # else nobody has started a sweep for what came
+
+    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await to_thread.run_sync(work, *arguments, limiter=self._threads)
+
+    def _open_now(self) -> None:
         """Make the folder, for us alone, and delete what a killed process had half written."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
@@ -60,7 +149,7 @@ class ImageFolder:
             if _NAME.fullmatch(file.name.removesuffix(_PART)):
                 file.unlink(missing_ok=True)
 
-    def write(self, name: str, data: bytes) -> None:
+    def _write_now(self, name: str, data: bytes) -> None:
         """Store a file. Where that fails nothing is left of it."""
         part = self.path / f"{name}{_PART}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
@@ -72,17 +161,10 @@ class ImageFolder:
             part.unlink(missing_ok=True)
             raise
 
-    def read(self, name: str) -> bytes | None:
-        """Return the file's bytes; None if there is no such file of ours."""
-        with suppress(FileNotFoundError):
-            return (self.path / name).read_bytes() if _NAME.fullmatch(name) else None
-        return None
-
-    def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
+    def _delete_now(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def sweep(self) -> int:
+    def _sweep_now(self) -> int:
         """Delete what is too old, then the oldest as long as there is too much. Returns the bytes that are left."""
         files = sorted(self._stored())
         kept = sum(size for _, size, _ in files)
@@ -91,7 +173,7 @@ class ImageFolder:
         for modified, size, name in files:
             if modified > oldest and kept <= target:
                 break
-            self.delete(name)
+            self._delete_now(name)
             kept -= size
         return kept
 
@@ -102,106 +184,6 @@ class ImageFolder:
                     with suppress(FileNotFoundError):
                         found = entry.stat(follow_symlinks=False)
                         yield found.st_mtime, found.st_size, entry.name
-
-
-@dataclass(frozen=True, slots=True)
-class StoredImage:
-    """A file and when it goes, in Unix seconds."""
-
-    name: str
-    expires_at: int
-
-
-class ImageFiles:
-    """The images in one folder. Use as `async with`, on one event loop.
-
-    The folder is swept at the start, every `sweep_every_seconds`, and after a write that makes it too large.
-    """
-
-    def __init__(self, folder: ImageFolder, *, sweep_every_seconds: float = 600) -> None:
-        self._folder = folder
-        self._sweep_every_seconds = sweep_every_seconds
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="image-files")
-        self._sweeping = asyncio.Lock()
-        self._bytes = 0
-        self._timer: asyncio.Task[None] | None = None
-        self._tasks = SideTasks()
-
-    async def __aenter__(self) -> Self:
-        await self._run(self._folder.open)
-        await self.sweep()
-        self._timer = asyncio.create_task(self._sweep_regularly())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Finish what has begun, and stop. The files stay."""
-        if self._timer is not None:
-            self._timer.cancel()
-            await asyncio.wait((self._timer,))
-        await self._tasks.finish()
-        self._executor.shutdown(wait=False)
-
-    async def save(self, data: bytes, output_format: ImageFormat) -> StoredImage:
-        """Store one image. Raises `ApiError` 507 when the disk is full; nothing is left of it then.
-
-        A caller that is cancelled leaves nothing behind either.
-        """
-        name = f"{secrets.token_hex(16)}.{output_format}"
-        expires_at = int(self._folder.clock() + self._folder.retention_seconds)
-        writing = self._tasks.start(self._run(self._folder.write, name, data))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            writing.add_done_callback(lambda _: self.discard(name))
-            raise
-        except OSError as error:
-            if error.errno not in _NO_SPACE:
-                raise
-            _log.error("an image could not be stored: no space is left for %s", self._folder.path)
-            raise ApiError(
-                507,
-                "insufficient_storage",
-                "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
-                "`b64_json`, which stores nothing, or tell whoever runs this server.",
-                type="server_error",
-                headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
-            ) from error
-        self._bytes += len(data)
-        if self._bytes > self._folder.max_bytes and not self._sweeping.locked():
-            self._tasks.start(self.sweep())
-        return StoredImage(name, expires_at)
-
-    async def read(self, name: str) -> bytes | None:
-        """Return the file's bytes; None if there is no such file of ours."""
-        return await self._run(self._folder.read, name)
-
-    def discard(self, *names: str) -> None:
-        """Delete files of an answer that nobody got. Does not wait or fail."""
-        for name in names:
-            self._tasks.start(self._run(self._folder.delete, name))
-
-    async def sweep(self) -> None:
-        """Delete what is too old or too much; where that fails it is tried again later."""
-        async with self._sweeping:
-            while True:
-                before, self._bytes = self._bytes, 0
-                try:
-                    kept = await self._run(self._folder.sweep)
-                except OSError as error:
-                    self._bytes += before
-                    _log.warning("old images in %s could not be deleted: %s", self._folder.path, error.strerror)
-                    return
-                self._bytes += kept  # what came meanwhile may count twice, but never not
-                if self._bytes <= self._folder.max_bytes:
-                    return  # else nobody has started a sweep for what came
-
-    async def _sweep_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(self._sweep_every_seconds)
-            await self.sweep()
-
-    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,26 @@
 """`POST /v1/images/generations`, and `GET /v1/images/files/{name}`, which needs a signed link and no key.
 
-Where an image is no longer there, a browser gets a page for people and every other client JSON.
+Images are stored as files or sent as base64, together or in the events of a stream. Where a file is no longer there, a
+browser gets a page for people and every other client JSON.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Literal, Self
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import Field, model_validator
 from starlette.responses import HTMLResponse
 
-from engine import ImageRequest
-from server.api.caller import Caller, CallerWith, TheSettings, failure_event, of_app
-from server.api.images.answer import ImageAnswer
+from engine import FinishedImage, GenerationError, ImageRequest, PartialImage
+from engine.stream import ImageStream
+from server.api.caller import Caller, CallerWith, event, json_response, of_app
 from server.api.images.files import ImageFiles, ImageLinks, public_base_url
 from server.api.schema import ModelBody, RandomSeed, ShortText, Strict
 from server.errors import ApiError
@@ -104,46 +109,97 @@ async def create_images(
     caller.record.model, caller.record.stream = asked.model, bool(body.stream)
     base_url = public_base_url(caller.request, caller.settings)
     answer = ImageAnswer(
+        caller,
         asked,
-        lambda: caller.engine.images(asked),
         files=None if body.response_format == "b64_json" else files,
         link=lambda name, expires_at: base_url + links.path(name, expires_at),
         base64=body.response_format != "url",
     )
     if body.stream:
         progress = bool(body.stream_options and body.stream_options.include_progress)
-        return caller.streamed(answer.events(progress=progress), failure=failure_event)
-    whole = await until_disconnect(answer.whole(), caller.request, caller.drain)
-    return Response(whole, media_type="application/json")
+        events = answer.events(progress=progress)
+        return caller.streamed(events, failure=lambda error: event("error", error=error.body()))
+    return json_response(await until_disconnect(answer.whole(), caller.request, caller.drain))
 
 
-@router.head("/images/files/{name}", include_in_schema=False)
-@router.get("/images/files/{name}", response_class=Response)
-async def read_image_file(
-    name: str,
-    request: Request,
-    files: TheImageFiles,
-    links: TheImageLinks,
-    settings: TheSettings,
-    expires: str = "",
-    signature: str = "",
-) -> Response:
-    """Give an image to whoever has the link to it, until that expires."""
-    seconds = links.seconds_left(name, expires, signature)
-    data = None if seconds is None else await files.read(name)
-    if data is None:
-        if wants_page(request.headers.get("accept", "")):
-            request.state.record.error_code = "not_found"
-            return not_found_page(settings.image_retention_hours)
-        message = "There is no image at this address, or its link has expired. Ask for the image again."
-        raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
-    headers = {
-        "Cache-Control": f"private, max-age={seconds}",
-        "Content-Disposition": "inline",
-        "Content-Security-Policy": "default-src 'none'",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(data, headers=headers, media_type=f"image/{name.rpartition('.')[2]}")
+@dataclass
+class ImageAnswer:
+    """The answer to one request, whole or as events; an image that was not sent is deleted.
+
+    `link` gives the address of a file by its name and end; None of `files` means that nothing is stored.
+    """
+
+    caller: Caller
+    asked: ImageRequest
+    files: ImageFiles | None
+    link: Callable[[str, int], str]
+    base64: bool
+    _unsent: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        asked, size = self.asked, self.asked.size
+        self._made_as = {"output_format": asked.output_format, "quality": asked.quality, "size": f"{size}x{size}"}
+
+    async def whole(self) -> dict[str, Any]:
+        """Run to the end and return the answer in one piece."""
+        items: dict[int, dict[str, Any]] = {}
+        steps = 0
+        async with self._images() as images:
+            async for image in images:
+                if isinstance(image, FinishedImage):
+                    items[image.index] = await self._item(image)
+                    steps += image.steps
+            if len(items) < self.asked.n:
+                raise GenerationError("The model did not make all of the images. Send the request again.")
+            self._unsent.clear()
+        data = [item for _, item in sorted(items.items())]
+        return {"created": int(time.time()), "data": data, **self._made_as, "usage": _usage(len(items), steps)}
+
+    async def events(self, *, progress: bool) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the answer as they come about. Closing it aborts what is not finished."""
+        async with self._images() as images:
+            async for image in images:
+                if isinstance(image, FinishedImage):
+                    item = await self._item(image)
+                    self._unsent.clear()  # the client may know the file: it stays, whatever becomes of the rest
+                    yield self._event("completed", index=image.index, **item, usage=_usage(1, image.steps))
+                elif isinstance(image, PartialImage):
+                    yield self._event(
+                        "partial_image", index=image.index, partial_image_index=image.number, b64_json=image.data
+                    )
+                elif progress:
+                    yield event("image_generation.progress", index=image.index, step=image.step, steps=image.steps)
+
+    @asynccontextmanager
+    async def _images(self) -> AsyncIterator[ImageStream]:
+        try:
+            async with await self.caller.engine.images(self.asked) as images:
+                yield images
+        finally:
+            if self.files is not None:
+                self.files.discard(*self._unsent)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        made = {"created_at": int(time.time()), **self._made_as, "background": "opaque"}
+        return event(f"image_generation.{kind}", **fields, **made)
+
+    async def _item(self, image: FinishedImage) -> dict[str, Any]:
+        """Return what the answer says of this image. Raises `ApiError` where it cannot be stored."""
+        item: dict[str, Any] = {"revised_prompt": self.asked.prompt, "seed": image.seed}
+        if self.files is not None:
+            stored = await self.files.save(image.data, self.asked.output_format)
+            self._unsent.append(stored.name)
+            item |= {"url": self.link(stored.name, stored.expires_at), "expires_at": stored.expires_at}
+        if self.base64:
+            item["b64_json"] = image.data  # msgspec writes bytes as base64
+        return item
+
+
+def _usage(images: int, steps: int) -> dict[str, Any]:
+    """Images are counted as such. The convention counts tokens, and strict clients insist on these fields."""
+    tokens = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    details = {"text_tokens": 0, "image_tokens": 0}
+    return {"images": images, "steps": steps, **tokens, "input_tokens_details": details}
 
 
 _PAGE = """\
@@ -160,19 +216,43 @@ its address is missing.</p>
 first time, and save it from there.</p>
 </html>
 """
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Vary": "Accept",
+}
+
+
+@router.head("/images/files/{name}", include_in_schema=False)
+@router.get("/images/files/{name}", response_class=Response)
+async def read_image_file(
+    name: str,
+    request: Request,
+    files: TheImageFiles,
+    links: TheImageLinks,
+    expires: str = "",
+    signature: str = "",
+) -> Response:
+    """Give an image to whoever has the link to it, until that expires."""
+    seconds = links.seconds_left(name, expires, signature)
+    data = None if seconds is None else await files.read(name)
+    if data is None:
+        if wants_page(request.headers.get("accept", "")):
+            request.state.record.error_code = "not_found"
+            hours = request.app.state.settings.image_retention_hours
+            return HTMLResponse(_PAGE.format(hours=hours), 404, _PAGE_HEADERS)
+        message = "There is no image at this address, or its link has expired. Ask for the image again."
+        raise ApiError(404, "not_found", message, headers={"Vary": "Accept"})
+    headers = {
+        "Cache-Control": f"private, max-age={seconds}",
+        "Content-Disposition": "inline",
+        "Content-Security-Policy": "default-src 'none'",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(data, headers=headers, media_type=f"image/{name.rpartition('.')[2]}")
 
 
 def wants_page(accept: str) -> bool:
     """Whether a browser asks for a page: it names HTML, which an `<img>` and the usual programs do not."""
     kinds = [part.partition(";") for part in accept.lower().split(",")]
     return any(kind.strip() == "text/html" and rest.replace(" ", "") != "q=0" for kind, _, rest in kinds)
-
-
-def not_found_page(retention_hours: float) -> HTMLResponse:
-    """Make the page. Nothing of the request is in it."""
-    headers = {
-        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-        "X-Content-Type-Options": "nosniff",
-        "Vary": "Accept",
-    }
-    return HTMLResponse(_PAGE.format(hours=retention_hours), 404, headers=headers)

@@ -6,28 +6,21 @@ back under the names that the client sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
+from pydantic_core import from_json
 
-from engine import ChatRequest
-from server.api.caller import Caller, ChatCaller, json_response
+from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
+from server.api.caller import Answer, Caller, ChatCaller, event, json_response
 from server.api.chat_request import FieldNames, TextPart, to_chat_body, to_chat_request
-from server.api.messages.answer import MessageAnswer
-from server.api.messages.schema import (
-    Block,
-    CountTokensBody,
-    ImageBlock,
-    MessagesBody,
-    MessageToolChoice,
-    SystemTurn,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from server.api.messages import schema
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
 
@@ -36,12 +29,24 @@ router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictR
 _BILLING_LINE = "x-anthropic-billing-header"
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+# As they begin.
+_EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+# The type of what is added to a block, and the field that holds it.
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
 
-_Blocks = list[tuple[str, "Block"]]  # each with its path in the client's body
+_Blocks = list[tuple[str, schema.Block]]  # each with its path in the client's body
 
 
 @router.post("", response_class=Response)
-async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
+async def create_message(body: schema.MessagesBody, caller: ChatCaller) -> Response:
     """Answer a conversation with a message, whole or, with `stream: true`, as server-sent events."""
     chat, names = _to_chat(body, caller)
     chat = replace(chat, top_k=body.top_k)
@@ -49,7 +54,7 @@ async def create_message(body: MessagesBody, caller: ChatCaller) -> Response:
 
 
 @router.post("/count_tokens", response_class=Response)
-async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
+async def count_tokens(body: schema.CountTokensBody, caller: ChatCaller) -> Response:
     """Count the tokens that the same body would have as a prompt, tools and the model's own template included."""
     chat, names = _to_chat(body, caller)
     caller.record.model = chat.model
@@ -59,11 +64,15 @@ async def count_tokens(body: CountTokensBody, caller: ChatCaller) -> Response:
     return json_response({"input_tokens": tokens})
 
 
-def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
+def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldNames]:
     """Translate a body, to answer it or to count its tokens. Raises `ApiError` for what chat does not take."""
     names = FieldNames({"stop": "stop_sequences", "reasoning_effort": "output_config.effort"})
     messages, continues = _messages(body, names)
-    fields: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body), **_thinking(body)}
+    fields: dict[str, Any] = {"model": body.model, "messages": messages, **_tools(body)}
+    if body.thinking is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if body.output_config is not None and body.output_config.effort is not None:
+        fields["reasoning_effort"] = _EFFORTS[body.output_config.effort]
     form = body.output_format or (body.output_config and body.output_config.format)
     if form:
         fields["response_format"] = {
@@ -71,26 +80,21 @@ def _to_chat(body: CountTokensBody, caller: Caller) -> tuple[ChatRequest, FieldN
             "json_schema": {"name": "answer", "schema": form.json_schema},
         }
         names["response_format"] = "output_format" if body.output_format else "output_config.format"
-    if isinstance(body, MessagesBody):
-        fields |= {
-            "max_tokens": body.max_tokens,
-            "stop": list(body.stop_sequences),
-            "stream": body.stream,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-        }
+    if isinstance(body, schema.MessagesBody):
+        fields |= body.model_dump(include={"max_tokens", "stream", "temperature", "top_p"})
+        fields["stop"] = list(body.stop_sequences)
     with names.as_sent():
         chat = to_chat_request(to_chat_body(fields), caller)
     return replace(chat, continue_answer=continues), names
 
 
-def _tools(body: CountTokensBody) -> dict[str, Any]:
+def _tools(body: schema.CountTokensBody) -> dict[str, Any]:
     if not body.tools:
         return {}
     functions = [{"name": it.name, "description": it.description, "parameters": it.input_schema} for it in body.tools]
     fields: dict[str, Any] = {"tools": [{"type": "function", "function": function} for function in functions]}
     choice = body.tool_choice
-    if isinstance(choice, MessageToolChoice):
+    if isinstance(choice, schema.MessageToolChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     elif choice is not None:
         fields["tool_choice"] = _CHOICES[choice.type]
@@ -99,16 +103,7 @@ def _tools(body: CountTokensBody) -> dict[str, Any]:
     return fields
 
 
-def _thinking(body: CountTokensBody) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if body.thinking is not None:
-        fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
-    if body.output_config is not None and body.output_config.effort is not None:
-        fields["reasoning_effort"] = _EFFORTS[body.output_config.effort]
-    return fields
-
-
-def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
+def _messages(body: schema.CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:
     """Return chat messages, and whether the last one is to be continued."""
     system = _system(body)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -125,7 +120,7 @@ def _messages(body: CountTokensBody, names: FieldNames) -> tuple[list[dict[str, 
     return messages, True
 
 
-def _placed(path: str, content: str | Sequence[Block] | None) -> _Blocks:
+def _placed(path: str, content: str | Sequence[schema.Block] | None) -> _Blocks:
     """Return the blocks of a content, each with its path; a plain text is one block."""
     if isinstance(content, str) or not content:
         return [(path, TextPart(type="text", text=content if isinstance(content, str) else ""))]
@@ -136,25 +131,22 @@ def _text(blocks: _Blocks) -> str:
     return "\n".join(block.text for _, block in blocks if isinstance(block, TextPart) and block.text)
 
 
-def _system(body: CountTokensBody) -> str:
+def _system(body: schema.CountTokensBody) -> str:
     """All instructions, first in the conversation: templates of many models refuse them anywhere else."""
-    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, SystemTurn))]
+    contents = [body.system, *(turn.content for turn in body.messages if isinstance(turn, schema.SystemTurn))]
     blocks = [placed for content in contents for placed in _placed("system", content)]
     return _text([placed for placed in blocks if not _text([placed]).startswith(_BILLING_LINE)])
 
 
-def _turns(body: CountTokensBody) -> list[tuple[str, _Blocks]]:
+def _turns(body: schema.CountTokensBody) -> list[tuple[str, _Blocks]]:
     """Messages of one role in a row are one turn: many templates want the roles to take turns."""
-    turns: list[tuple[str, _Blocks]] = []
-    for position, message in enumerate(body.messages):
-        if isinstance(message, SystemTurn):
-            continue
-        blocks = _placed(f"messages[{position}].content", message.content)
-        if turns and turns[-1][0] == message.role:
-            turns[-1][1].extend(blocks)
-        else:
-            turns.append((message.role, blocks))
-    return turns
+    said = [
+        (message.role, placed)
+        for position, message in enumerate(body.messages)
+        if not isinstance(message, schema.SystemTurn)
+        for placed in _placed(f"messages[{position}].content", message.content)
+    ]
+    return [(role, [placed for _, placed in turn]) for role, turn in groupby(said, key=itemgetter(0))]
 
 
 def _assistant(blocks: _Blocks) -> dict[str, Any]:
@@ -166,7 +158,7 @@ def _assistant(blocks: _Blocks) -> dict[str, Any]:
             "function": {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()},
         }
         for _, block in blocks
-        if isinstance(block, ToolUseBlock)
+        if isinstance(block, schema.ToolUseBlock)
     ]
     if not calls:
         return {"role": "assistant", "content": text}
@@ -178,20 +170,161 @@ def _user(blocks: _Blocks, names: FieldNames, first: int) -> list[dict[str, Any]
     messages: list[dict[str, Any]] = []
     parts: _Blocks = []
     for path, block in blocks:
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, schema.ToolResultBlock):
             inner = _placed(f"{path}.content", block.content)
             text = f"Error: {_text(inner)}" if block.is_error else _text(inner)
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-            parts += [(place, part) for place, part in inner if isinstance(part, ImageBlock)]
+            parts += [(place, part) for place, part in inner if isinstance(part, schema.ImageBlock)]
         else:
             parts.append((path, block))
-    if not any(isinstance(part, ImageBlock) for _, part in parts):
+    if not any(isinstance(part, schema.ImageBlock) for _, part in parts):
         return [*messages, {"role": "user", "content": _text(parts)}] if parts else messages
     content: list[dict[str, Any]] = []
     for path, part in parts:
-        if isinstance(part, ImageBlock):
+        if isinstance(part, schema.ImageBlock):
             names[f"messages[{first + len(messages)}].content[{len(content)}]"] = f"{path}.source"
             content.append({"type": "image_url", "image_url": {"url": part.source.url}})
         elif isinstance(part, TextPart) and part.text:
             content.append({"type": "text", "text": part.text})
     return [*messages, {"role": "user", "content": content}]
+
+
+class MessageAnswer(Answer):
+    """One message, whole or as events: blocks one after the other, each begun, added to, ended."""
+
+    def __init__(self, asked: ChatRequest) -> None:
+        id_ = f"msg_{asked.request_id}"
+        self._named: dict[str, Any] = {"id": id_, "type": "message", "role": "assistant", "model": asked.model}
+        self._begun = False
+        self._index = -1  # of the newest block
+        self._open: str | None = None  # the type of that block, until it has ended
+        self._space = ""  # text that may turn out to be only the space before a tool call
+        self._arguments: list[str] | None = None  # of the newest call
+        self._finish_reason: FinishReason | None = None
+        self._stop_text: str | None = None
+
+    def whole(self, result: ChatResult) -> dict[str, Any]:
+        (choice,) = result.choices
+        content: list[dict[str, Any]] = []
+        if choice.reasoning:
+            content.append({**_EMPTY_BLOCKS["thinking"], "thinking": choice.reasoning})
+        if choice.content.strip() or (choice.content and not choice.tool_calls):
+            content.append({"type": "text", "text": choice.content})
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+            for call in choice.tool_calls
+        ]
+        last_arguments = choice.tool_calls[-1].arguments if choice.tool_calls else None
+        stop = _stop(choice.finish_reason, choice.stop_text, last_arguments)
+        return {**self._named, "content": content, **stop, "usage": _usage(result.usage)}
+
+    def step(self, step: ChatStep) -> bytes:
+        """Return the events of one engine step; those of the first begin the message."""
+        events: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            stop = {"stop_reason": None, "stop_sequence": None}
+            message = {**self._named, "content": [], **stop, "usage": _usage(step.usage)}
+            events.append(event("message_start", message=message))
+        for delta in step.deltas:
+            events += self._delta(delta)
+        return b"".join(events)
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the events that end the message. Raises `GenerationError` if the answer never finished."""
+        if self._finish_reason is None:
+            raise GenerationError("The model stopped in the middle of its answer. Send the request again.")
+        events: list[bytes] = []
+        if self._space and self._arguments is None:
+            events += self._add("text", self._space)
+        events += self._end_block()
+        arguments = None if self._arguments is None else "".join(self._arguments)
+        stop = _stop(self._finish_reason, self._stop_text, arguments)
+        return b"".join([*events, event("message_delta", delta=stop, usage=_usage(usage)), event("message_stop")])
+
+    def _delta(self, delta: ChatDelta) -> Iterator[bytes]:
+        if delta.reasoning:
+            yield from self._add("thinking", delta.reasoning)
+        if delta.content:
+            yield from self._text(delta.content)
+        for call in delta.tool_calls:
+            yield from self._call(call)
+        self._finish_reason = delta.finish_reason or self._finish_reason
+        self._stop_text = delta.stop_text or self._stop_text
+
+    def _text(self, text: str) -> Iterator[bytes]:
+        if self._open != "text":
+            text = self._space + text
+            self._space = ""
+            if not text.strip():
+                self._space = text
+                return
+        yield from self._add("text", text)
+
+    def _call(self, call: ToolCallDelta) -> Iterator[bytes]:
+        if call.id is not None:
+            self._space = ""
+            self._arguments = []
+            yield from self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        if call.arguments and self._arguments is not None:
+            self._arguments.append(call.arguments)
+            yield from self._add("tool_use", call.arguments)
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._end_block()
+        self._index += 1
+        self._open = block["type"]
+        yield event("content_block_start", index=self._index, content_block=block)
+
+    def _add(self, kind: str, piece: str) -> Iterator[bytes]:
+        if self._open != kind:
+            yield from self._begin(_EMPTY_BLOCKS[kind])
+        delta_type, field = _DELTAS[kind]
+        yield event("content_block_delta", index=self._index, delta={"type": delta_type, field: piece})
+
+    def _end_block(self) -> Iterator[bytes]:
+        if self._open is not None:
+            self._open = None
+            yield event("content_block_stop", index=self._index)
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Return token counts as they go over the wire: here what came out of the cache does not count as input."""
+    cached = usage.cached_tokens or 0
+    counts: dict[str, Any] = {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+    }
+    if usage.reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts
+
+
+def _stop(finish_reason: FinishReason, stop_text: str | None, last_arguments: str | None) -> dict[str, Any]:
+    """Say why it ended. A forced tool's `stop` is a call too, but not one that a stop sequence cut short."""
+    reason, sequence = _STOP_REASONS[finish_reason], None
+    if finish_reason in {"stop", "tool_calls"}:
+        if last_arguments is not None and (stop_text is None or _is_json(last_arguments)):
+            reason = "tool_use"
+        elif stop_text is not None:
+            reason, sequence = "stop_sequence", stop_text
+    return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Read a call's arguments; of one that was cut off, as much as came, as clients do with a stream."""
+    try:
+        value = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,34 +1,25 @@
 """`POST /v1/responses`: the same answers as chat's in OpenAI's newer convention. Stateless: nothing is stored.
 
-What a body says is said in the words of a chat body; errors go back under the names that the client sent.
+What a body says is said in the words of a chat body; errors go back under the names that the client sent. A plain
+answer is what the last event would have shown. One item is open at a time: text after a tool call is a message of its
+own.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from engine import GenerationError
-from server.api.caller import ChatCaller, json_response
+from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
+from server.api.caller import ChatCaller, event, json_response
+from server.api.chat_answer import logprob
 from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
-from server.api.responses.answer import ResponseAnswer
-from server.api.responses.schema import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    Item,
-    MessageItem,
-    NamedTool,
-    Part,
-    RefusalPart,
-    ResponseBody,
-    ResponseImage,
-    ResponseSchema,
-)
+from server.api.responses import schema
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -45,10 +36,17 @@ _NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
 }
+_CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# Of each kind of item: how its id begins, what its text is called, and what it has at first.
+_KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "message": ("msg", "output_text", {"role": "assistant", "content": []}),
+    "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
+    "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
+}
 
 
 @router.post("/responses", response_class=Response)
-async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
+async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Response:
     """Answer a conversation of items, whole or, with `stream: true`, as typed events. Nothing is stored."""
     names = FieldNames(_NAMES, with_rest=True)
     fields = _chat_fields(body, names)
@@ -69,12 +67,11 @@ async def create_response(body: ResponseBody, caller: ChatCaller) -> Response:
 
 async def _read(events: TokenEvents) -> None:
     """Run to the end: plain and streamed answers agree because they are made by the same events."""
-    async with aclosing(aiter(events)) as pieces:
-        async for _ in pieces:
-            pass
+    async for _ in events:
+        pass
 
 
-def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
+def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]:
     """Return the fields of the chat body that asks for the same. Raises `ApiError` for what no chat message holds."""
     names |= {f"tools[{index}].function": f"tools[{index}]" for index in range(len(body.tools or ()))}
     choice = body.tool_choice
@@ -90,38 +87,37 @@ def _chat_fields(body: ResponseBody, names: FieldNames) -> dict[str, Any]:
         ]
         or None,
         "tool_choice": (
-            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+            {"type": "function", "function": {"name": choice.name}} if isinstance(choice, schema.NamedTool) else choice
         ),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body),
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
-        "logprobs": body.wants_logprobs,
+        "logprobs": bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ()),
         "top_logprobs": body.top_logprobs,
     }
 
 
-def _response_format(body: ResponseBody) -> Any:
+def _response_format(body: schema.ResponseBody) -> Any:
     form = body.text.format if body.text else None
-    if not isinstance(form, ResponseSchema):
+    if not isinstance(form, schema.ResponseSchema):
         return None if form is None else {"type": form.type}
-    schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
-    return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_schema", "json_schema": form.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)}
 
 
-def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
+def _messages(body: schema.ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for place, item in _placed_items(body):
         path = f"messages[{len(messages)}]"
-        if isinstance(item, MessageItem):
+        if isinstance(item, schema.MessageItem):
             message = _message(item, place, path, names)
             if message["role"] == "system" and [earlier["role"] for earlier in messages] == ["system"]:
                 messages[0]["content"] += f"\n\n{message['content']}"  # many templates take one, at the very start
             else:
                 messages.append(message)
                 names |= {path: place}
-        elif isinstance(item, FunctionCallItem):
+        elif isinstance(item, schema.FunctionCallItem):
             _add_call(messages, item, place, names)
-        elif isinstance(item, FunctionCallOutputItem):
+        elif isinstance(item, schema.FunctionCallOutputItem):
             content = _text(item.output, f"{place}.output")
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
             names |= {path: place, f"{path}.content": f"{place}.output", f"{path}.tool_call_id": f"{place}.call_id"}
@@ -130,37 +126,38 @@ def _messages(body: ResponseBody, names: FieldNames) -> list[dict[str, Any]]:
     return messages
 
 
-def _placed_items(body: ResponseBody) -> Iterator[tuple[str, Item]]:
+def _placed_items(body: schema.ResponseBody) -> Iterator[tuple[str, schema.Item]]:
     """Yield all that is said, each with its place in the body."""
     if body.instructions:
-        yield "instructions", MessageItem(type="message", role="system", content=body.instructions)
+        yield "instructions", schema.MessageItem(type="message", role="system", content=body.instructions)
     if isinstance(body.input, str):
-        yield "input", MessageItem(type="message", role="user", content=body.input)
+        yield "input", schema.MessageItem(type="message", role="user", content=body.input)
     else:
         yield from ((f"input[{position}]", item) for position, item in enumerate(body.input))
 
 
-def _message(item: MessageItem, place: str, path: str, names: FieldNames) -> dict[str, Any]:
+def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames) -> dict[str, Any]:
     where = f"{place}.content" if place.endswith("]") else place
     names[f"{path}.content"] = where
     if item.role != "user":
         role = "assistant" if item.role == "assistant" else "system"
         return {"role": role, "content": _text(item.content, where)}
-    if isinstance(item.content, str) or (len(item.content) == 1 and not isinstance(item.content[0], ResponseImage)):
-        return {"role": "user", "content": _text(item.content, where)}  # some templates read nothing else
-    if not item.content:
+    content = item.content
+    if isinstance(content, str) or (len(content) == 1 and not isinstance(content[0], schema.ResponseImage)):
+        return {"role": "user", "content": _text(content, where)}  # some templates read nothing else
+    if not content:
         raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 items.", param=where)
     parts: list[dict[str, Any]] = []
-    for index, part in enumerate(item.content):
-        if isinstance(part, ResponseImage):
+    for index, part in enumerate(content):
+        if isinstance(part, schema.ResponseImage):
             names[f"{path}.content[{index}].image_url.url"] = f"{where}[{index}].image_url"
             parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}})
         else:
-            parts.append({"type": "text", "text": _text_of(part)})
+            parts.append({"type": "text", "text": part.text})
     return {"role": "user", "content": parts}
 
 
-def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str, names: FieldNames) -> None:
+def _add_call(messages: list[dict[str, Any]], call: schema.FunctionCallItem, place: str, names: FieldNames) -> None:
     """Calls belong to the assistant's message before them; in chat they are one message."""
     if not messages or messages[-1]["role"] != "assistant":
         names[f"messages[{len(messages)}]"] = place
@@ -171,16 +168,202 @@ def _add_call(messages: list[dict[str, Any]], call: FunctionCallItem, place: str
     calls.append({"id": call.call_id, "type": "function", "function": function})
 
 
-def _text(content: str | list[Part], where: str) -> str:
+def _text(content: str | list[schema.Part], where: str) -> str:
     if isinstance(content, str):
         return content
+    texts = []
     for index, part in enumerate(content):
-        if isinstance(part, ResponseImage):
+        if isinstance(part, schema.ResponseImage):
             place = f"{where}[{index}]"
             raise ApiError(400, "invalid_value", f"`{place}` must be text: only users show images.", param=place)
-    return "".join(_text_of(part) for part in content)
+        texts.append(part.text)
+    return "".join(texts)
 
 
-def _text_of(part: Any) -> str:
-    text: str = part.refusal if isinstance(part, RefusalPart) else part.text
-    return text
+@dataclass(slots=True)
+class _Item:
+    """One item of the output while it is written. `place` is what its events say of where it stands."""
+
+    kind: str
+    value: dict[str, Any]
+    place: dict[str, Any]
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        """Return the one content part of a message or of reasoning."""
+        part = {"type": _KINDS[self.kind][1], "text": "".join(self.pieces)}
+        return {**part, "annotations": [], "logprobs": self.logprobs} if self.kind == "message" else part
+
+    def fill(self, status: str) -> None:
+        """Put the text so far into the item."""
+        filled = {"arguments": "".join(self.pieces)} if self.kind == "function_call" else {"content": [self.part()]}
+        self.value |= {"status": status, **filled}
+
+
+class ResponseAnswer:
+    """Turns engine steps into events, and keeps the items so far. `response` is set once `end` was called."""
+
+    def __init__(self, body: schema.ResponseBody, *, request_id: str, created: int) -> None:
+        self._as_asked = {"id": f"resp_{request_id}", "object": "response", "created_at": created, **_as_asked(body)}
+        self._request_id = request_id
+        self._sequence_number = 0
+        self._items: list[_Item] = []
+        self._calls = -1  # the newest call's index
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text is still held back
+        self._usage: Usage | None = None
+        self._cut_off: str | None = None  # why there is not more, if there should have been
+        self.response: dict[str, Any] | None = None
+
+    def start(self) -> bytes:
+        """Return the two events that open the stream."""
+        created = self._state("in_progress")
+        return self._event("response.created", response=created) + self._event("response.in_progress", response=created)
+
+    def step(self, step: ChatStep) -> bytes:
+        """Return the events of one engine step; nothing while its text is held back."""
+        self._usage = step.usage
+        return b"".join(self._delta(delta) for delta in step.deltas)
+
+    def end(self, usage: Usage) -> bytes:
+        """Return the events that close whatever is open, and the one that closes the response."""
+        self._usage = usage
+        opened = b"" if self._items else self._open("message")
+        status = "completed" if self._cut_off is None else "incomplete"
+        closed = self._close(status)
+        self.response = self._state(status)
+        return opened + closed + self._event(f"response.{status}", response=self.response)
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream which cannot go on."""
+        if self._items:
+            self._items[-1].fill("incomplete")
+        return self._event("response.failed", response=self._state("failed", error))
+
+    def _state(self, status: str, error: ApiError | None = None) -> dict[str, Any]:
+        """Return the object as far as it has come. Its `error` is the one that every error of this server has."""
+        return {
+            **self._as_asked,
+            "status": status,
+            "error": None if error is None else error.body(),
+            "incomplete_details": {"reason": self._cut_off} if status == "incomplete" else None,
+            "output": [item.value for item in self._items],
+            "usage": None if self._usage is None else _usage(self._usage),
+        }
+
+    def _delta(self, delta: ChatDelta) -> bytes:
+        self._cut_off = _CUT_OFF.get(delta.finish_reason or "", self._cut_off)
+        parts = []
+        if delta.reasoning:
+            parts += [self._switch("reasoning"), self._add_text(delta.reasoning)]
+        self._logprobs += [_logprob(entry) for entry in delta.logprobs or ()]
+        if delta.content:
+            parts += [self._switch("message"), self._add_text(delta.content)]
+        parts += [self._call(piece) for piece in delta.tool_calls]
+        return b"".join(parts)
+
+    def _call(self, piece: ToolCallDelta) -> bytes:
+        parts = []
+        if piece.index > self._calls:
+            self._calls = piece.index
+            parts = [self._close("completed"), self._open("function_call", call_id=piece.id, name=piece.name)]
+        elif piece.index < self._calls or self._items[-1].kind != "function_call":
+            raise GenerationError("The model gave up on this answer. Send the request again.")
+        if piece.arguments:
+            parts.append(self._add_text(piece.arguments))
+        return b"".join(parts)
+
+    def _switch(self, kind: str) -> bytes:
+        if self._items and self._items[-1].kind == kind:
+            return b""
+        return self._close("completed") + self._open(kind)
+
+    def _open(self, kind: str, **fields: Any) -> bytes:
+        index, (prefix, _, empty) = len(self._items), _KINDS[kind]
+        id_ = f"{prefix}_{self._request_id}_{index}"
+        item = _Item(
+            kind,
+            {"id": id_, "type": kind, "status": "in_progress", **fields, **empty},
+            {"item_id": id_, "output_index": index},
+        )
+        self._items.append(item)
+        added = self._event("response.output_item.added", output_index=index, item=item.value)
+        if kind == "function_call":
+            return added
+        item.place["content_index"] = 0
+        return added + self._event("response.content_part.added", **item.place, part=item.part())
+
+    def _add_text(self, text: str) -> bytes:
+        item = self._items[-1]
+        item.pieces.append(text)
+        fields: dict[str, Any] = {"delta": text}
+        if item.kind == "message":
+            fields["logprobs"], self._logprobs = self._logprobs, []
+            item.logprobs += fields["logprobs"]
+        return self._event(f"response.{_KINDS[item.kind][1]}.delta", **item.place, **fields)
+
+    def _close(self, status: str) -> bytes:
+        if not self._items:
+            return b""
+        item = self._items[-1]
+        if item.kind == "message":
+            item.logprobs += self._logprobs
+            self._logprobs = []
+        item.fill(status)
+        done, place, value = f"response.{_KINDS[item.kind][1]}.done", item.place, item.value
+        if item.kind == "function_call":
+            events = self._event(done, **place, name=value["name"], arguments=value["arguments"])
+        else:
+            part = item.part()
+            said = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = self._event(done, **place, **said) + self._event("response.content_part.done", **place, part=part)
+        return events + self._event("response.output_item.done", output_index=place["output_index"], item=value)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = event(kind, sequence_number=self._sequence_number, **fields)
+        self._sequence_number += 1
+        return data
+
+
+def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
+    """Return the fields that repeat what was asked for."""
+    tool_choice = body.tool_choice or "auto"
+    form = body.text.format if body.text else None
+    return {
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
+        "tool_choice": tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _logprob(entry: TokenLogprob) -> dict[str, Any]:
+    return {**_token(entry), "top_logprobs": [_token(top) for top in entry.top]}
+
+
+def _token(entry: TokenLogprob) -> dict[str, Any]:
+    return {**logprob(entry), "bytes": entry.bytes or ()}

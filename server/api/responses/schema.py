@@ -60,7 +60,7 @@ class RefusalPart(Strict):
     """What a model said instead of an answer; for us text like any other."""
 
     type: Literal["refusal"]
-    refusal: str
+    text: Annotated[str, Field(alias="refusal")]
 
 
 class ResponseImage(Strict):
@@ -189,8 +189,3 @@ class ResponseBody(ModelBody):
     conversation: Annotated[Any, BeforeValidator(_not_stored)] = None
     prompt: Annotated[Any, BeforeValidator(_not_stored)] = None
     background: Annotated[bool | None, BeforeValidator(_not_in_background)] = None
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer carries the probabilities of its tokens."""
-        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

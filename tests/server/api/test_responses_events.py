@@ -8,7 +8,7 @@ import pytest
 from responses_parts import events_of, put_together, said_in
 
 from engine import ChatDelta, ChatStep, GenerationError, ToolCallDelta, Usage
-from server.api.responses.answer import ResponseAnswer
+from server.api.responses.routes import ResponseAnswer
 from server.api.responses.schema import ResponseBody
 from server.errors import ApiError
 

@@ -13,7 +13,7 @@ import pytest
 from chat_parts import CHAT, HELLO, MODEL
 from serving import Key, Server, async_poll_until
 
-from server.api.json_schema import check_schema
+from server.api.json_schema import object_schema
 
 pytestmark = pytest.mark.engine
 
@@ -79,7 +79,7 @@ def assert_refused(response: httpx2.Response, field: str) -> None:
 
 async def test_three_bombs_end_at_the_deadline_while_another_key_is_served(server: Server) -> None:
     for bomb in BOMBS.values():
-        check_schema(bomb)
+        object_schema(bomb)
     bomber, accomplice, neighbour = (server.make_key(name) for name in ("bomber", "accomplice", "neighbour"))
     counted, repeats, references = BOMBS.values()
     bombs = [

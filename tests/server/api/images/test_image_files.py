@@ -16,7 +16,7 @@ import pytest
 from image_parts import fill_up
 from serving import async_poll_until, total_bytes
 
-from server.api.images.files import ImageFiles, ImageFolder, StoredImage
+from server.api.images.files import ImageFiles, StoredImage
 from server.errors import ApiError
 
 HOUR = 3600
@@ -28,11 +28,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def folder_at(path: Path, *, max_bytes: int = 2**30, later_seconds: float = 0) -> ImageFolder:
+def files_at(path: Path, *, max_bytes: int = 2**30, later_seconds: float = 0) -> ImageFiles:
     """Its clock is so much later than that of the file system."""
-    return ImageFolder(
-        path, retention_seconds=24 * HOUR, max_bytes=max_bytes, clock=lambda: time.time() + later_seconds
-    )
+    return ImageFiles(path, retention_seconds=24 * HOUR, max_bytes=max_bytes, clock=lambda: time.time() + later_seconds)
 
 
 def mode_of(path: Path) -> int:
@@ -70,7 +68,7 @@ async def save_one_by_one(files: ImageFiles, path: Path, count: int, data: bytes
 
 
 async def test_an_image_is_read_as_it_was_stored_and_is_its_owners_alone(path: Path):
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         before = time.time()
         for kind in ("png", "jpeg", "webp"):
             stored = await files.save(IMAGE, kind)
@@ -83,13 +81,13 @@ async def test_an_image_is_read_as_it_was_stored_and_is_its_owners_alone(path: P
 
 async def test_a_folder_that_set_up_made_for_everybody_is_closed(path: Path):
     made(path, mode=0o755)
-    async with ImageFiles(folder_at(path)):
+    async with files_at(path):
         assert mode_of(path) == 0o700
 
 
 async def test_nothing_but_an_image_of_ours_is_ever_read(path: Path):
     secret = path.parent / "secret.png"
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         secret.write_bytes(b"secret")
         (path / "hearth.db").write_bytes(b"secret")
         (path / f"{'a' * 32}.png.part").write_bytes(b"secret")
@@ -117,28 +115,33 @@ async def test_nothing_but_an_image_of_ours_is_ever_read(path: Path):
 
 
 async def test_images_go_when_they_are_too_old(path: Path):
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         stored = await files.save(IMAGE, "png")
-    async with ImageFiles(folder_at(path, later_seconds=23.9 * HOUR)) as files:
+    async with files_at(path, later_seconds=23.9 * HOUR) as files:
         assert await files.read(stored.name) == IMAGE
-    async with ImageFiles(folder_at(path, later_seconds=24.1 * HOUR)) as files:
+    async with files_at(path, later_seconds=24.1 * HOUR) as files:
         assert await files.read(stored.name) is None
     assert names_in(path) == []
 
 
 async def test_images_go_also_while_the_server_runs(path: Path):
     later = 0.0
-    folder = ImageFolder(path, retention_seconds=24 * HOUR, max_bytes=2**30, clock=lambda: time.time() + later)
-    async with ImageFiles(folder, sweep_every_seconds=0.02) as files:
+    async with ImageFiles(
+        path,
+        retention_seconds=24 * HOUR,
+        max_bytes=2**30,
+        sweep_every_seconds=0.02,
+        clock=lambda: time.time() + later,
+    ) as files:
         await files.save(IMAGE, "png")
         later = 25.0 * HOUR
         await async_poll_until(lambda: not names_in(path), 30)
 
 
 async def test_the_oldest_go_when_all_together_are_too_large(path: Path):
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         stored = await save_one_by_one(files, path, 20)
-    async with ImageFiles(folder_at(path, max_bytes=10 * len(IMAGE))):
+    async with files_at(path, max_bytes=10 * len(IMAGE)):
         kept = names_in(path)
     assert 9 <= len(kept) <= 10
     assert kept == sorted(stored[-len(kept) :])
@@ -146,7 +149,7 @@ async def test_the_oldest_go_when_all_together_are_too_large(path: Path):
 
 async def test_a_write_that_makes_them_too_large_makes_room(path: Path):
     most = 10 * len(IMAGE)
-    async with ImageFiles(folder_at(path, max_bytes=most)) as files:
+    async with files_at(path, max_bytes=most) as files:
         for _ in range(4):
             newest = await save_one_by_one(files, path, 6)
             await async_poll_until(lambda: total_bytes(path.iterdir()) <= most, 30)
@@ -157,16 +160,16 @@ async def test_a_write_that_makes_them_too_large_makes_room(path: Path):
 async def test_what_comes_during_a_sweep_does_not_stay_too_large(path: Path):
     seen, go_on = threading.Event(), threading.Event()
 
-    class HeldUp(ImageFolder):
-        def sweep(self) -> int:
-            kept = super().sweep()
+    class HeldUp(ImageFiles):
+        def _sweep_now(self) -> int:
+            kept = super()._sweep_now()
             seen.set()
             assert go_on.wait(30)
             return kept
 
     most = 10 * len(IMAGE)
     go_on.set()
-    async with ImageFiles(HeldUp(path, retention_seconds=24 * HOUR, max_bytes=most)) as files:
+    async with HeldUp(path, retention_seconds=24 * HOUR, max_bytes=most) as files:
         seen.clear()
         go_on.clear()
         for _ in range(11):
@@ -181,16 +184,16 @@ async def test_what_comes_during_a_sweep_does_not_stay_too_large(path: Path):
 
 async def test_what_a_killed_server_had_half_written_goes_at_the_start_and_nothing_else(path: Path):
     made(path, f"{'a' * 32}.png.part", f"{'b' * 32}.webp.part", "notes.part", "notes.png", f"{'c' * 32}.png")
-    async with ImageFiles(folder_at(path, later_seconds=-HOUR)):
+    async with files_at(path, later_seconds=-HOUR):
         pass
     assert names_in(path) == [f"{'c' * 32}.png", "notes.part", "notes.png"]
-    async with ImageFiles(folder_at(path, later_seconds=48 * HOUR, max_bytes=0)):
+    async with files_at(path, later_seconds=48 * HOUR, max_bytes=0):
         pass
     assert names_in(path) == ["notes.part", "notes.png"]
 
 
 async def test_a_folder_that_somebody_has_cleared_away_is_made_again(path: Path):
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         cleared_away(path)
         await files.sweep()
         stored = await files.save(IMAGE, "png")
@@ -199,34 +202,33 @@ async def test_a_folder_that_somebody_has_cleared_away_is_made_again(path: Path)
 
 
 async def test_discarded_images_are_gone(path: Path):
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         stored = [await files.save(IMAGE, "png") for _ in range(3)]
         files.discard(*(image.name for image in stored[:2]), "0" * 32 + ".png")
     assert names_in(path) == [stored[2].name]
 
 
-class GatedFolder(ImageFolder):
+class GatedFiles(ImageFiles):
     """Holds each write open until the gate is."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, retention_seconds=HOUR, max_bytes=2**30)
         self.entered, self.gate = threading.Event(), threading.Event()
 
-    def write(self, name: str, data: bytes) -> None:
+    def _write_now(self, name: str, data: bytes) -> None:
         self.entered.set()
         assert self.gate.wait(30)
-        super().write(name, data)
+        super()._write_now(name, data)
 
 
 async def test_a_caller_who_leaves_while_a_file_is_written_leaves_none_behind(path: Path):
-    folder = GatedFolder(path)
-    async with ImageFiles(folder) as files:
+    async with GatedFiles(path) as files:
         saving = asyncio.create_task(files.save(IMAGE, "png"))
-        await asyncio.to_thread(folder.entered.wait, 10)
+        await asyncio.to_thread(files.entered.wait, 10)
         saving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await saving
-        folder.gate.set()
+        files.gate.set()
     assert names_in(path) == []
 
 
@@ -259,7 +261,7 @@ async def assert_refused(files: ImageFiles, data: bytes) -> None:
 
 async def test_a_disk_that_gets_full_in_the_middle_of_a_file_leaves_no_half_of_it(small_disk: Path):
     path = small_disk / "images"
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         small = await files.save(bytes(100_000), "png")
         await assert_refused(files, bytes(1_000_000))
         assert names_in(path) == [small.name]
@@ -270,7 +272,7 @@ async def test_a_disk_that_gets_full_in_the_middle_of_a_file_leaves_no_half_of_i
 
 async def test_a_disk_without_one_free_byte_refuses_and_recovers(small_disk: Path):
     path = small_disk / "images"
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         kept: StoredImage = await files.save(bytes(4096), "png")
         ballast = fill_up(small_disk / "ballast")
         await assert_refused(files, IMAGE)
@@ -280,7 +282,7 @@ async def test_a_disk_without_one_free_byte_refuses_and_recovers(small_disk: Pat
 
 
 async def test_another_trouble_of_the_disk_is_not_told_as_a_full_one(path: Path):
-    async with ImageFiles(folder_at(path)) as files:
+    async with files_at(path) as files:
         cleared_away(path)
         in_the_way = fill_with_text(path)
         with pytest.raises(OSError, match=r"directory|exists"):
