@@ -25,7 +25,6 @@ _log = logging.getLogger("hearth.sleep")
 
 _SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
 _LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
-_DEMO_KV_CACHE_GIB = 0.0625
 _CPU_KV_CACHE_GIB = 1.0
 
 
@@ -35,7 +34,6 @@ class Launch:
 
     spec: ChatModelSpec
     weights: Path
-    demo: bool
     starter: processes.StarterThread
     grammar_starter: processes.StarterThread
     pictures: Pictures
@@ -134,7 +132,7 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
     if processes.runs_on_cpu():
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-        cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
+        cache_gib = cache_gib or _CPU_KV_CACHE_GIB
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments
