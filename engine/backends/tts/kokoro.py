@@ -51,8 +51,7 @@ class KokoroSpeech:
     sample_rate = 24_000
 
     def __init__(self, folder: Path, model: Any) -> None:
-        self._folder = folder
-        self._model = model
+        self._folder, self._model = folder, model
         self._voice, self._pipeline = cache(self._load_voice), cache(self._load_pipeline)
 
     def sayable(self, text: str) -> str:

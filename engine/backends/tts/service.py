@@ -65,26 +65,18 @@ class Synthesizer(Protocol):
         """Say what `sayable` returned: mono samples, 1/`speed` as long as at speed 1. The same seed, the same sound."""
 
 
-class LoadedModels:
-    """Loads models when they are first needed, and keeps those that were used last."""
-
-    def __init__(self) -> None:
-        self._load = lru_cache(MAX_LOADED)(lambda family, folder, _changed_at: _load(family, folder))
-
-    def get(self, family: str, folder: Path) -> Synthesizer:
-        """Return a loaded model. Raises `LoadError`."""
-        return self._load(family, folder, _changed_at(folder))
-
-
-def _changed_at(folder: Path) -> int:
-    """A model that was replaced on disk is another one."""
+def loaded(family: str, folder: Path) -> Synthesizer:
+    """Return a model, loaded when it is first needed; those that were used last stay. Raises `LoadError`."""
     try:
-        return max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
+        changed_at = max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
     except OSError as error:
         raise LoadError(f"The folder {folder.name} cannot be read. Reload the models.") from error
+    return _load(family, folder, changed_at)
 
 
-def _load(family: str, folder: Path) -> Synthesizer:
+@lru_cache(MAX_LOADED)
+def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
+    """A model that was replaced on disk is another one."""
     for known in FAMILIES:
         if known.name == family and not known.installed:
             raise LoadError(f"What runs {family} is not installed: {known.install}")
@@ -107,9 +99,7 @@ class SpeechService:
     info = b""
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
-        self._models = LoadedModels()
-        self._outlet = outlet
-        self._mark = mark
+        self._outlet, self._mark = outlet, mark
         self._running: OrderedDict[int, Iterator[tuple[SpeechChunk, bool]]] = OrderedDict()
 
     def submit(self, job: int, payload: bytes) -> None:
@@ -121,13 +111,11 @@ class SpeechService:
         self._running[job] = self._speak(job, asked, pieces)
 
     def cancel(self, job: int) -> None:
-        """Let a job go."""
         if self._running.pop(job, None) is not None:
             self._outlet.done(job)
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self._running)
 
     def step(self) -> None:
@@ -151,7 +139,7 @@ class SpeechService:
 
         The voice is loaded first. Raises `EngineError`s.
         """
-        model = self._models.get(job.family, Path(job.folder))
+        model = loaded(job.family, Path(job.folder))
         sayable = self._sayable(number, model, pieces)
         piece = next(sayable, None)
         if piece is None and number in self._running:
