@@ -16,8 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from engine.backends.vllm.compat import NAMES, missing
-from engine.compat import Sources, imported
+from engine.backends.vllm.compat import NAMES
+from engine.compat import Sources, imported, missing
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,7 +58,8 @@ def findings(sources: Sources) -> list[dict[str, Any]]:
         return {"name": name, "kind": kind, "problem": problem, "used by": used_by, "without": without}
 
     rows = [
-        row(one.name.name, one.name.kind, one.problem, one.name.patch, one.name.without) for one in missing(sources)
+        row(one.name.name, one.name.kind, one.problem, one.name.patch, one.name.without)
+        for one in missing(NAMES, sources)
     ]
     optional = {each.name for each in NAMES if each.kind == "optional"}
     rows += [

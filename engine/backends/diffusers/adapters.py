@@ -36,7 +36,6 @@ class Denoising:
 
     @property
     def steps(self) -> int:
-        """How many steps there are in all."""
         return len(self.scheduler.timesteps)
 
     @property
@@ -45,7 +44,6 @@ class Denoising:
         return self.scheduler.timesteps[self.steps_done]
 
     def advance(self, prediction: Any) -> None:
-        """Take one step with what the model predicted."""
         scheduler = self.scheduler
         more = {"generator": self.generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         # Predictions of flow matching are velocities from image to noise, so that x0 = x - sigma * v.

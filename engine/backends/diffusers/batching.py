@@ -45,10 +45,8 @@ class StepService(ImageService):
 
     def _state(self, running: Running) -> Denoising:
         if running.state is None:
-            guidance = self._profile.guidance_scale
-            running.state = self._adapter.prepare(
-                running.job, edge=running.edge, steps=running.steps, guidance=guidance
-            )
+            edge, steps, guidance = running.edge, running.steps, self._profile.guidance_scale
+            running.state = self._adapter.prepare(running.job, edge=edge, steps=steps, guidance=guidance)
         return running.state
 
 

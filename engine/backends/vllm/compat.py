@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
 
-from engine.compat import Finding, ForeignName, Kind, Sources
-from engine.compat import missing as _missing
+from engine.compat import ForeignName, Kind, Sources, missing
 from engine.errors import LoadError
 
 _T = TypeVar("_T")
@@ -61,7 +60,7 @@ _INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
 _OUTPUTS = "vllm.v1.engine.output_processor"
 _XGRAMMAR = "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend"
 _RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
-_LOGGER = "vllm.v1.metrics.loggers.PrometheusStatLogger"
+_LOGGED = ("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls", "_perf_metrics_cls")
 _HF = "vllm.renderers.hf"
 
 NAMES: tuple[ForeignName, ...] = (
@@ -145,11 +144,7 @@ NAMES: tuple[ForeignName, ...] = (
     _compiling("vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper.__init__", "wrapped: torch's compiler is on"),
     _loading("torch.compiler.load_compiled_function", "wrapped: adds a method that vLLM asks for"),
     _loading("torch._dynamo.aot_compile.AOTCompiledFunction._artifacts", "leads to the object that lacks it"),
-    _metrics(f"{_LOGGER}._gauge_cls", "writes into the engine's own registry"),
-    _metrics(f"{_LOGGER}._counter_cls", "likewise"),
-    _metrics(f"{_LOGGER}._histogram_cls", "likewise"),
-    _metrics(f"{_LOGGER}._spec_decoding_cls", "likewise"),
-    _metrics(f"{_LOGGER}._perf_metrics_cls", "likewise"),
+    *(_metrics(f"vllm.v1.metrics.loggers.PrometheusStatLogger.{name}", "our own registry") for name in _LOGGED),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),
@@ -175,11 +170,6 @@ NAMES: tuple[ForeignName, ...] = (
 )
 
 
-def missing(sources: Sources | None = None) -> list[Finding]:
-    """List which names are missing or take other parameters: of what is installed, or of other `sources`."""
-    return _missing(NAMES, sources or Sources())
-
-
 def check(model: str) -> None:
     """Raise a `LoadError` that names what is needed and missing, if anything is."""
     findings = _problems("kind", "needed")
@@ -202,7 +192,7 @@ def fits(patch: str) -> bool:
 @functools.cache
 def _problems(field: Literal["kind", "patch"], value: str) -> str:
     """Say what is wrong with the names of a patch or a kind; the sources of all of vLLM are read for it."""
-    findings = _missing([each for each in NAMES if getattr(each, field) == value], Sources())
+    findings = missing([each for each in NAMES if getattr(each, field) == value], Sources())
     return "; ".join(f"{finding.name.name} {finding.problem}" for finding in findings)
 
 

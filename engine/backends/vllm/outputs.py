@@ -207,7 +207,7 @@ class ChatOutputs:
         choice.finished = piece.finish_reason is not None
         if choice.parsed is not None:
             self._parse(output, piece, choice, choice.parsed, delta)
-            if delta.finish_reason == "stop" and choice.parsed.called_tools and isinstance(request.tool_choice, str):
+            if delta.finish_reason == "stop" and choice.parsed.calls and isinstance(request.tool_choice, str):
                 delta.finish_reason = "tool_calls"
         return delta
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,7 +65,7 @@ def build_serving(engine: Any, launch: Launch) -> Serving:
 
 
 def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_parser: str | None) -> Any:
-    parsing = {
+    parsing: dict[str, Any] = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
         "tool_parser": tool_parser,
@@ -76,9 +75,7 @@ def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_par
         "chat_template": None,
         "chat_template_content_format": "auto",
     }
-    renderer = OnlineRenderer(
-        model_config=engine.model_config, renderer=engine.renderer, **_known(OnlineRenderer, parsing)
-    )
+    renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
     renderer.warmup()
     models = OpenAIServingModels(
         engine_client=engine,
@@ -90,14 +87,8 @@ def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_par
         models=models,
         response_role="assistant",
         online_renderer=renderer,
-        **_known(OpenAIServingChat, parsing),
+        **parsing,
     )
-
-
-def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what this version of vLLM does not have yet: its constructors only ever gained arguments."""
-    accepted = inspect.signature(target.__init__).parameters  # type: ignore[misc]
-    return {name: value for name, value in arguments.items() if name in accepted}
 
 
 class Serving:

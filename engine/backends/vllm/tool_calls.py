@@ -37,14 +37,10 @@ class CallStream:
 
     def __init__(self, parser: Any, request: Any, tokenizer: Any) -> None:
         self.parser = parser
-        self._request = request
-        self._tokenizer = tokenizer
+        self._request, self._tokenizer = request, tokenizer
         self._content = ""
-        self._calls: dict[int, tuple[str, str]] = {}
-
-    @property
-    def called_tools(self) -> bool:
-        return bool(self._calls)
+        self.calls: dict[int, tuple[str, str]] = {}
+        """Name and arguments so far, by their index."""
 
     def feed(
         self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
@@ -71,8 +67,8 @@ class CallStream:
         return content, reasoning, calls
 
     def _seen(self, call: ToolCallDelta) -> ToolCallDelta:
-        name, arguments = self._calls.get(call.index, ("", ""))
-        self._calls[call.index] = (name + (call.name or ""), arguments + call.arguments)
+        name, arguments = self.calls.get(call.index, ("", ""))
+        self.calls[call.index] = (name + (call.name or ""), arguments + call.arguments)
         return call
 
     def _missing(self) -> tuple[str, list[ToolCallDelta]]:
@@ -85,11 +81,11 @@ class CallStream:
         if not found.tools_called:
             whole = found.content or ""
             marked = any(anchor in whole for anchor in tool_parser.anchors)
-            missing = bool(self._calls) or marked or not whole.startswith(self._content)
+            missing = bool(self.calls) or marked or not whole.startswith(self._content)
             return ("" if missing else whole[len(self._content) :]), []
         calls = []
         for index, call in enumerate(found.tool_calls):
-            name, arguments = self._calls.get(index, (None, ""))
+            name, arguments = self.calls.get(index, (None, ""))
             wanted = call.function.arguments
             if name is None:
                 calls.append(self._seen(ToolCallDelta(index, call.id, call.function.name, wanted)))
@@ -200,11 +196,9 @@ FAMILIES: dict[str, tuple[str | None, str | None]] = {
     "step3_vl": ("step3", "step3"),
     "step3p5": ("step3p5", "step3p5"),
 }
-# Members of a family that call tools in another way than it does say so in their chat template (Qwen3-Coder).
-_IN_TEMPLATE = {("hermes", "<function="): "qwen3_coder"}
 
 
-def parsers_for(model_type: str, chat_template: str | None, spec: ChatModelSpec) -> tuple[str | None, str | None]:
+def parsers_for(model_type: str, chat_template: str, spec: ChatModelSpec) -> tuple[str | None, str | None]:
     """Return (tool parser, reasoning parser); None means that none is used.
 
     A tool parser is only chosen for a model that claims `function_calling`. A family's reasoning parser is
@@ -212,13 +206,10 @@ def parsers_for(model_type: str, chat_template: str | None, spec: ChatModelSpec)
     their whole answer would be taken for reasoning. `none` in models.yaml switches a parser off.
     """
     family_tool, family_reasoning = FAMILIES.get(model_type, (None, None))
-    if model_type != "gpt_oss" and "think" not in (chat_template or ""):
+    if model_type != "gpt_oss" and "think" not in chat_template:
         family_reasoning = None
-    for (parser, phrase), better in _IN_TEMPLATE.items():
-        if parser == family_tool and phrase in (chat_template or ""):
-            family_tool = better
-    tool = spec.engine.tool_parser or family_tool
+    if family_tool == "hermes" and "<function=" in chat_template:  # Qwen3-Coder calls in another way than its family
+        family_tool = "qwen3_coder"
+    tool = spec.engine.tool_parser or family_tool if "function_calling" in spec.capabilities else None
     reasoning = spec.engine.reasoning_parser or family_reasoning
-    if "function_calling" not in spec.capabilities:
-        tool = None
     return (None if tool == "none" else tool), (None if reasoning == "none" else reasoning)
