@@ -31,7 +31,6 @@ from typing import Any, TypeAlias, TypeVar
 import psutil
 
 from engine.backends.vllm import compat
-from engine.backends.vllm.compat import guarded
 from engine.process.spawning import end_with_starter, with_variables
 
 _T = TypeVar("_T")
@@ -147,8 +146,7 @@ def start_own_processes() -> None:
         return
     import vllm.v1.engine.utils as launcher
 
-    context = process_context()
-    launcher.get_mp_context = lambda: context
+    launcher.get_mp_context = process_context
 
 
 @contextmanager
@@ -175,9 +173,11 @@ def changing_environment() -> Iterator[None]:
                 vllm.envs.enable_envs_cache()
 
 
-def process_context() -> ForkServerContext | SpawnContext:
+def process_context() -> Any:
     """Return the context of processes that end with the server. Start them on a `StarterThread`."""
-    return _ForkServer() if runs_on_cpu() else _Spawn()
+    context: Any = ForkServerContext() if runs_on_cpu() else SpawnContext()
+    context.Process = _ForkedEngine if runs_on_cpu() else _SpawnedEngine
+    return context
 
 
 # Of a starter thread's job. `on_start`: called with each process it starts; `may_compile`: whether these may.
@@ -219,14 +219,6 @@ class _SpawnedEngine(_Tied, SpawnProcess):
     pass
 
 
-class _ForkServer(ForkServerContext):
-    Process = _ForkedEngine
-
-
-class _Spawn(SpawnContext):
-    Process = _SpawnedEngine
-
-
 class StarterThread:
     """Runs blocking starts one after the other on a thread that lives as long as the server.
 
@@ -264,25 +256,19 @@ def tie_to_parent() -> None:
     The kernel's signal follows the *thread* that forked this process: starter threads live as long as the server does,
     and the fork server has only one.
     """
-    _close_alive_pipe()
+    with compat.guarded("fork server"):
+        # Python hands every child our end of the pipe by which the fork server sees that the server has ended. With it
+        # open, fork server and engine would keep each other alive.
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+        if server._forkserver_alive_fd is not None:  # noqa: SLF001
+            os.close(server._forkserver_alive_fd)  # noqa: SLF001
+            server._forkserver_alive_fd = None  # noqa: SLF001
     end_with_starter()
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)  # it died between our fork and the line above
     # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
     os.setpgid(0, 0)
-
-
-def _close_alive_pipe() -> None:
-    """Close our end of the pipe by which the fork server sees that the server has ended.
-
-    Python hands it to every child. With it open, fork server and engine would keep each other alive.
-    """
-    with compat.guarded("fork server"):
-        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
-        if server._forkserver_alive_fd is not None:  # noqa: SLF001
-            os.close(server._forkserver_alive_fd)  # noqa: SLF001
-            server._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def start_fork_server() -> None:
@@ -300,7 +286,7 @@ def ensure_fork_server_runs() -> None:
     Python would start another one by itself, but without the preloaded libraries. The engines of the one before have
     ended with it: the kernel kills children that are tied to their parent.
     """
-    with _fork_lock, guarded("fork server"):
+    with _fork_lock, compat.guarded("fork server"):
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
         pid: int | None = server._forkserver_pid  # noqa: SLF001
         state = None
