@@ -18,27 +18,21 @@ class Backend(Protocol):
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, without those that they have started."""
-        ...
 
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
-        ...
 
     async def sleep(self) -> bool:
         """Free its memory and stay, to be woken. False where it cannot: then it is to be ended."""
-        ...
 
     async def wake(self) -> None:
         """Answer again after a sleep. Whatever is raised, it is to be ended."""
-        ...
 
     async def shutdown(self) -> None:
         """End it gracefully, within seconds."""
-        ...
 
     def terminate(self) -> None:
         """End it now."""
-        ...
 
 
 async def end(backend: Backend) -> None:

@@ -155,47 +155,36 @@ def _is_json(text: str) -> bool:
     return True
 
 
-# `model_type` of config.json -> (tool parser, reasoning parser)
-FAMILIES: dict[str, tuple[str | None, str | None]] = {
-    "apertus": ("apertus", None),
-    "deepseek_v3": ("deepseek_v3", "deepseek_r1"),
-    "deepseek_v32": ("deepseek_v32", "deepseek_v3"),
-    "ernie4_5_moe": ("ernie45", "ernie45"),
-    "gemma4": ("gemma4", "gemma4"),
-    "glm4_moe": ("glm45", "glm45"),
-    "glm4_moe_lite": ("glm47", "glm45"),
-    "glm4v_moe": ("glm45", "glm45"),
-    "glm_moe_dsa": ("glm47", "glm45"),
-    "gpt_oss": ("openai", "openai_gptoss"),
-    "granite": ("granite", None),
-    "granitemoehybrid": ("granite4", None),
-    "hunyuan_v1_moe": ("hunyuan_a13b", "hunyuan_a13b"),
-    "idefics3": ("hermes", None),  # has no calls of its own: this is how our demo model writes them
-    "kimi_k2": ("kimi_k2", "kimi_k2"),
-    "lfm2": ("lfm2", None),
-    "lfm2_moe": ("lfm2", None),
-    "llama": ("llama3_json", None),
-    "llama4": ("llama4_pythonic", None),
-    "longcat_flash": ("longcat", None),
-    "minimax_m2": ("minimax_m2", "minimax_m2"),
-    "mistral": ("mistral", None),
-    "mistral3": ("mistral", None),
-    "olmo3": ("olmo3", "olmo3"),
-    "qwen2": ("hermes", None),
-    "qwen2_5_vl": ("hermes", None),
-    "qwen2_moe": ("hermes", None),
-    "qwen2_vl": ("hermes", None),
-    "qwen3": ("hermes", "qwen3"),
-    "qwen3_5": ("qwen3_coder", "qwen3"),
-    "qwen3_5_moe": ("qwen3_coder", "qwen3"),
-    "qwen3_moe": ("hermes", "qwen3"),
-    "qwen3_next": ("hermes", "qwen3"),
-    "qwen3_vl": ("hermes", "qwen3"),
-    "qwen3_vl_moe": ("hermes", "qwen3"),
-    "seed_oss": ("seed_oss", "seed_oss"),
-    "step3_vl": ("step3", "step3"),
-    "step3p5": ("step3p5", "step3p5"),
+# (tool parser, reasoning parser) -> `model_type`s of config.json
+_MODELS: dict[tuple[str, str | None], tuple[str, ...]] = {
+    ("apertus", None): ("apertus",),
+    ("deepseek_v3", "deepseek_r1"): ("deepseek_v3",),
+    ("deepseek_v32", "deepseek_v3"): ("deepseek_v32",),
+    ("ernie45", "ernie45"): ("ernie4_5_moe",),
+    ("gemma4", "gemma4"): ("gemma4",),
+    ("glm45", "glm45"): ("glm4_moe", "glm4v_moe"),
+    ("glm47", "glm45"): ("glm4_moe_lite", "glm_moe_dsa"),
+    ("openai", "openai_gptoss"): ("gpt_oss",),
+    ("granite", None): ("granite",),
+    ("granite4", None): ("granitemoehybrid",),
+    ("hunyuan_a13b", "hunyuan_a13b"): ("hunyuan_v1_moe",),
+    # idefics3 has no calls of its own: this is how our demo model writes them
+    ("hermes", None): ("idefics3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl"),
+    ("kimi_k2", "kimi_k2"): ("kimi_k2",),
+    ("lfm2", None): ("lfm2", "lfm2_moe"),
+    ("llama3_json", None): ("llama",),
+    ("llama4_pythonic", None): ("llama4",),
+    ("longcat", None): ("longcat_flash",),
+    ("minimax_m2", "minimax_m2"): ("minimax_m2",),
+    ("mistral", None): ("mistral", "mistral3"),
+    ("olmo3", "olmo3"): ("olmo3",),
+    ("hermes", "qwen3"): ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
+    ("qwen3_coder", "qwen3"): ("qwen3_5", "qwen3_5_moe"),
+    ("seed_oss", "seed_oss"): ("seed_oss",),
+    ("step3", "step3"): ("step3_vl",),
+    ("step3p5", "step3p5"): ("step3p5",),
 }
+FAMILIES = {model_type: parsers for parsers, types in _MODELS.items() for model_type in types}
 
 
 def parsers_for(model_type: str, chat_template: str, spec: ChatModelSpec) -> tuple[str | None, str | None]:
