@@ -8,6 +8,13 @@ from engine.admission import Admission
 
 _log = logging.getLogger("hearth.backends")
 
+WORKER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+}
+
 
 class Backend(Protocol):
     """A loaded model. `died` is set once, the moment its process is gone; it never comes back to life."""

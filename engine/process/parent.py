@@ -383,14 +383,12 @@ class WorkerBackend:
         self.worker = worker
         self.died = worker.died
         self.admission = Admission(room)
+        self.idle = self.admission.idle
         self._watch = asyncio.create_task(self._watch_worker())
 
     @property
     def pids(self) -> tuple[int, ...]:
         return (self.worker.pid,)
-
-    async def idle(self) -> None:
-        await self.admission.idle()
 
     async def sleep(self) -> bool:
         """Memory comes back by ending the process."""

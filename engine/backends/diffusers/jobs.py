@@ -49,15 +49,12 @@ class Running:
 
 
 class ImageService:
-    """A `Service` (engine.process.protocol.py) but for its `step`, which is batching.py's, in one of two ways.
-
-    `running` are the jobs that have not ended, those that have waited longest first.
-    """
+    """A `Service` (process/protocol.py) but for its `step`, which is batching.py's, in one of two ways."""
 
     info = b""
 
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, Running] = {}  # those that have waited longest first
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
 
@@ -166,7 +163,6 @@ class ImageService:
         self.cancel(running.number)
 
     def _report(self, running: Running, step: int, steps: int) -> None:
-        """Say how far a job is, if it has not ended."""
         if running.number in self.running:
             self._outlet.event(running.number, ImageProgress(running.job.index, step, steps))
 
@@ -209,10 +205,7 @@ def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batc
 
 
 def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
-    """Return the file that a job asked for, of a picture (height, width, 3) with values from 0 to 1.
-
-    `mark`: metadata say that a model made it.
-    """
+    """Return a job's file of a picture (height, width, 3) from 0 to 1. `mark`: metadata say that a model made it."""
     picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
     if picture.size != (job.size, job.size):
         picture = picture.resize((job.size, job.size), Image.Resampling.LANCZOS)

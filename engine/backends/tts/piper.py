@@ -15,7 +15,6 @@ _PHONEMES = ("espeak", "text")
 
 
 def load(folder: Path) -> "PiperSpeech":
-    """Raises `LoadError` for a folder that is incomplete."""
     import piper
     from piper.config import SynthesisConfig
 

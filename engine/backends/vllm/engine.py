@@ -1,7 +1,4 @@
-"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Owns its life, from the load to its end.
-
-How it is started is in start.py, and how a request is answered in serving.py.
-"""
+"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Owns its life, from the load to its end."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class VllmChat:
     def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
         self._engine, self._serving, self._launch, self._watch = engine, serving, launch, watch
         self.chat, self.text, self.count_tokens = serving.chat, serving.text, serving.count_tokens
-        self.admission = serving.admission
+        self.admission, self.idle = serving.admission, serving.admission.idle
         self.context_length = serving.context_length
         self.metrics = launch.metrics
         self.compiled = launch.compiled
@@ -75,7 +72,8 @@ class VllmChat:
                 for process in processes_of(engine):
                     watch.started(process)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
-            watch.kill_after(engine.output_handler)
+            # vLLM catches and logs whatever its own half raises, and refuses every request from then on.
+            engine.output_handler.add_done_callback(lambda _: None if watch.ended else watch.kill())
             watch.guard.expect(engine.is_sleeping)  # a question that costs nothing
             launch.report("checking the chat template", 0.8)
             serving = await launch.starter.run(partial(_build_serving, engine, launch))
@@ -90,9 +88,6 @@ class VllmChat:
     @property
     def pids(self) -> tuple[int, ...]:
         return tuple(self._watch.pids())
-
-    async def idle(self) -> None:
-        await self.admission.idle()
 
     async def sleep(self) -> bool:
         sleep = self._launch.sleep
@@ -193,7 +188,7 @@ class EngineWatch:
         self._processes: list[BaseProcess] = []
         self._sentinels: list[int] = []
         self._call: Callable[[], None] = self.end
-        self._ended = False
+        self.ended = False
         self.guard = Guard(patience, self.pids, self._on_hang)
         self.guard.begin()
 
@@ -210,16 +205,9 @@ class EngineWatch:
             self._sentinels.append(sentinel)
             loop.add_reader(sentinel, self._exited)
 
-    def kill_after(self, reader: asyncio.Task[None]) -> None:
-        """Kill the processes if `reader`, the task that reads from them, ends first: no output would arrive after that.
-
-        vLLM catches and logs whatever its own half raises, and refuses every request from then on.
-        """
-        reader.add_done_callback(lambda _: None if self._ended else self.kill())
-
     def end(self) -> None:
         """Watch no more. Safe to call twice."""
-        self._ended = True
+        self.ended = True
         self.guard.end()
         loop = asyncio.get_running_loop()
         for sentinel in self._sentinels:
@@ -269,7 +257,6 @@ def end_engine(engine: Any, timeout_seconds: float) -> None:
 
 
 def processes_of(engine: Any) -> list[BaseProcess]:
-    """Return those that vLLM's client knows."""
     with compat.guarded("end"):
         manager = engine.engine_core.resources.engine_manager
         return [] if manager is None else list(manager.processes)

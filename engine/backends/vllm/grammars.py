@@ -64,6 +64,7 @@ class Grammars:
 
     def __init__(self, config: Any, starter: StarterThread) -> None:
         self._compilers = _Compilers(config, starter)
+        self.close = self._compilers.close
         self._turns = FairTurns(_COMPILERS, _PER_OWNER, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS)
         self._verdicts: dict[bytes, tuple[Verdict, float]] = {}  # until when
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
@@ -120,10 +121,6 @@ class Grammars:
             )
         if verdict == Verdict.INVALID:
             raise invalid_schema(field)
-
-    def close(self) -> None:
-        """End all processes at once; requests that wait for one get `EngineDiedError`."""
-        self._compilers.close()
 
     async def _bind(self, request: Any, tag: str, owner: str, field: str) -> None:
         from vllm.sampling_params import StructuredOutputsParams
@@ -295,10 +292,7 @@ class _Compilers:
         self._closed = False
 
     async def compile(self, kind: str, grammar: str) -> tuple[Verdict, float]:
-        """Return the verdict and how many seconds the compilation took.
-
-        Raises `EngineDiedError` once closed, and `UnavailableError` when no process can be started.
-        """
+        """Return the verdict, and the seconds it took. Raises `EngineDiedError` once closed, and `UnavailableError`."""
         loop = asyncio.get_running_loop()
         left = _COMPILE_SECONDS
         for _ in range(2):  # a process that dies is not the grammar's fault the first time
@@ -321,6 +315,7 @@ class _Compilers:
         return Verdict.TOO_COMPLEX, 0.0
 
     def close(self) -> None:
+        """End all processes at once; requests that wait for one get `EngineDiedError`."""
         self._closed = True
         for compiler in list(self._all):
             self._discard(compiler)
@@ -404,10 +399,7 @@ class _Compiler:
 
 
 def _serve(end: socket.socket, config: Any) -> None:
-    """In the process: answer each line, JSON of [kind, grammar], by a line, until killed.
-
-    `config` is the engine's `VllmConfig`: tokenizer and compiler are the same as the engine's.
-    """
+    """In the process: answer each line, JSON of [kind, grammar], by a line, until killed. `config`: the engine's."""
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
@@ -480,7 +472,6 @@ class FairTurns:
             raise _overloaded() from None
 
     def leave(self, owner: str) -> None:
-        """Give back a turn of the owner's."""
         self._all.release()
         self._own[owner].release()
         self._forget(owner)

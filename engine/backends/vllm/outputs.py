@@ -138,8 +138,6 @@ def text_state() -> Any:
     streams = RequestOutputKind.DELTA
 
     class TextState(RequestState):  # type: ignore[misc]
-        """Makes our steps in place of `RequestOutput`s."""
-
         def make_request_output(
             self,
             new_token_ids: list[int],  # noqa: ARG002  # vLLM's signature
@@ -168,10 +166,7 @@ def text_state() -> Any:
 
 
 class ChatOutputs:
-    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's.
-
-    `parsers`: one for each choice, None where an answer is text and nothing else.
-    """
+    """Turns vLLM's outputs of a chat request (vLLM's) into steps. `parsers`: of each choice; None: it is all text."""
 
     def __init__(
         self, chat: Any, request: Any, parsers: list[CallStream] | None = None, *, count_reasoning: bool = False
@@ -237,8 +232,6 @@ class ChatOutputs:
 
 @dataclass(slots=True)
 class _Choice:
-    """What has been seen of one choice."""
-
     parsed: CallStream | None
     completion_tokens: int = 0
     reasoning_tokens: int = 0
@@ -270,7 +263,6 @@ class TextOutputs:
         return ChatStep(deltas, usage)
 
     def finished(self) -> None:
-        """Of one prompt."""
         self._running -= 1
         if not self._running:
             self._stream.finish()

@@ -84,10 +84,7 @@ def versions() -> str:
 
 
 def prepare(cpu_threads: int) -> None:
-    """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load.
-
-    The fork server imports vLLM in its own process, so this returns at once.
-    """
+    """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load."""
     for name, value in _ENGINE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
@@ -128,10 +125,8 @@ def clean_up() -> None:
 
 
 def _make_socket_folder() -> Path:
-    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever.
-
-    Folders of servers that were killed are removed on the way.
-    """
+    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever."""
+    # Those of servers that were killed are removed
     for left in Path(tempfile.gettempdir()).glob("hearth-*-*"):
         pid = left.name.split("-")[1]
         if left.is_dir() and pid.isdecimal() and not Path("/proc", pid).exists():

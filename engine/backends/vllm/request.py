@@ -280,12 +280,8 @@ def _trial(messages: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
 def _is_short_text(messages: Sequence[dict[str, Any]]) -> bool:
     if len(messages) > _FEW_MESSAGES:
         return False
-    size = 0
-    for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str) or message.keys() != _KEYS or message["role"] not in _ROLES:
-            return False
-        if content.startswith(_BILLING_LINE):
-            return False
-        size += len(content)
-    return size <= _SHORT_CHARACTERS
+    if not all(message.keys() == _KEYS and message["role"] in _ROLES for message in messages):
+        return False
+    texts = [message["content"] for message in messages]
+    plain = all(isinstance(text, str) and not text.startswith(_BILLING_LINE) for text in texts)
+    return plain and sum(map(len, texts)) <= _SHORT_CHARACTERS

@@ -288,7 +288,6 @@ class Serving:
 
 
 def _room_of(engine: Any, launch: Launch) -> Room:
-    """Return how many requests and tokens the started engine takes at once."""
     limits, cache = launch.spec.engine, engine.vllm_config.cache_config
     return Room(
         sequences=limits.max_num_seqs,

@@ -1,7 +1,4 @@
-"""Starts the vLLM engine of a chat model, and puts it to sleep and wakes it.
-
-What a started engine does is in engine.py. Whether a model sleeps is decided by its plan, and when by the pool.
-"""
+"""Starts the vLLM engine of a chat model, and puts it to sleep (its plan says whether, the pool when) and wakes it."""
 
 from __future__ import annotations
 
@@ -161,7 +158,6 @@ async def fall_asleep(engine: Any, sleep: Sleep, name: str) -> bool:
 
 
 async def wake_up(engine: Any, sleep: Sleep) -> None:
-    """Take the GPUs again. After any exception the engine cannot be used."""
     async with sleep.turn(), asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
         await engine.wake_up()
 

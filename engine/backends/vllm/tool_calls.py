@@ -6,7 +6,6 @@ call to vLLM's plain answers. Which parsers a model has is decided by its family
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -89,7 +88,7 @@ class CallStream:
             wanted = call.function.arguments
             if name is None:
                 calls.append(self._seen(ToolCallDelta(index, call.id, call.function.name, wanted)))
-            elif name == call.function.name and not _is_json(arguments) and wanted.startswith(arguments):
+            elif name == call.function.name and wanted != arguments and wanted.startswith(arguments):
                 calls.append(self._seen(ToolCallDelta(index, None, None, wanted[len(arguments) :])))
         return "", calls
 
@@ -145,14 +144,6 @@ class _Mended:
 def _delta(call: Any) -> ToolCallDelta:
     name, arguments = (call.function.name, call.function.arguments) if call.function else (None, None)
     return ToolCallDelta(call.index, call.id, name, arguments or "")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 # (tool parser, reasoning parser) -> `model_type`s of config.json
