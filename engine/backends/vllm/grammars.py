@@ -74,7 +74,10 @@ class Grammars:
         tag = format_tag(request.response_format)
         if tag is None:
             return
-        if _asks_too_much(request.response_format.json_schema):
+        from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features as asks_too_much
+
+        form = request.response_format.json_schema
+        if form and form.strict and isinstance(form.json_schema, dict) and asks_too_much(form.json_schema):
             raise RequestError(
                 "`response_format` is `strict`, but its JSON schema uses keywords that cannot be enforced (such as "
                 "`multipleOf`, `uniqueItems`, `contains`, several schemas in `allOf`, `pattern` together with "
@@ -186,14 +189,6 @@ def _choose_backend(parameters: Any) -> None:
     """Set what vLLM would choose by a check on the event loop: ours has run. See `build_serving`."""
     if compat.fits("grammar check"):
         parameters._backend = "xgrammar"  # noqa: SLF001
-
-
-def _asks_too_much(form: Any) -> bool:
-    if form is None or not form.strict or not isinstance(form.json_schema, dict):
-        return False
-    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
-
-    return bool(has_xgrammar_unsupported_json_features(form.json_schema))
 
 
 def _parsed(tag: str) -> Verdict:
@@ -361,38 +356,37 @@ class _Compiler:
 
     def __init__(self) -> None:
         self._process: Any = None
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._reader: Any = None
+        self._writer: Any = None
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
         ours, child_end = socket.socketpair()
         with child_end:
-            self._streams = await asyncio.open_unix_connection(sock=ours)
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
             await starter.run(self._process.start)
-        if self._streams[1].is_closing():  # killed meanwhile
+        if self._writer.is_closing():  # killed meanwhile
             self._process.kill()
         await self._answer()
 
     async def ask(self, kind: str, grammar: str) -> Verdict:
         """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
-        assert self._streams is not None  # noqa: S101  # started
-        self._streams[1].write(json.dumps([kind, grammar]).encode() + b"\n")
-        await self._streams[1].drain()
+        self._writer.write(json.dumps([kind, grammar]).encode() + b"\n")
+        await self._writer.drain()
         return Verdict(await self._answer())
 
     def is_alive(self) -> bool:
-        return self._streams is not None and not self._streams[0].at_eof()
+        return not self._reader.at_eof()
 
     def kill(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
+        if self._writer is not None:
+            self._writer.close()
         if self._process is not None and self._process.is_alive():
             self._process.kill()
 
     async def _answer(self) -> str:
-        assert self._streams is not None  # noqa: S101  # started
-        line = await self._streams[0].readline()
+        line: bytes = await self._reader.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         return line[:-1].decode()

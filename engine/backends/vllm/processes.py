@@ -26,7 +26,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import psutil
 
@@ -175,26 +175,25 @@ def process_context() -> Any:
     return context
 
 
-# Of a starter thread's job. `on_start`: called with each process it starts; `may_compile`: whether these may.
-_job = threading.local()
+class _Job(threading.local):
+    """Of a starter thread. `on_start`: called with each process it starts."""
+
+    on_start: Started | None = None
+    may_compile = True
+    """False: an engine without kept code fails instead."""
 
 
-def allow_compiling(*, allowed: bool) -> None:
-    """Say what the engines that this thread starts next may do. Not `allowed`: one without kept code fails instead."""
-    _job.may_compile = allowed
+job = _Job()
 
 
 class _Tied:
     """Mixed in before a process: it ends with the server, and the starter of its thread's job learns of it."""
 
-    may_compile = True
-
     def start(self) -> None:
-        self.may_compile = getattr(_job, "may_compile", True)
+        self.may_compile = job.may_compile
         super().start()  # type: ignore[misc]
-        on_start = getattr(_job, "on_start", None)
-        if on_start is not None:
-            on_start(self)
+        if job.on_start is not None:
+            job.on_start(cast("BaseProcess", self))
 
     def run(self) -> None:
         # Not left to the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
@@ -226,21 +225,21 @@ class StarterThread:
         # A daemon: a start that hangs must not keep the server from ending.
         threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
 
-    async def run(self, job: Callable[[], _T], started: Started | None = None) -> _T:
-        """Run `job` on the thread; its result or exception comes back. Cancelling stops the wait, not the job.
+    async def run(self, work: Callable[[], _T], started: Started | None = None) -> _T:
+        """Do `work` on the thread; its result or exception comes back. Cancelling stops the wait, not the work.
 
-        `started` is called, on the thread, with each process of ours (`process_context`) that the job starts.
+        `started` is called, on the thread, with each process of ours (`process_context`) that the work starts.
         """
         future: Future[_T] = Future()
         future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-        self._jobs.put((future, job, started))
+        self._jobs.put((future, work, started))
         return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
         while True:
-            future, job, _job.on_start = self._jobs.get()
+            future, work, job.on_start = self._jobs.get()
             try:
-                future.set_result(job())
+                future.set_result(work())
             except BaseException as error:  # noqa: BLE001  # raised in `run`
                 future.set_exception(error)
 

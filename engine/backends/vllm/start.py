@@ -60,7 +60,7 @@ def start_engine(launch: Launch) -> Any:
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
-        processes.allow_compiling(allowed=not launch.only_kept_code)
+        processes.job.may_compile = not launch.only_kept_code
         return AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.OPENAI_API_SERVER,
