@@ -8,6 +8,13 @@ from engine.admission import Admission
 
 _log = logging.getLogger("hearth.backends")
 
+WORKER_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+}
+
 
 class Backend(Protocol):
     """A loaded model, and what ours inherit. `died` is set once, the moment its process is gone, for good."""
@@ -18,7 +25,6 @@ class Backend(Protocol):
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, without those that they have started."""
-        ...
 
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""
@@ -33,11 +39,9 @@ class Backend(Protocol):
 
     async def shutdown(self) -> None:
         """End it gracefully, within seconds."""
-        ...
 
     def terminate(self) -> None:
         """End it now."""
-        ...
 
 
 async def end(backend: Backend) -> None:

@@ -173,7 +173,7 @@ class Loader:
         self._check_cache(spec)
         starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
         metrics = CollectorRegistry() if self._vllm_metrics else None
-        launch = Launch(spec, folder, is_demo, starter, grammar_starter, self._pictures, report, metrics, sleep)
+        launch = Launch(spec, folder, starter, grammar_starter, self._pictures, report, metrics, sleep)
         if not self._on_cpu:
             return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager))
         if not self.compiled.choose(spec, folder):
@@ -341,10 +341,9 @@ class Planned:
         placed, engine = self.of(spec.id), spec.engine
         values: dict[str, Any] = {}
         if is_demo:
-            values = {"context_length": _DEMO_CONTEXT}
-            if self._on_gpu:
-                # Where no plan could be made, too, demos must leave each other room
-                values |= {"kv_cache_gib": _DEMO_KV_GIB, "gpu_memory_utilization": _DEMO_SHARE}
+            values = {"context_length": _DEMO_CONTEXT, "kv_cache_gib": _DEMO_KV_GIB}
+            if self._on_gpu:  # where no plan could be made, too, demos must leave each other room
+                values["gpu_memory_utilization"] = _DEMO_SHARE
         elif placed.need is not None and placed.variant is not None:
             # On a CPU a folder of one's own is served as ever: by its own configuration
             if self._on_gpu or spec.id not in self._own:

@@ -58,9 +58,9 @@ class VllmServer(Server):
 
 def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     """Return the command line that gives `vllm serve` the model and the settings of Hearth's engine."""
-    spec, folder, is_demo = planned(place)
+    spec, folder, _ = planned(place)
     unused = cast("Any", None)  # its processes are not ours to start
-    launch = start.Launch(spec, folder, is_demo, unused, unused, unused, unused, compiled=_is_compiled(spec))
+    launch = start.Launch(spec, folder, unused, unused, unused, unused, compiled=_is_compiled(spec))
     arguments = start._engine_arguments(launch)  # noqa: SLF001  # so that they cannot drift apart
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}

@@ -135,7 +135,7 @@ def test_a_demo_keeps_to_its_own_values(tmp_path: Path):
     on_gpu = planned(tmp_path, spec).chat_spec(spec, is_demo=True).engine
     assert (on_gpu.context_length, on_gpu.kv_cache_gib, on_gpu.tensor_parallel_size) == (2048, 0.0625, 1)
     on_cpu = planned(tmp_path, spec, machine="cpu").chat_spec(spec, is_demo=True).engine
-    assert (on_cpu.context_length, on_cpu.kv_cache_gib, on_cpu.dtype) == (2048, None, "auto")
+    assert (on_cpu.context_length, on_cpu.kv_cache_gib, on_cpu.dtype) == (2048, 0.0625, "auto")
 
 
 def test_an_image_model_is_run_by_the_profile_of_its_variant(tmp_path: Path):

@@ -1,7 +1,4 @@
-"""A pipeline's denoising loop taken apart, so that images join and leave between steps: what all families share.
-
-What a family does in its own way is in families.py.
-"""
+"""A pipeline's denoising loop taken apart, so that images join and leave between steps: what all families share."""
 
 import copy
 import inspect
@@ -19,7 +16,7 @@ from engine.backends.diffusers.protocol import ImageJob
 Embeddings = dict[str, Any]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Denoising:
     """An image on its way. Tensors have a first axis of length 1. `negative` is None where nothing is guided."""
 
@@ -36,16 +33,13 @@ class Denoising:
 
     @property
     def steps(self) -> int:
-        """How many steps there are in all."""
         return len(self.scheduler.timesteps)
 
     @property
     def timestep(self) -> Any:
-        """Of the next step."""
         return self.scheduler.timesteps[self.steps_done]
 
     def advance(self, prediction: Any) -> None:
-        """Take one step with what the model predicted."""
         scheduler = self.scheduler
         more = {"generator": self.generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
         # Predictions of flow matching are velocities from image to noise, so that x0 = x - sigma * v.
@@ -65,7 +59,6 @@ class Adapter:
     mixes_sizes = False
     """Whether one call of the model takes images of different sizes."""
     guided_above = 1.0
-    """The guidance above which it is guided."""
     packing = 1
     """How many of the VAE's latents are one of the transformer's."""
     noise_dtype: torch.dtype | None = None
@@ -92,22 +85,13 @@ class Adapter:
         scheduler.set_timesteps(device=self.device, **self.schedule(latents, steps))
         if hasattr(scheduler, "set_begin_index"):
             scheduler.set_begin_index(0)
-        return Denoising(
-            edge=edge,
-            guidance=guidance,
-            latents=latents,
-            scheduler=scheduler,
-            generator=generator,
-            positive=positive,
-            negative=negative,
-        )
+        return Denoising(edge, guidance, latents, scheduler, generator, positive, negative)
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
         """Return the `prompt`, and what else the model reads, and the same of what it is guided against."""
         raise NotImplementedError
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
-        """Return the latents before the first step."""
         channels = self.pipe.transformer.config.in_channels // self.packing
         dtype = self.noise_dtype or positive["prompt"].dtype
         return self.pipe.prepare_latents(1, channels, edge, edge, dtype, self.device, generator)
@@ -139,7 +123,6 @@ class Adapter:
         return [self.guide(state.guidance, *both) for state, *both in zip(states, towards, away, strict=True)]
 
     def read_latents(self, state: Denoising) -> Any:
-        """Return the latents of an image as the model reads them."""
         return state.latents
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:

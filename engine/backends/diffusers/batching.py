@@ -23,7 +23,6 @@ class StepService(ImageService):
         self._adapter = adapter
 
     def step(self) -> None:
-        """Take one step of the next group, show what was asked for, deliver what is finished."""
         mixes = self._adapter.mixes_sizes
         group = self._next_together(lambda running: None if mixes else running.edge)
         try:
@@ -45,10 +44,8 @@ class StepService(ImageService):
 
     def _state(self, running: Running) -> Denoising:
         if running.state is None:
-            guidance = self._profile.guidance_scale
-            running.state = self._adapter.prepare(
-                running.job, edge=running.edge, steps=running.steps, guidance=guidance
-            )
+            edge, steps, guidance = running.edge, running.steps, self._profile.guidance_scale
+            running.state = self._adapter.prepare(running.job, edge=edge, steps=steps, guidance=guidance)
         return running.state
 
 
@@ -60,21 +57,15 @@ class RequestService(ImageService):
     """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
     def step(self) -> None:
-        """Make the images of the next group, and deliver those that are still wanted."""
         # Without a negative prompt some pipelines guide otherwise.
         group = self._next_together(lambda one: (one.edge, one.steps, one.job.negative_prompt is None))
-        finished = False
         try:
             pictures = self._pipe(**self._call(group)).images
-            finished = True
-        except _AllCancelledError:
+        except (_AllCancelledError, *OUT_OF_MEMORY) as error:
+            self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only where they reach their end
+            if not isinstance(error, _AllCancelledError):
+                self._fail_for_memory(group)
             return
-        except OUT_OF_MEMORY:
-            self._fail_for_memory(group)
-            return
-        finally:
-            if not finished:  # the pipelines do this themselves, but only where they reach their end
-                self._pipe.maybe_free_model_hooks()
         for running, pixels in zip(group, pictures, strict=True):
             self._finish(running, pixels)
 
@@ -124,8 +115,5 @@ class RequestService(ImageService):
 
 
 def preview_steps(steps: int, previews: int) -> tuple[int, ...]:
-    """Return after how many of `steps` each preview is made: evenly spread, never twice, never after the last.
-
-    Fewer than `previews` where there are too few steps.
-    """
+    """Return after which of `steps` a preview is made: at most `previews`, evenly spread, never after the last."""
     return tuple(sorted({number * steps // (previews + 1) for number in range(1, previews + 1)} - {0, steps}))

@@ -271,7 +271,5 @@ FAMILIES = {
 def adapter_for(pipe: Any) -> Adapter | None:
     """Return the adapter for a pipeline, None if its requests can only be run as a whole."""
     family = FAMILIES[type(pipe).__name__]
-    if family.adapter is None:
-        return None
-    adapter = family.adapter(pipe, family.sequence_length)
-    return adapter if adapter.suits() else None
+    adapter = None if family.adapter is None else family.adapter(pipe, family.sequence_length)
+    return adapter if adapter is not None and adapter.suits() else None

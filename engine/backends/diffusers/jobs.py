@@ -1,7 +1,7 @@
 """A job of the image service, from its payload to its one end: prompts, which go next, files."""
 
 import io
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -49,23 +49,18 @@ class Running:
 
 
 class ImageService:
-    """A `Service` (engine.process.protocol.py) but for its `step`, which is batching.py's, in one of two ways.
-
-    `running` are the jobs that have not ended, those that have waited longest first.
-    """
+    """A `Service` (process/protocol.py) but for its `step`, which is batching.py's, in one of two ways."""
 
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, Running] = {}  # those that have waited longest first
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self.running)
 
     def step(self) -> None:
-        """Do one piece of work for some of the jobs."""
         raise NotImplementedError
 
     def submit(self, number: int, payload: msgspec.Raw, /) -> None:
@@ -118,7 +113,12 @@ class ImageService:
             limit = min(self._profile.max_prompt_tokens, self._family.sequence_length or tokenizer.model_max_length)
             if "CLIP" in type(tokenizer).__name__:
                 limit = min(limit, tokenizer.model_max_length)
-            count = _count(tokenizer, text, self._family.chat)
+            read = text
+            if self._family.chat is not None:
+                messages = [{"role": "user", "content": text}]
+                options = {"tokenize": False, "add_generation_prompt": True, **self._family.chat}
+                read = tokenizer.apply_chat_template(messages, **options)
+            count = len(tokenizer(read, truncation=False).input_ids)
             if count > limit:
                 raise RequestError(
                     f"{param} has {count} tokens, and this model reads at most {limit} (both counted with the model's "
@@ -156,14 +156,11 @@ class ImageService:
         if not np.isfinite(pixels).all():
             self._fail([running], "The model made no valid image of this prompt and seed. Try again with another seed.")
             return
-        job = running.job
-        self._outlet.event(
-            running.number, FinishedImage(job.index, encode(pixels, job, mark=self._mark), job.seed, running.steps)
-        )
+        job, file = running.job, encode(pixels, running.job, mark=self._mark)
+        self._outlet.event(running.number, FinishedImage(job.index, file, job.seed, running.steps))
         self.cancel(running.number)
 
     def _report(self, running: Running, step: int, steps: int) -> None:
-        """Say how far a job is, if it has not ended."""
         if running.number in self.running:
             self._outlet.event(running.number, ImageProgress(running.job.index, step, steps))
 
@@ -178,25 +175,14 @@ class ImageService:
 class _Rehearsal:
     """An `Outlet` that sends nothing, and raises what went wrong."""
 
-    def event(self, job: int, payload: object) -> None:
-        """Drop it."""
+    def event(self, job: int, payload: object) -> None: ...
 
-    def done(self, job: int) -> None:
-        """There is only one."""
+    def done(self, job: int) -> None: ...
 
     def failed(self, job: int, error: EngineError) -> None:  # noqa: ARG002  # there is only one
-        """The model is not served then."""
         raise error
 
-    def poll(self) -> None:
-        """Nothing comes in."""
-
-
-def _count(tokenizer: Any, text: str, chat: Mapping[str, bool] | None) -> int:
-    if chat is not None:
-        messages = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **chat)
-    return len(tokenizer(text, truncation=False).input_ids)
+    def poll(self) -> None: ...
 
 
 def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batch: Callable[[_T], int]) -> list[_T]:
@@ -217,10 +203,7 @@ def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batc
 
 
 def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
-    """Return the file that a job asked for, of a picture (height, width, 3) with values from 0 to 1.
-
-    `mark`: metadata say that a model made it.
-    """
+    """Return a job's file of a picture (height, width, 3) from 0 to 1. `mark`: metadata say that a model made it."""
     picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
     if picture.size != (job.size, job.size):
         picture = picture.resize((job.size, job.size), Image.Resampling.LANCZOS)

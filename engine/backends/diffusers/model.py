@@ -1,7 +1,4 @@
-"""An image model as the server's process sees it: a queue, a worker process with the pipeline, and jobs for it.
-
-What happens to a job is the worker's (service.py); who goes next is admission.py's.
-"""
+"""An image model as the server's process sees it: a queue, a worker process with the pipeline, and jobs for it."""
 
 import asyncio
 import secrets
@@ -57,10 +54,7 @@ class ImageModel(WorkerBackend):
         return cls(worker, spec, profile)
 
     def images(self, request: ImageRequest, stream: ImageStream) -> None:
-        """Put what becomes of each image into `stream`, as it comes; closing it aborts all of them.
-
-        It ends with `EngineError`s; an image that fails ends its whole request.
-        """
+        """Put what becomes of each image into `stream`; closing it aborts all. If one fails, all end: `EngineError`."""
         self.start(stream, partial(self._make_all, request))
 
     async def _make_all(self, request: ImageRequest, events: Stream[ImageEvent]) -> None:

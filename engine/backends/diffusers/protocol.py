@@ -1,7 +1,4 @@
-"""What the server's process and the worker of an image model say to each other: one job is one image.
-
-The worker answers with `ImageEvent`s (engine/types.py). How messages travel is engine/process/protocol.py's.
-"""
+"""What the server's process asks the worker of an image model, which answers with `ImageEvent`s (engine/types.py)."""
 
 import msgspec
 

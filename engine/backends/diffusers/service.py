@@ -6,16 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from engine.backends import WORKER_ENVIRONMENT
 from engine.backends.diffusers.protocol import ImageOptions
 from engine.config.models import ImageProfile
 from engine.process.protocol import Outlet, Service
-
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
-    "TRANSFORMERS_VERBOSITY": "error",
-    "DIFFUSERS_VERBOSITY": "error",
-}
 
 
 def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
@@ -25,7 +19,7 @@ def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, fl
     parts would be moved to and fro at every joining.
     """
     report("importing diffusers", 0.1)
-    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
+    os.environ.update(WORKER_ENVIRONMENT)  # read when the libraries are imported, which is below
     from engine.backends.diffusers.batching import RequestService, StepService
     from engine.backends.diffusers.families import adapter_for
     from engine.backends.diffusers.jobs import ImageService

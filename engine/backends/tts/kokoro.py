@@ -21,7 +21,6 @@ _STYLE = (1, 256)  # of a voice, for each number of phonemes
 
 
 def load(folder: Path) -> "KokoroSpeech":
-    """Raises `LoadError` for a folder that is unsafe or incomplete."""
     check_no_code(folder / "config.json")
     weights = next(iter(sorted(folder.glob("*.safetensors"))), None)
     if weights is None:
@@ -29,20 +28,16 @@ def load(folder: Path) -> "KokoroSpeech":
             f"{folder.name} holds no .safetensors file. Convert the model: pickles (.pth) can run code and are refused."
         )
     check_safetensors(weights)
-    return KokoroSpeech(folder, _model(read_config(folder / "config.json"), load_file(weights)))
-
-
-def _model(config: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Build the model around tensors named like `decoder.…`; every one of them must find its place."""
     from kokoro import KModel
 
     with tempfile.TemporaryDirectory() as name:
         # Its constructor reads weights from a pickle, or downloads one: give it an empty one.
         nothing = Path(name) / "nothing.pth"
         torch.save({}, nothing)
-        model = KModel(_REPOSITORY, config, str(nothing))
-    model.load_state_dict({name.replace(".module.", ".", 1): tensor for name, tensor in tensors.items()})
-    return model.eval()
+        model = KModel(_REPOSITORY, read_config(folder / "config.json"), str(nothing))
+    # Named like `decoder.…`; every one of them must find its place.
+    model.load_state_dict({name.replace(".module.", ".", 1): tensor for name, tensor in load_file(weights).items()})
+    return KokoroSpeech(folder, model.eval())
 
 
 class KokoroSpeech:
@@ -51,8 +46,7 @@ class KokoroSpeech:
     sample_rate = 24_000
 
     def __init__(self, folder: Path, model: Any) -> None:
-        self._folder = folder
-        self._model = model
+        self._folder, self._model = folder, model
         self._voice, self._pipeline = cache(self._load_voice), cache(self._load_pipeline)
 
     def sayable(self, text: str) -> str:

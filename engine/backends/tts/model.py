@@ -1,7 +1,4 @@
-"""Voices as the server's process sees them: a queue, a worker process that speaks, and jobs for it.
-
-Which voices there are is the catalogue's (engine/voices), what happens to a job the worker's (service.py).
-"""
+"""Voices as the server's process sees them: a queue, a worker process that speaks, and jobs for it."""
 
 import math
 from collections.abc import Callable
@@ -41,10 +38,7 @@ class SpeechModel(WorkerBackend):
         return cls(worker, spec)
 
     def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:
-        """Put the file into `stream` piece by piece, as it is spoken; closing it aborts. It ends with `EngineError`s.
-
-        Speaking goes on whether the chunks are read or not, so that a slow reader delays no other request.
-        """
+        """Put the file into `stream` piece by piece as it is spoken; closing it aborts. It ends with `EngineError`s."""
         self.start(stream, partial(self._speak, request, voice))
 
     async def _speak(self, request: SpeechRequest, voice: Voice, chunks: Stream[SpeechChunk]) -> None:
@@ -59,17 +53,9 @@ class SpeechModel(WorkerBackend):
             turn.answer_tokens += 1
             chunks.put(msgspec.msgpack.decode(payload, type=SpeechChunk))
 
-        job = SpeechJob(
-            folder=str(voice.folder),
-            family=voice.family,
-            speaker=voice.speaker,
-            language=voice.language,
-            text=request.text,
-            speed=request.speed,
-            seed=request.seed,
-            response_format=request.response_format,
-        )
+        speaker = (str(voice.folder), voice.family, voice.speaker, voice.language)
+        job = SpeechJob(*speaker, request.text, request.speed, request.seed, request.response_format)
         async with turn:
             chunks.dispatched()
-            seconds = self._spec.engine.max_seconds
-            await self.run(job, take, within_seconds=seconds, advice="Send a shorter text.")
+            seconds, advice = self._spec.engine.max_seconds, "Send a shorter text."
+            await self.run(job, take, within_seconds=seconds, advice=advice)

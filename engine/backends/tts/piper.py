@@ -15,7 +15,6 @@ _PHONEMES = ("espeak", "text")
 
 
 def load(folder: Path) -> "PiperSpeech":
-    """Raises `LoadError` for a folder that is incomplete."""
     import piper
     from piper.config import SynthesisConfig
 
@@ -34,8 +33,7 @@ class PiperSpeech:
 
     def __init__(self, voice: Any, settings: Any) -> None:
         self.sample_rate: int = voice.config.sample_rate
-        self._voice = voice
-        self._settings = settings
+        self._voice, self._settings = voice, settings
 
     def sayable(self, text: str) -> str:
         """As `Synthesizer.sayable`; [[ ]] would make Piper read phonemes."""

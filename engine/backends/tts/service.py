@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.backends import WORKER_ENVIRONMENT
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
@@ -27,11 +28,6 @@ from engine.voices.types import SpeechChunk, SpeechJob
 _log = logging.getLogger(__name__)
 
 MAX_LOADED = 4
-_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",  # weights come from folders, never from a hub at run time
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' too
-    "TRANSFORMERS_VERBOSITY": "error",
-}
 # These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
 _HEADERS_WITH_LENGTH = {"wav", "flac"}
 _SHORT_CHARACTERS = 300
@@ -40,19 +36,16 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seed
 
 
 def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
-    """Make ready to speak. Voices are loaded when they are first asked for.
-
-    `options` is a bool: whether files say in their metadata that a model spoke.
-    """
+    """Make ready to speak; voices are loaded when they are first asked for. `options`: whether files are marked."""
     report("importing torch", 0.1)
-    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported, which is below
+    os.environ.update(WORKER_ENVIRONMENT)  # read when the libraries are imported, which is below
     from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
 
     return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=bool))
 
 
 class Synthesizer(Protocol):
-    """A loaded model, of one or more speakers: what `load(folder)` in the file of its family makes."""
+    """A loaded model, of one or more speakers: what `load(folder)` in its family's file makes, or a `LoadError`."""
 
     @property
     def sample_rate(self) -> int:
@@ -65,26 +58,18 @@ class Synthesizer(Protocol):
         """Say what `sayable` returned: mono samples, 1/`speed` as long as at speed 1. The same seed, the same sound."""
 
 
-class LoadedModels:
-    """Loads models when they are first needed, and keeps those that were used last."""
-
-    def __init__(self) -> None:
-        self._load = lru_cache(MAX_LOADED)(lambda family, folder, _changed_at: _load(family, folder))
-
-    def get(self, family: str, folder: Path) -> Synthesizer:
-        """Return a loaded model. Raises `LoadError`."""
-        return self._load(family, folder, _changed_at(folder))
-
-
-def _changed_at(folder: Path) -> int:
-    """A model that was replaced on disk is another one."""
+def loaded(family: str, folder: Path) -> Synthesizer:
+    """Return a model, loaded when it is first needed; those that were used last stay. Raises `LoadError`."""
     try:
-        return max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
+        changed_at = max((file.stat().st_mtime_ns for file in folder.iterdir()), default=0)
     except OSError as error:
         raise LoadError(f"The folder {folder.name} cannot be read. Reload the models.") from error
+    return _load(family, folder, changed_at)
 
 
-def _load(family: str, folder: Path) -> Synthesizer:
+@lru_cache(MAX_LOADED)
+def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
+    """A model that was replaced on disk is another one."""
     for known in FAMILIES:
         if known.name == family and not known.installed:
             raise LoadError(f"What runs {family} is not installed: {known.install}")
@@ -102,12 +87,10 @@ def _load(family: str, folder: Path) -> Synthesizer:
 
 
 class SpeechService:
-    """A `Service` (engine.process.protocol.py): `step` speaks one sentence of the job whose turn it is."""
+    """A `Service` (process/protocol.py): `step` speaks one sentence of the job that has waited longest for one."""
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
-        self._models = LoadedModels()
-        self._outlet = outlet
-        self._mark = mark
+        self._outlet, self._mark = outlet, mark
         self._running: OrderedDict[int, Iterator[tuple[SpeechChunk, bool]]] = OrderedDict()
 
     def submit(self, job: int, payload: bytes) -> None:
@@ -119,17 +102,14 @@ class SpeechService:
         self._running[job] = self._speak(job, asked, pieces)
 
     def cancel(self, job: int) -> None:
-        """Let a job go."""
         if self._running.pop(job, None) is not None:
             self._outlet.done(job)
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
         return bool(self._running)
 
     def step(self) -> None:
-        """Speak the next sentence of the job that has waited longest for one."""
         number, sentences = next(iter(self._running.items()))
         try:
             chunk, last = next(sentences, (None, True))
@@ -145,11 +125,8 @@ class SpeechService:
             self._running.move_to_end(number)
 
     def _speak(self, number: int, job: SpeechJob, pieces: list[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
-        """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first.
-
-        The voice is loaded first. Raises `EngineError`s.
-        """
-        model = self._models.get(job.family, Path(job.folder))
+        """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first."""
+        model = loaded(job.family, Path(job.folder))
         sayable = self._sayable(number, model, pieces)
         piece = next(sayable, None)
         if piece is None and number in self._running:

@@ -111,10 +111,7 @@ class Encoder:
 
 
 def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArray[np.float32]:
-    """Return `parts` of one sound (mono) as one, in 1/`speed` of their length, to a sample, at the same pitch.
-
-    For runtimes whose own control of speed is not exact.
-    """
+    """Return `parts` of one sound (mono) as one, in 1/`speed` of their length, to a sample, at the same pitch."""
     samples = np.concatenate([np.zeros(0, np.float32), *parts], dtype=np.float32)
     length = round(len(samples) / speed)
     if speed == 1:

@@ -23,7 +23,6 @@ _PUNCTUATION = str.maketrans({"\u2019": "'", "\u02bc": "'", "\u2018": "'", "\u20
 
 
 def load(folder: Path) -> "VitsSpeech":
-    """Raises `LoadError` for a folder that is unsafe or incomplete."""
     check_folder(folder)
     with warnings.catch_warnings():
         # torch.nn.utils.weight_norm, used by transformers itself for these models.
@@ -72,7 +71,6 @@ class VitsSpeech:
         return next((form for form in forms if form in self._letters), nothing)
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        """As `Synthesizer.speak`. Raises `GenerationError` for a sound that is none."""
         self._pace.speed = speed
         torch.manual_seed(seed)  # VITS draws from the global generator
         with torch.inference_mode():

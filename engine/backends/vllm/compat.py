@@ -60,7 +60,7 @@ _INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
 _OUTPUTS = "vllm.v1.engine.output_processor"
 _XGRAMMAR = "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend"
 _RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
-_LOGGER = "vllm.v1.metrics.loggers.PrometheusStatLogger"
+_LOGGED = ("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls", "_perf_metrics_cls")
 _HF = "vllm.renderers.hf"
 
 NAMES: tuple[ForeignName, ...] = (
@@ -144,11 +144,7 @@ NAMES: tuple[ForeignName, ...] = (
     _compiling("vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper.__init__", "wrapped: torch's compiler is on"),
     _loading("torch.compiler.load_compiled_function", "wrapped: adds a method that vLLM asks for"),
     _loading("torch._dynamo.aot_compile.AOTCompiledFunction._artifacts", "leads to the object that lacks it"),
-    _metrics(f"{_LOGGER}._gauge_cls", "writes into the engine's own registry"),
-    _metrics(f"{_LOGGER}._counter_cls", "likewise"),
-    _metrics(f"{_LOGGER}._histogram_cls", "likewise"),
-    _metrics(f"{_LOGGER}._spec_decoding_cls", "likewise"),
-    _metrics(f"{_LOGGER}._perf_metrics_cls", "likewise"),
+    *(_metrics(f"vllm.v1.metrics.loggers.PrometheusStatLogger.{name}", "our own registry") for name in _LOGGED),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),

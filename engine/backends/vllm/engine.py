@@ -1,7 +1,4 @@
-"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Owns its life, from the load to its end.
-
-How it is started is in start.py, and how a request is answered in serving.py.
-"""
+"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Owns its life, from the load to its end."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,10 +46,7 @@ class VllmChat(Backend):
     """One loaded chat model. Created by `load`; a restart creates a new one."""
 
     def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
-        self._engine = engine
-        self._serving = serving
-        self._launch = launch
-        self._watch = watch
+        self._engine, self._serving, self._launch, self._watch = engine, serving, launch, watch
         self.chat, self.text, self.count_tokens = serving.chat, serving.text, serving.count_tokens
         self.admission = serving.admission
         self.context_length = serving.context_length
@@ -71,17 +66,18 @@ class VllmChat(Backend):
         watch = EngineWatch(launch.spec.id, patience)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(watch.end)
-            engine = await launch.starter.run(lambda: start_engine(launch), watch.started)
-            undo.push_async_callback(launch.starter.run, lambda: end_engine(engine, 0))
+            engine = await launch.starter.run(partial(start_engine, launch), watch.started)
+            undo.push_async_callback(launch.starter.run, partial(end_engine, engine, 0))
             undo.callback(watch.kill)
             if not watch.pids():  # vLLM started them itself (`start_own_processes`)
                 for process in processes_of(engine):
                     watch.started(process)
             engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
-            watch.kill_after(engine.output_handler)
-            watch.expect(engine.is_sleeping)  # a question that costs nothing
+            # vLLM catches and logs whatever its own half raises, and refuses every request from then on.
+            engine.output_handler.add_done_callback(lambda _: None if watch.ended else watch.kill())
+            watch.guard.watch(engine.is_sleeping)  # a question that costs nothing
             launch.report("checking the chat template", 0.8)
-            serving = await launch.starter.run(lambda: _build_serving(engine, launch))
+            serving = await launch.starter.run(partial(_build_serving, engine, launch))
             model = cls(engine, serving, launch, watch)
             await model._check_capabilities()
             await serving.prepare()
@@ -92,16 +88,13 @@ class VllmChat(Backend):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its processes."""
         return tuple(self._watch.pids())
 
     async def sleep(self) -> bool:
-        """Free its GPUs, if it was started so that it can. False: it did not, and has to be ended."""
         sleep = self._launch.sleep
         return sleep is not None and await fall_asleep(self._engine, sleep, self._launch.spec.id)
 
     async def wake(self) -> None:
-        """Take its GPUs again."""
         if self._launch.sleep is not None:
             await wake_up(self._engine, self._launch.sleep)
 
@@ -112,7 +105,6 @@ class VllmChat(Backend):
         await self._launch.starter.run(lambda: end_engine(self._engine, 5))
 
     def terminate(self) -> None:
-        """End the engine process at once."""
         self._watch.end()
         self._serving.grammars.close()
         self._watch.kill()
@@ -184,7 +176,6 @@ def _build_serving(engine: Any, launch: Launch) -> Serving:
 
 
 def _white_picture() -> str:
-    """A small picture as a `data:` URI."""
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "white").save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -197,18 +188,14 @@ class EngineWatch:
         self._model = model
         self._processes: list[BaseProcess] = []
         self._sentinels: list[int] = []
-        self._call: Callable[[], None] | None = None
-        self._ended = False
-        self._guard = Guard(patience, self.pids, self._on_hang)
-        self._guard.watch()
+        self._call: Callable[[], None] = self.end
+        self.ended = False
+        self.guard = Guard(patience, self.pids, self._on_hang)
+        self.guard.watch()
 
     def started(self, process: BaseProcess) -> None:
         """Take on a process that is loading. From any thread."""
         self._processes.append(process)
-
-    def expect(self, ping: Callable[[], Awaitable[object]]) -> None:
-        """It has started: from now on it has to answer between two steps, also when it has nothing to do."""
-        self._guard.watch(ping)
 
     def on_exit(self, call: Callable[[], None]) -> None:
         """Call this once, at the moment at which a process exits, or hangs and was killed for it."""
@@ -219,17 +206,10 @@ class EngineWatch:
             self._sentinels.append(sentinel)
             loop.add_reader(sentinel, self._exited)
 
-    def kill_after(self, reader: asyncio.Task[None]) -> None:
-        """Kill the processes if `reader`, the task that reads from them, ends first: no output would arrive after that.
-
-        vLLM catches and logs whatever its own half raises, and refuses every request from then on.
-        """
-        reader.add_done_callback(lambda _: None if self._ended else self.kill())
-
     def end(self) -> None:
         """Watch no more. Safe to call twice."""
-        self._ended = True
-        self._guard.end()
+        self.ended = True
+        self.guard.end()
         loop = asyncio.get_running_loop()
         for sentinel in self._sentinels:
             loop.remove_reader(sentinel)
@@ -237,8 +217,7 @@ class EngineWatch:
         self._sentinels.clear()
 
     def kill(self) -> None:
-        """End the processes now."""
-        self._guard.end()
+        self.guard.end()
         for process in self._processes:
             with contextlib.suppress(ValueError):  # already closed
                 process.kill()
@@ -248,19 +227,17 @@ class EngineWatch:
         found = []
         for process in list(self._processes):
             with contextlib.suppress(ValueError):  # it has ended, and is closed
-                found.append(process.pid)
-        return [pid for pid in found if pid is not None]
+                found += [process.pid] if process.pid else []
+        return found
 
     def _on_hang(self, how: str) -> None:
         _log.error("%s: its engine process hangs and is killed: %s.", self._model, how)
         self.kill()
-        if self._call is not None:
-            self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
+        self._exited()  # not left to the kernel: a process whose driver hangs does not even die of a kill
 
     def _exited(self) -> None:
         self.end()
-        if self._call is not None:
-            self._call()
+        self._call()
 
 
 def end_engine(engine: Any, timeout_seconds: float) -> None:
@@ -281,7 +258,6 @@ def end_engine(engine: Any, timeout_seconds: float) -> None:
 
 
 def processes_of(engine: Any) -> list[BaseProcess]:
-    """Return those that vLLM's client knows."""
     with compat.guarded("end"):
         manager = engine.engine_core.resources.engine_manager
         return [] if manager is None else list(manager.processes)

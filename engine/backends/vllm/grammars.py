@@ -1,8 +1,8 @@
 """Compiles every new JSON schema once outside the engine, in a process that can be killed, before the engine gets it.
 
 vLLM compiles schemas in its engine process, on few threads, and nothing stops it: a schema that takes minutes would
-delay the structured output of all requests. Outside, it costs its sender 10 s. The processes import this file, so vLLM
-and xgrammar are imported in functions only.
+delay the structured output of all requests. The processes import this file, so vLLM and xgrammar are imported in
+functions only.
 
 Measured with a vocabulary of 151,000 tokens: a schema below the line of `is_light` takes 5 ms of the event loop once
 (the same check as vLLM's) and at most 0.4 s of one core in the engine; one above it is compiled twice,
@@ -55,8 +55,6 @@ _TOO_COMPLEX_SECONDS = 600.0
 
 
 class Verdict(Enum):
-    """What became of a grammar."""
-
     FINE = "fine"
     INVALID = "invalid"
     TOO_COMPLEX = "too complex"
@@ -67,9 +65,8 @@ class Grammars:
 
     def __init__(self, config: Any, starter: StarterThread) -> None:
         self._compilers = _Compilers(config, starter)
-        self._turns = FairTurns(
-            _COMPILERS, per_owner=_PER_OWNER, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS
-        )
+        self.close = self._compilers.close
+        self._turns = FairTurns(_COMPILERS, _PER_OWNER, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS)
         self._verdicts: dict[bytes, tuple[Verdict, float]] = {}  # until when
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
 
@@ -98,14 +95,14 @@ class Grammars:
         from vllm.v1.structured_output.request import get_structured_output_key
 
         kind, grammar = get_structured_output_key(parameters)
-        await self.check(kind.name, grammar, owner=owner, field=field)
+        await self._check(kind.name, grammar, owner, field)
         _choose_backend(parameters)
 
-    async def check(self, kind: str, grammar: str, *, owner: str, field: str) -> None:
+    async def _check(self, kind: str, grammar: str, owner: str, field: str) -> None:
         """Return when the engine may compile `grammar`; `kind` is the name of vLLM's option. At once for known ones.
 
-        `field` is what the errors name. Raises `GrammarTooComplexError`, `RequestError` for what is no schema,
-        `OverloadedError` when too many wait, `UnavailableError`. Cancelling gives up the place in the queue.
+        Raises `GrammarTooComplexError`, `RequestError` for what is no schema, `OverloadedError` when too many wait,
+        `UnavailableError`. Cancelling gives up the place in the queue.
         """
         digest = hashlib.sha256(f"{kind} {grammar}".encode()).digest()
         verdict = self._remembered(digest)
@@ -125,14 +122,10 @@ class Grammars:
         if verdict == Verdict.INVALID:
             raise invalid_schema(field)
 
-    def close(self) -> None:
-        """End all processes at once; requests that wait for one get `EngineDiedError`."""
-        self._compilers.close()
-
     async def _bind(self, request: Any, tag: str, owner: str, field: str) -> None:
         from vllm.sampling_params import StructuredOutputsParams
 
-        await self.check("STRUCTURAL_TAG", tag, owner=owner, field=field)
+        await self._check("STRUCTURAL_TAG", tag, owner, field)
         request.structured_outputs = StructuredOutputsParams(structural_tag=tag)
         _choose_backend(request.structured_outputs)
         request.response_format = None
@@ -239,12 +232,8 @@ def format_tag(form: Any) -> str | None:
     if form.type == "json_schema":
         schema = form.json_schema.json_schema
         schema = True if schema is None else of_the_type(enforceable(schema))
-    return json.dumps(
-        {
-            "type": "structural_tag",
-            "format": {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE},
-        }
-    )
+    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
+    return json.dumps({"type": "structural_tag", "format": content})
 
 
 def without_padding(tag: str) -> str:
@@ -264,15 +253,12 @@ def is_light(tag: str) -> bool:
     """Whether a structural tag is certain to compile in no time: few schemas, of no more grammar than their text."""
     if len(tag) > _LIGHT_BYTES:
         return False
-    left, waiting = _LIGHT_NODES, [node["json_schema"] for node in _schemas(json.loads(tag))]
-    while waiting and left:
-        schema = waiting.pop()
-        left -= 1
-        if not _is_plain(schema):
+    schemas = [node["json_schema"] for node in _schemas(json.loads(tag))]
+    for schema in schemas:  # which grows meanwhile
+        if len(schemas) > _LIGHT_NODES or not _is_plain(schema):
             return False
-        if isinstance(schema, dict):
-            waiting += _parts(schema)
-    return not waiting
+        schemas += _parts(schema) if isinstance(schema, dict) else []
+    return True
 
 
 def _schemas(node: Any) -> Iterator[dict[str, Any]]:
@@ -298,28 +284,21 @@ def _parts(schema: dict[str, Any]) -> Iterator[Any]:
     for keyword in _NESTED & set(schema):
         value = schema[keyword]
         if keyword == "properties" and isinstance(value, dict):
-            yield from value.values()
-        elif isinstance(value, list):
-            yield from value
-        else:
-            yield value
+            value = list(value.values())
+        yield from value if isinstance(value, list) else [value]
 
 
 class _Compilers:
     """As many processes as there are compilations at the same time. The caller bounds these."""
 
     def __init__(self, config: Any, starter: StarterThread) -> None:
-        self._config = config
-        self._starter = starter
+        self._config, self._starter = config, starter
         self._all: set[_Compiler] = set()
         self._idle: dict[_Compiler, asyncio.TimerHandle] = {}  # and what will end it
         self._closed = False
 
     async def compile(self, kind: str, grammar: str) -> tuple[Verdict, float]:
-        """Return the verdict and how many seconds the compilation took.
-
-        Raises `EngineDiedError` once closed, and `UnavailableError` when no process can be started.
-        """
+        """Return the verdict, and the seconds it took. Raises `EngineDiedError` once closed, and `UnavailableError`."""
         loop = asyncio.get_running_loop()
         left = _COMPILE_SECONDS
         for _ in range(2):  # a process that dies is not the grammar's fault the first time
@@ -342,7 +321,7 @@ class _Compilers:
         return Verdict.TOO_COMPLEX, 0.0
 
     def close(self) -> None:
-        """Kill all of them."""
+        """End all processes at once; requests that wait for one get `EngineDiedError`."""
         self._closed = True
         for compiler in list(self._all):
             self._discard(compiler)
@@ -388,48 +367,44 @@ class _Compiler:
 
     def __init__(self) -> None:
         self._process: Any = None
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._reader: Any = None
+        self._writer: Any = None
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
         ours, child_end = socket.socketpair()
         with child_end:
-            self._streams = await asyncio.open_unix_connection(sock=ours)
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
             await starter.run(self._process.start)
-        if self._streams[1].is_closing():  # killed meanwhile
+        if self._writer.is_closing():  # killed meanwhile
             self._process.kill()
         await self._answer()
 
     async def ask(self, kind: str, grammar: str) -> Verdict:
         """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
-        assert self._streams is not None  # noqa: S101  # started
-        self._streams[1].write(json.dumps([kind, grammar]).encode() + b"\n")
-        await self._streams[1].drain()
+        self._writer.write(json.dumps([kind, grammar]).encode() + b"\n")
+        await self._writer.drain()
         return Verdict(await self._answer())
 
     def is_alive(self) -> bool:
-        return self._streams is not None and not self._streams[0].at_eof()
+        return not self._reader.at_eof()
 
     def kill(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
+        if self._writer is not None:
+            self._writer.close()
         if self._process is not None and self._process.is_alive():
             self._process.kill()
 
     async def _answer(self) -> str:
-        assert self._streams is not None  # noqa: S101  # started
-        line = await self._streams[0].readline()
+        line: bytes = await self._reader.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         return line[:-1].decode()
 
 
 def _serve(end: socket.socket, config: Any) -> None:
-    """In the process: answer each line, JSON of [kind, grammar], by a line, until killed.
-
-    `config` is the engine's `VllmConfig`: tokenizer and compiler are the same as the engine's.
-    """
+    """In the process: answer each line, JSON of [kind, grammar], by a line, until killed. `config`: the engine's."""
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
@@ -476,7 +451,7 @@ def _confine() -> None:
 class FairTurns:
     """`total` turns, at most `per_owner` of them for one owner. With fewer than all, no owner ever stops the others."""
 
-    def __init__(self, total: int, *, per_owner: int, most_waiting: int, wait_seconds: float) -> None:
+    def __init__(self, total: int, per_owner: int, *, most_waiting: int, wait_seconds: float) -> None:
         self._all = asyncio.Semaphore(total)
         self._per_owner = per_owner
         self._most = per_owner + most_waiting
@@ -502,7 +477,6 @@ class FairTurns:
             raise _overloaded() from None
 
     def leave(self, owner: str) -> None:
-        """Give back a turn of the owner's."""
         self._all.release()
         self._own[owner].release()
         self._forget(owner)

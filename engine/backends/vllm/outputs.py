@@ -7,7 +7,8 @@ answers that are nothing but text, vLLM's two objects of forty fields per token 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.exceptions import GenerationError as VllmGenerationError
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
@@ -20,7 +21,7 @@ from engine.backends.vllm.request import PromptField, prompt_too_long
 from engine.backends.vllm.tool_calls import CallStream
 from engine.errors import EngineError, GenerationError, OverloadedError, RequestError, engine_died
 from engine.stream import TokenStream
-from engine.types import ChatDelta, ChatStep, FinishReason, TextRequest, TokenLogprob, Usage
+from engine.types import ChatDelta, ChatStep, TextRequest, TokenLogprob, Usage
 
 _PROMPT_PARAMETERS = {"input_tokens", "input_text", "prompt"}
 _OUR_FIELDS = (
@@ -36,6 +37,7 @@ _FIELDS = {name: name for name in _OUR_FIELDS} | {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class TranslatedErrors:
     """`with`: turns vLLM's exceptions into `EngineError`s. What is not vLLM's own passes through: it is our bug.
 
@@ -43,18 +45,14 @@ class TranslatedErrors:
     request's JSON schemas: vLLM does not say what it refuses there.
     """
 
-    __slots__ = ("_context_length", "_grammar_field", "_prompt_field")
-
-    def __init__(self, context_length: int, grammar_field: str | None, prompt_field: PromptField = "messages") -> None:
-        self._context_length = context_length
-        self._grammar_field = grammar_field
-        self._prompt_field: PromptField = prompt_field
+    context_length: int
+    grammar_field: str | None
+    prompt_field: PromptField = "messages"
 
     def __enter__(self) -> None:
-        """Nothing so far."""
+        pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raise our error for vLLM's."""
         if isinstance(error, Exception) and (ours := self.translated(error)) is not error:
             raise ours
 
@@ -79,10 +77,10 @@ class TranslatedErrors:
     def _refusal(self, error: VLLMClientError) -> RequestError:
         parameter = error.parameter if isinstance(error, VLLMValidationError) else None
         if parameter in _PROMPT_PARAMETERS:
-            tokens = f"more than that: at least {self._context_length + 1} tokens"
-            return prompt_too_long(tokens, self._context_length, self._prompt_field)
-        if parameter is None and self._grammar_field is not None:
-            return invalid_schema(self._grammar_field)
+            tokens = f"more than that: at least {self.context_length + 1} tokens"
+            return prompt_too_long(tokens, self.context_length, self.prompt_field)
+        if parameter is None and self.grammar_field is not None:
+            return invalid_schema(self.grammar_field)
         name = _FIELDS.get(parameter or "")
         if name is None:
             return RequestError("The model cannot work with this request. Check its fields against the API page.")
@@ -95,52 +93,42 @@ def _given_up() -> GenerationError:
     return GenerationError("The model gave up on this answer. Send the request again.")
 
 
+@dataclass(slots=True, eq=False)
 class Collector:
-    """Stands where vLLM has its `RequestOutputCollector`: of one request to its core, or of all `n` of one prompt.
+    """Stands where vLLM has its `RequestOutputCollector`: of one request to its core, or of all `n` of one prompt."""
 
-    `convert` returns a step for vLLM's `RequestOutput`, `translate` our error for vLLM's. `on_finish` is called after
-    the last output; None: the stream is finished.
-    """
-
-    __slots__ = ("_convert", "_on_finish", "_translate", "stream")
-
-    def __init__(
-        self,
-        stream: TokenStream,
-        convert: Callable[[Any], ChatStep],
-        translate: Callable[[Exception], Exception],
-        on_finish: Callable[[], None] | None = None,
-    ) -> None:
-        self.stream = stream
-        self._convert = convert
-        self._translate = translate
-        self._on_finish = on_finish or stream.finish
+    stream: TokenStream
+    convert: Callable[[Any], ChatStep]
+    """Returns a step for vLLM's `RequestOutput`."""
+    translate: Callable[[Exception], Exception]
+    """Returns our error for vLLM's."""
+    on_finish: Callable[[], None]
+    """Called after the last output."""
 
     def put(self, output: Any) -> None:
         """Take an output, or what ended the request. Raises nothing: vLLM's loop serves others, too."""
         if isinstance(output, Exception):
-            error = self._translate(output)
+            error = self.translate(output)
             self.stream.finish(error if isinstance(error, EngineError) else _given_up())
             return
         try:
-            step = self._convert(output)
+            step = self.convert(output)
         except Exception as error:  # noqa: BLE001  # a parser's: ends this request only
-            self.stream.fail(self._translate(error))
+            self.stream.fail(self.translate(error))
             return
         self.stream.put(step)
         if output.finished:
-            self._on_finish()
+            self.on_finish()
 
     def put_last(self, delta: ChatDelta, usage: Usage, reason: str, stop_reason: int | str | None) -> None:
         """Take the last piece of plain text, and why it is the last."""
         try:
-            delta.finish_reason = _finish_reason(reason)
+            _finish(delta, reason, stop_reason)
         except GenerationError as error:
             self.stream.finish(error)
             return
-        delta.stop_text = _stop_text(stop_reason)
         self.stream.put(ChatStep((delta,), usage))
-        self._on_finish()
+        self.on_finish()
 
 
 def text_state() -> Any:
@@ -150,8 +138,6 @@ def text_state() -> Any:
     streams = RequestOutputKind.DELTA
 
     class TextState(RequestState):  # type: ignore[misc]
-        """Makes our steps in place of `RequestOutput`s."""
-
         def make_request_output(
             self,
             new_token_ids: list[int],  # noqa: ARG002  # vLLM's signature
@@ -180,10 +166,7 @@ def text_state() -> Any:
 
 
 class ChatOutputs:
-    """Turns vLLM's outputs of one chat request into steps. `request` is vLLM's.
-
-    `parsers`: one for each choice, None where an answer is text and nothing else.
-    """
+    """Turns vLLM's outputs of a chat request (vLLM's) into steps. `parsers`: of each choice; None: it is all text."""
 
     def __init__(
         self, chat: Any, request: Any, parsers: list[CallStream] | None = None, *, count_reasoning: bool = False
@@ -210,25 +193,20 @@ class ChatOutputs:
         return ChatStep(deltas, usage)
 
     def _delta(self, output: Any, piece: Any, choice: _Choice) -> ChatDelta:
-        request, delta = self._request, ChatDelta(piece.index)
+        request = self._request
+        if piece.finish_reason == "error" and request.structured_outputs is not None and not request.tools:
+            sentence = "`response_format` holds a JSON schema that cannot be followed."
+            raise RequestError(sentence, param="response_format")
+        delta = _delta(self._chat, piece, piece.index, request.top_logprobs if request.logprobs else None)
         choice.completion_tokens += len(piece.token_ids)
-        if request.logprobs and piece.logprobs is not None:
-            delta.logprobs = _token_logprobs(self._chat, piece, request.top_logprobs)
-        if choice.parsed is None:
-            delta.content = piece.text
-        else:
+        choice.finished = piece.finish_reason is not None
+        if choice.parsed is not None:
             self._parse(output, piece, choice, choice.parsed, delta)
-        if piece.finish_reason is not None:
-            choice.finished = True
-            delta.finish_reason = self._reason(piece.finish_reason)
-            delta.stop_text = _stop_text(piece.stop_reason)
-            named = not isinstance(request.tool_choice, str)
-            if delta.finish_reason == "stop" and choice.parsed and choice.parsed.called_tools and not named:
+            if delta.finish_reason == "stop" and choice.parsed.calls and isinstance(request.tool_choice, str):
                 delta.finish_reason = "tool_calls"
         return delta
 
     def _parse(self, output: Any, piece: Any, choice: _Choice, parsed: CallStream, delta: ChatDelta) -> None:
-        """Run vLLM's parsers over the new text."""
         delta.content, delta.reasoning, calls = parsed.feed(
             piece.text, list(piece.token_ids), output.prompt_token_ids, piece.finish_reason
         )
@@ -251,26 +229,16 @@ class ChatOutputs:
             choice.reasoning_tokens = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
         choice.reasons = choice.reasons and not answers
 
-    def _reason(self, reason: str) -> FinishReason:
-        request = self._request
-        if reason == "error" and request.structured_outputs is not None and not request.tools:
-            sentence = "`response_format` holds a JSON schema that cannot be followed."
-            raise RequestError(sentence, param="response_format")
-        return _finish_reason(reason)
 
-
+@dataclass(slots=True)
 class _Choice:
-    """What has been seen of one choice."""
-
-    __slots__ = ("completion_tokens", "finished", "parsed", "reasoning_tokens", "reasons", "token_ids")
-
-    def __init__(self, parsed: CallStream | None) -> None:
-        self.parsed = parsed
-        self.completion_tokens = 0
-        self.reasoning_tokens = 0
-        self.reasons = False  # its newest text is reasoning
-        self.token_ids: list[int] = []
-        self.finished = False
+    parsed: CallStream | None
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    reasons: bool = False
+    """Its newest text is reasoning."""
+    token_ids: list[int] = field(default_factory=list)
+    finished: bool = False
 
 
 class TextOutputs:
@@ -288,51 +256,40 @@ class TextOutputs:
     def step(self, position: int, output: Any) -> ChatStep:
         """Return what is new of the prompt at `position`. Raises `GenerationError`."""
         self._cached[position] = output.num_cached_tokens or 0
-        deltas = tuple(self._delta(piece, position * self._request.n + piece.index) for piece in output.outputs)
+        first, top_logprobs = position * self._request.n, self._request.top_logprobs
+        deltas = tuple(_delta(self._chat, piece, first + piece.index, top_logprobs) for piece in output.outputs)
         self._completion_tokens += sum(len(piece.token_ids) for piece in output.outputs)
         usage = Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=sum(self._cached.values()))
         return ChatStep(deltas, usage)
 
     def finished(self) -> None:
-        """Of one prompt."""
         self._running -= 1
         if not self._running:
             self._stream.finish()
 
-    def _delta(self, piece: Any, index: int) -> ChatDelta:
-        delta = ChatDelta(index, content=piece.text)
-        if self._request.top_logprobs is not None and piece.logprobs is not None:
-            delta.logprobs = _token_logprobs(self._chat, piece, self._request.top_logprobs)
-        if piece.finish_reason is not None:
-            delta.finish_reason = _finish_reason(piece.finish_reason)
-        return delta
+
+def _delta(chat: Any, piece: Any, index: int, top_logprobs: int | None) -> ChatDelta:
+    """Return what `piece`, one of vLLM's outputs, adds to an answer; None: no probabilities of its tokens."""
+    delta = ChatDelta(index, piece.text)
+    if top_logprobs is not None and piece.logprobs is not None:
+        made = chat._create_chat_logprobs(  # noqa: SLF001  # vLLM offers no other
+            token_ids=piece.token_ids,
+            top_logprobs=piece.logprobs,
+            tokenizer=chat.renderer.tokenizer,
+            num_output_top_logprobs=top_logprobs,
+        )
+        delta.logprobs = tuple(_logprob(each, tuple(map(_logprob, each.top_logprobs))) for each in made.content or ())
+    if piece.finish_reason is not None:
+        _finish(delta, piece.finish_reason, piece.stop_reason)
+    return delta
 
 
-def _finish_reason(reason: str) -> FinishReason:
-    """Translate the engine's reason into the convention's; `abort` and `error` are failures, not answers."""
-    if reason in {"stop", "length"}:
-        return cast("FinishReason", reason)
-    if reason == "repetition":
-        return "stop"
-    raise _given_up()
-
-
-def _stop_text(stop_reason: int | str | None) -> str | None:
-    """Return the stop sequence that ended it; a stop token has a number there instead."""
-    return stop_reason if isinstance(stop_reason, str) else None
-
-
-def _token_logprobs(chat: Any, piece: Any, top_logprobs: int) -> tuple[TokenLogprob, ...]:
-    """Return the probabilities of the tokens in `piece`, one of vLLM's outputs, and of so many alternatives."""
-    made = chat._create_chat_logprobs(  # noqa: SLF001  # vLLM offers no other
-        token_ids=piece.token_ids,
-        top_logprobs=piece.logprobs,
-        tokenizer=chat.renderer.tokenizer,
-        num_output_top_logprobs=top_logprobs,
-    )
-    return tuple(
-        _logprob(entry, tuple(_logprob(other) for other in entry.top_logprobs)) for entry in made.content or ()
-    )
+def _finish(delta: ChatDelta, reason: str, stop_reason: int | str | None) -> None:
+    """Say in the convention's words why it is the last; `abort` and `error` are failures, and raised."""
+    if reason not in {"stop", "length", "repetition"}:
+        raise _given_up()
+    delta.finish_reason = "length" if reason == "length" else "stop"
+    delta.stop_text = stop_reason if isinstance(stop_reason, str) else None  # a stop token has a number there
 
 
 def _logprob(entry: Any, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:

@@ -26,12 +26,11 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import psutil
 
 from engine.backends.vllm import compat
-from engine.backends.vllm.compat import guarded
 from engine.process.spawning import end_with_starter, with_variables
 
 _T = TypeVar("_T")
@@ -85,10 +84,7 @@ def versions() -> str:
 
 
 def prepare(cpu_threads: int) -> None:
-    """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load.
-
-    The fork server imports vLLM in its own process, so this returns at once.
-    """
+    """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load."""
     for name, value in _ENGINE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
@@ -129,10 +125,8 @@ def clean_up() -> None:
 
 
 def _make_socket_folder() -> Path:
-    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever.
-
-    Folders of servers that were killed are removed on the way.
-    """
+    """A folder for vLLM's sockets that only we can enter; it would leave them in the open in /tmp, for ever."""
+    # Those of servers that were killed are removed
     for left in Path(tempfile.gettempdir()).glob("hearth-*-*"):
         pid = left.name.split("-")[1]
         if left.is_dir() and pid.isdecimal() and not Path("/proc", pid).exists():
@@ -147,8 +141,7 @@ def start_own_processes() -> None:
         return
     import vllm.v1.engine.utils as launcher
 
-    context = process_context()
-    launcher.get_mp_context = lambda: context
+    launcher.get_mp_context = process_context
 
 
 @contextmanager
@@ -175,31 +168,32 @@ def changing_environment() -> Iterator[None]:
                 vllm.envs.enable_envs_cache()
 
 
-def process_context() -> ForkServerContext | SpawnContext:
+def process_context() -> Any:
     """Return the context of processes that end with the server. Start them on a `StarterThread`."""
-    return _ForkServer() if runs_on_cpu() else _Spawn()
+    context: Any = ForkServerContext() if runs_on_cpu() else SpawnContext()
+    context.Process = _ForkedEngine if runs_on_cpu() else _SpawnedEngine
+    return context
 
 
-# Of a starter thread's job. `on_start`: called with each process it starts; `may_compile`: whether these may.
-_job = threading.local()
+class _Job(threading.local):
+    """Of a starter thread. `on_start`: called with each process it starts."""
+
+    on_start: Started | None = None
+    may_compile = True
+    """False: an engine without kept code fails instead."""
 
 
-def allow_compiling(*, allowed: bool) -> None:
-    """Say what the engines that this thread starts next may do. Not `allowed`: one without kept code fails instead."""
-    _job.may_compile = allowed
+job = _Job()
 
 
 class _Tied:
     """Mixed in before a process: it ends with the server, and the starter of its thread's job learns of it."""
 
-    may_compile = True
-
     def start(self) -> None:
-        self.may_compile = getattr(_job, "may_compile", True)
+        self.may_compile = job.may_compile
         super().start()  # type: ignore[misc]
-        on_start = getattr(_job, "on_start", None)
-        if on_start is not None:
-            on_start(self)
+        if job.on_start is not None:
+            job.on_start(cast("BaseProcess", self))
 
     def run(self) -> None:
         # Not left to the plugin: before vLLM loads that, it may wait minutes for a server that has ended.
@@ -219,14 +213,6 @@ class _SpawnedEngine(_Tied, SpawnProcess):
     pass
 
 
-class _ForkServer(ForkServerContext):
-    Process = _ForkedEngine
-
-
-class _Spawn(SpawnContext):
-    Process = _SpawnedEngine
-
-
 class StarterThread:
     """Runs blocking starts one after the other on a thread that lives as long as the server.
 
@@ -239,21 +225,21 @@ class StarterThread:
         # A daemon: a start that hangs must not keep the server from ending.
         threading.Thread(target=self._work, name=f"starter-{name}", daemon=True).start()
 
-    async def run(self, job: Callable[[], _T], started: Started | None = None) -> _T:
-        """Run `job` on the thread; its result or exception comes back. Cancelling stops the wait, not the job.
+    async def run(self, work: Callable[[], _T], started: Started | None = None) -> _T:
+        """Do `work` on the thread; its result or exception comes back. Cancelling stops the wait, not the work.
 
-        `started` is called, on the thread, with each process of ours (`process_context`) that the job starts.
+        `started` is called, on the thread, with each process of ours (`process_context`) that the work starts.
         """
         future: Future[_T] = Future()
         future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-        self._jobs.put((future, job, started))
+        self._jobs.put((future, work, started))
         return await asyncio.wrap_future(future)
 
     def _work(self) -> None:
         while True:
-            future, job, _job.on_start = self._jobs.get()
+            future, work, job.on_start = self._jobs.get()
             try:
-                future.set_result(job())
+                future.set_result(work())
             except BaseException as error:  # noqa: BLE001  # raised in `run`
                 future.set_exception(error)
 
@@ -264,25 +250,19 @@ def tie_to_parent() -> None:
     The kernel's signal follows the *thread* that forked this process: starter threads live as long as the server does,
     and the fork server has only one.
     """
-    _close_alive_pipe()
+    with compat.guarded("fork server"):
+        # Python hands every child our end of the pipe by which the fork server sees that the server has ended. With it
+        # open, fork server and engine would keep each other alive.
+        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
+        if server._forkserver_alive_fd is not None:  # noqa: SLF001
+            os.close(server._forkserver_alive_fd)  # noqa: SLF001
+            server._forkserver_alive_fd = None  # noqa: SLF001
     end_with_starter()
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)  # it died between our fork and the line above
     # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
     os.setpgid(0, 0)
-
-
-def _close_alive_pipe() -> None:
-    """Close our end of the pipe by which the fork server sees that the server has ended.
-
-    Python hands it to every child. With it open, fork server and engine would keep each other alive.
-    """
-    with compat.guarded("fork server"):
-        server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
-        if server._forkserver_alive_fd is not None:  # noqa: SLF001
-            os.close(server._forkserver_alive_fd)  # noqa: SLF001
-            server._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def start_fork_server() -> None:
@@ -300,7 +280,7 @@ def ensure_fork_server_runs() -> None:
     Python would start another one by itself, but without the preloaded libraries. The engines of the one before have
     ended with it: the kernel kills children that are tied to their parent.
     """
-    with _fork_lock, guarded("fork server"):
+    with _fork_lock, compat.guarded("fork server"):
         server: Any = forkserver._forkserver  # noqa: SLF001  # not offered in public
         pid: int | None = server._forkserver_pid  # noqa: SLF001
         state = None

@@ -41,15 +41,6 @@ _CHAT = (
     *("model", "request_id", "top_k", "logprobs", "top_logprobs", "reasoning_effort", "chat_template_kwargs"),
     *("cache_salt", "parallel_tool_calls"),
 )
-# pydantic looks for each field's default anew in each object, and inspects the signature of whatever makes one: half a
-# millisecond for nothing.
-_FIELDS = ChatCompletionRequest.model_fields
-_MADE: dict[str, Any] = {name: field.default_factory for name, field in _FIELDS.items() if field.default_factory}
-_CONSTANTS: dict[str, Any] = {
-    name: field.default
-    for name, field in _FIELDS.items()
-    if isinstance(field.default, (bool, int, float, str, type(None))) and name not in _MADE
-}
 
 
 def translate(request: ChatRequest, *, stream: bool, default_max_tokens: int | None = None) -> ChatCompletionRequest:
@@ -66,13 +57,14 @@ def translate(request: ChatRequest, *, stream: bool, default_max_tokens: int | N
         fields["add_generation_prompt"], fields["continue_final_message"] = False, True
     if request.tools:
         fields["tools"] = [ChatCompletionToolsParam.model_validate(tool) for tool in request.tools]
-        fields["tool_choice"] = _tool_choice(request.tool_choice)
+        choice = request.tool_choice
+        named = isinstance(choice, dict)
+        fields["tool_choice"] = ChatCompletionNamedToolChoiceParam.model_validate(choice) if named else choice or "auto"
     if request.response_format is not None:
         # vLLM's own field makes the object: its type is a union that has grown over the versions.
         whole = ChatCompletionRequest.model_validate({"messages": [], "response_format": request.response_format})
         fields["response_format"] = whole.response_format
-    defaults = {**_CONSTANTS, **{name: make() for name, make in _MADE.items()}}
-    return ChatCompletionRequest.model_construct(set(fields), **(defaults | fields))
+    return ChatCompletionRequest.model_construct(**fields)
 
 
 def translate_text(request: TextRequest) -> CompletionRequest:
@@ -92,12 +84,6 @@ def _sampling(request: ChatRequest | TextRequest) -> dict[str, Any]:
         # vLLM refuses several greedy answers. With only the likeliest token to choose from, chance has no say either.
         fields["temperature"], fields["top_k"] = 1.0, 1
     return fields
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
-    if choice is None:
-        return "auto"
-    return choice if isinstance(choice, str) else ChatCompletionNamedToolChoiceParam.model_validate(choice)
 
 
 async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
@@ -120,14 +106,13 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
 async def render_texts(chat: Any, request: TextRequest) -> list[Any]:
     """Tokenise the prompts; vLLM does it on threads of its own. Raises `RequestError`s."""
     renderer, model_config = chat.renderer, chat.model_config
-    for prompt in request.prompts:
-        if not isinstance(prompt, str):
-            try:
-                renderer.validate_token_ids(prompt)
-            except VLLMValidationError as error:
-                sentence = "`prompt` holds a token id that this model does not have."
-                raise RequestError(sentence, param="prompt") from error
     prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
+    try:
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                renderer.validate_token_ids(prompt)
+    except VLLMValidationError as error:
+        raise RequestError("`prompt` holds a token id that this model does not have.", param="prompt") from error
     rendered: list[Any] = await renderer.render_cmpl_async(
         [parse_model_prompt(model_config, prompt) for prompt in prompts],
         translate_text(request).build_tok_params(model_config),
@@ -144,9 +129,8 @@ def check_context(
     if asked <= context_length:
         return
     if max_tokens is None:
-        raise prompt_too_long(
-            f"{prompt_tokens} tokens, which leaves no room for an answer", context_length, prompt_field
-        )
+        tokens = f"{prompt_tokens} tokens, which leaves no room for an answer"
+        raise prompt_too_long(tokens, context_length, prompt_field)
     raise ContextLengthError(
         f"This model's maximum context length is {context_length} tokens. However, you requested {asked} tokens "
         f"({prompt_tokens} in the {prompt_field}, {max_tokens} in the completion). Please shorten the {prompt_field} "
@@ -216,7 +200,7 @@ class TextPrompts:
             return None
         trials = [_trial(_TRIALS[:1]), _trial(_TRIALS[1:3]), _trial(_TRIALS[2:]), _trial(_TRIALS)]
         made = cls._looked_up(chat, trials[0])
-        return made if made is not None and await made.agrees_with(chat.online_renderer, trials) else None
+        return made if made and await made.agrees_with(chat.online_renderer, trials) else None
 
     @classmethod
     def _looked_up(cls, chat: Any, request: Any) -> TextPrompts | None:
@@ -295,12 +279,8 @@ def _trial(messages: Sequence[dict[str, Any]]) -> ChatCompletionRequest:
 def _is_short_text(messages: Sequence[dict[str, Any]]) -> bool:
     if len(messages) > _FEW_MESSAGES:
         return False
-    size = 0
-    for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str) or message.keys() != _KEYS or message["role"] not in _ROLES:
-            return False
-        if content.startswith(_BILLING_LINE):
-            return False
-        size += len(content)
-    return size <= _SHORT_CHARACTERS
+    if not all(message.keys() == _KEYS and message["role"] in _ROLES for message in messages):
+        return False
+    texts = [message["content"] for message in messages]
+    plain = all(isinstance(text, str) and not text.startswith(_BILLING_LINE) for text in texts)
+    return plain and sum(map(len, texts)) <= _SHORT_CHARACTERS

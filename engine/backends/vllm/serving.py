@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -43,8 +42,6 @@ from engine.media import image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
 
-Translated: TypeAlias = Callable[[Exception], Exception]
-
 
 def build_serving(engine: Any, launch: Launch) -> Serving:
     """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
@@ -67,7 +64,7 @@ def build_serving(engine: Any, launch: Launch) -> Serving:
 
 
 def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_parser: str | None) -> Any:
-    parsing = {
+    parsing: dict[str, Any] = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
         "tool_parser": tool_parser,
@@ -77,9 +74,7 @@ def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_par
         "chat_template": None,
         "chat_template_content_format": "auto",
     }
-    renderer = OnlineRenderer(
-        model_config=engine.model_config, renderer=engine.renderer, **_known(OnlineRenderer, parsing)
-    )
+    renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
     renderer.warmup()
     models = OpenAIServingModels(
         engine_client=engine,
@@ -91,24 +86,8 @@ def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_par
         models=models,
         response_role="assistant",
         online_renderer=renderer,
-        **_known(OpenAIServingChat, parsing),
+        **parsing,
     )
-
-
-def _known(target: type, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what this version of vLLM does not have yet: its constructors only ever gained arguments."""
-    accepted = inspect.signature(target.__init__).parameters  # type: ignore[misc]
-    return {name: value for name, value in arguments.items() if name in accepted}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A request before its turn; `start` gives it to vLLM's core and puts its steps into the stream."""
-
-    prompt_tokens: int
-    longest_tokens: int
-    """Of all its answers together."""
-    start: Callable[[TokenStream, Translated, int], Awaitable[None]]
 
 
 class Serving:
@@ -128,7 +107,6 @@ class Serving:
         self._text_state = text_state() if compat.fits("text steps") else None
 
     async def prepare(self) -> None:
-        """Check whether short conversations can be rendered by `TextPrompts`."""
         self._text = await TextPrompts.of(self.vllm)
 
     async def chat(self, request: ChatRequest, stream: TokenStream) -> None:
@@ -138,13 +116,38 @@ class Serving:
             # put together at once, would block the event loop for seconds.
             request = replace(request, whole=False)
         errors = TranslatedErrors(self.context_length, _grammar_field(request))
-        await self._answer(request, request.n, stream, errors, partial(self._render, request))
+        with ChatTicket(self.admission, request, request.n, stream) as ticket, errors:
+            vllm_request, inputs = await self._render(request)
+            tokens = len(inputs["prompt_token_ids"])
+            longest = self._longest(tokens, vllm_request.max_completion_tokens)
+            priority = await ticket.enter(tokens, longest * request.n)
+            core = self._core(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
+            outputs, state = self._outputs(request, vllm_request, core)
+            collector = Collector(stream, outputs.step, errors.translated, stream.finish)
+            await self._start([(core, collector)], stream, state)
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
         """Go on with plain texts, like `chat`."""
         errors = TranslatedErrors(self.context_length, None, "prompt")
         sequences = len(request.prompts) * request.n
-        await self._answer(request, sequences, stream, errors, partial(self._render_texts, request))
+        with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
+            check_answer_alone(request.max_tokens, self.context_length, "prompt")
+            inputs = await render_texts(self.vllm, request)
+            most = self._limits.max_output_tokens if request.max_tokens is None else request.max_tokens
+            lengths = [len(each["prompt_token_ids"]) for each in inputs]
+            for length in lengths:
+                check_context(length, most, self.context_length, "prompt")
+            longest = [self._longest(length, most) for length in lengths]
+            priority = await ticket.enter(sum(lengths), sum(longest) * request.n)
+            outputs = TextOutputs(self.vllm, request, sum(lengths), stream)
+            requests = []
+            for position, (prompt, tokens) in enumerate(zip(inputs, longest, strict=True)):
+                name = f"cmpl-{request.request_id}-{position}"
+                own_priority = priority + position * request.n * SEQUENCE
+                core = self._core(name, own_priority, translate_text(request), prompt, tokens)
+                step = partial(outputs.step, position)
+                requests.append((core, Collector(stream, step, errors.translated, outputs.finished)))
+            await self._start(requests, stream)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
@@ -159,21 +162,8 @@ class Serving:
         """Whether the answer may hold more than text: tool calls or reasoning."""
         return self.vllm.parser_cls is not None and (bool(request.tools) or self._reasons)
 
-    async def _answer(
-        self,
-        request: ChatRequest | TextRequest,
-        sequences: int,
-        stream: TokenStream,
-        errors: TranslatedErrors,
-        rendering: Callable[[], Awaitable[_Rendered]],
-    ) -> None:
-        with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
-            rendered = await rendering()
-            priority = await ticket.enter(rendered.prompt_tokens, rendered.longest_tokens)
-            await rendered.start(stream, errors.translated, priority)
-
-    async def _render(self, request: ChatRequest) -> _Rendered:
-        """Render and tokenise it, and check the context. Pixels live no longer than that: neither until its turn.
+    async def _render(self, request: ChatRequest) -> tuple[Any, Any]:
+        """Return vLLM's request, and its inputs to the core. Pixels live no longer than that: neither until its turn.
 
         What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
@@ -182,16 +172,14 @@ class Serving:
             vllm_request = self._translate(request, stream=not request.whole)
             inputs = tokens_input(token_ids, cache_salt=request.cache_salt)
             check_context(len(token_ids), vllm_request.max_completion_tokens, self.context_length)
-        else:
-            async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
-                vllm_request = self._translate(seen, stream=not request.whole)
-                await self.grammars.bind_format(vllm_request, request.owner)
-                inputs = await self._inputs(vllm_request)
-                vllm_request.messages.clear()
-                await self.grammars.bind_tools(vllm_request, request.owner)
-        tokens = len(inputs["prompt_token_ids"])
-        longest = self._longest(tokens, vllm_request.max_completion_tokens)
-        return _Rendered(tokens, longest * request.n, partial(self._start_chat, request, vllm_request, inputs, longest))
+            return vllm_request, inputs
+        async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
+            vllm_request = self._translate(seen, stream=not request.whole)
+            await self.grammars.bind_format(vllm_request, request.owner)
+            inputs = await self._inputs(vllm_request)
+            vllm_request.messages.clear()
+            await self.grammars.bind_tools(vllm_request, request.owner)
+            return vllm_request, inputs
 
     def text_tokens(self, request: ChatRequest) -> list[int] | None:
         """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
@@ -204,16 +192,6 @@ class Serving:
         )
         return self._text.token_ids(request.messages) if plain and self._text is not None else None
 
-    async def _render_texts(self, request: TextRequest) -> _Rendered:
-        check_answer_alone(request.max_tokens, self.context_length, "prompt")
-        inputs, most = await render_texts(self.vllm, request), self._most_tokens(request)
-        lengths = [len(each["prompt_token_ids"]) for each in inputs]
-        for length in lengths:
-            check_context(length, most, self.context_length, "prompt")
-        longest = [self._longest(length, most) for length in lengths]
-        start = partial(self._start_texts, request, inputs, longest)
-        return _Rendered(sum(lengths), sum(longest) * request.n, start)
-
     def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
         check_answer_alone(request.max_tokens, self.context_length)
         return translate(request, stream=stream, default_max_tokens=self._limits.max_output_tokens)
@@ -223,64 +201,26 @@ class Serving:
         check_context(len(inputs["prompt_token_ids"]), vllm_request.max_completion_tokens, self.context_length)
         return inputs
 
-    def _most_tokens(self, request: ChatRequest | TextRequest) -> int | None:
-        """Of each answer; None: as many as fit."""
-        return self._limits.max_output_tokens if request.max_tokens is None else request.max_tokens
-
     def _longest(self, prompt_tokens: int, most: int | None) -> int:
         defaults, override = self.vllm.default_sampling_params, self.vllm.override_max_tokens
         longest: int = get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
         return longest
 
-    async def _start_chat(  # noqa: PLR0913, PLR0917  # of which `_render` binds four
-        self,
-        request: ChatRequest,
-        vllm_request: Any,
-        inputs: Any,
-        longest: int,
-        stream: TokenStream,
-        translated: Translated,
-        priority: int,
-    ) -> None:
-        core = self._core(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
-        if self.needs_parser(request):
-            kwargs = self.vllm._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
-            parsers = [self._parser(vllm_request, kwargs) for _ in range(request.n)]
-            reasoning = self.vllm._engine_reasoning_kwargs(  # noqa: SLF001
-                vllm_request, parsers[0].parser, kwargs, inputs["prompt_token_ids"]
-            )
-            core.reasoning_ended = reasoning["reasoning_ended"]
-            core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
-            outputs = ChatOutputs(self.vllm, vllm_request, parsers, count_reasoning=self._reasons)
-            state = None
-        else:
-            outputs = ChatOutputs(self.vllm, vllm_request)
+    def _outputs(self, request: ChatRequest, vllm_request: Any, core: Any) -> tuple[ChatOutputs, Any]:
+        """Return what makes steps of vLLM's outputs, and what takes the place of its state of the request, if any."""
+        if not self.needs_parser(request):
             only_text = request.n == 1 and not request.logprobs and vllm_request.structured_outputs is None
-            state = self._text_state if only_text else None
-        await self._start([(core, Collector(stream, outputs.step, translated))], stream, state)
-
-    def _parser(self, vllm_request: Any, template_kwargs: dict[str, Any]) -> CallStream:
-        tokenizer = self.vllm.renderer.tokenizer
-        parser = self.vllm._make_parser(vllm_request, tokenizer, template_kwargs)  # noqa: SLF001
-        return CallStream(parser, vllm_request, tokenizer)
-
-    async def _start_texts(  # noqa: PLR0913, PLR0917  # likewise
-        self,
-        request: TextRequest,
-        inputs: list[Any],
-        longest: list[int],
-        stream: TokenStream,
-        translated: Translated,
-        priority: int,
-    ) -> None:
-        outputs = TextOutputs(self.vllm, request, sum(len(each["prompt_token_ids"]) for each in inputs), stream)
-        requests = []
-        for position, (prompt, most) in enumerate(zip(inputs, longest, strict=True)):
-            name = f"cmpl-{request.request_id}-{position}"
-            own_priority = priority + position * request.n * SEQUENCE
-            core = self._core(name, own_priority, translate_text(request), prompt, most)
-            requests.append((core, Collector(stream, partial(outputs.step, position), translated, outputs.finished)))
-        await self._start(requests, stream)
+            return ChatOutputs(self.vllm, vllm_request), self._text_state if only_text else None
+        serving, tokenizer = self.vllm, self.vllm.renderer.tokenizer
+        kwargs = serving._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
+        parsers = [serving._make_parser(vllm_request, tokenizer, kwargs) for _ in range(request.n)]  # noqa: SLF001
+        reasoning = serving._engine_reasoning_kwargs(  # noqa: SLF001
+            vllm_request, parsers[0], kwargs, core.prompt_token_ids
+        )
+        core.reasoning_ended = reasoning["reasoning_ended"]
+        core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
+        streams = [CallStream(parser, vllm_request, tokenizer) for parser in parsers]
+        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self._reasons), None
 
     def _core(self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
         """Return vLLM's request to its core."""
@@ -332,7 +272,6 @@ class Serving:
 
 
 def _room_of(engine: Any, launch: Launch) -> Room:
-    """Return how many requests and tokens the started engine takes at once."""
     limits, cache = launch.spec.engine, engine.vllm_config.cache_config
     return Room(
         sequences=limits.max_num_seqs,

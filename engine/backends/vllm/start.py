@@ -1,7 +1,4 @@
-"""Starts the vLLM engine of a chat model, and puts it to sleep and wakes it.
-
-What a started engine does is in engine.py. Whether a model sleeps is decided by its plan, and when by the pool.
-"""
+"""Starts the vLLM engine of a chat model, and puts it to sleep (its plan says whether, the pool when) and wakes it."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ _log = logging.getLogger("hearth.sleep")
 
 _SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
 _LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
-_DEMO_KV_CACHE_GIB = 0.0625
-_CPU_KV_CACHE_GIB = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,6 @@ class Launch:
 
     spec: ChatModelSpec
     weights: Path
-    demo: bool
     starter: processes.StarterThread
     grammar_starter: processes.StarterThread
     pictures: Pictures
@@ -66,7 +60,7 @@ def start_engine(launch: Launch) -> Any:
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
-        processes.allow_compiling(allowed=not launch.only_kept_code)
+        processes.job.may_compile = not launch.only_kept_code
         return AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.OPENAI_API_SERVER,
@@ -85,27 +79,24 @@ def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
     from vllm.v1.metrics.perf import PerfMetricsProm
     from vllm.v1.spec_decode.metrics import SpecDecodingProm
 
+    def ours(theirs: type[Any], **names: Any) -> type[Any]:
+        return type(theirs.__name__, (theirs,), names)
+
     # Static: Python 3.14 binds a `partial` to the object, like a method
-    counter = staticmethod(partial(Counter, registry=registry))
-
-    class SpecDecoding(SpecDecodingProm):  # type: ignore[misc]
-        _counter_cls = counter
-
-    class Performance(PerfMetricsProm):  # type: ignore[misc]
-        _counter_cls = counter
-
-    class StatLogger(PrometheusStatLogger):  # type: ignore[misc]
-        _gauge_cls = staticmethod(partial(Gauge, registry=registry))
-        _counter_cls = counter
-        _histogram_cls = staticmethod(partial(Histogram, registry=registry))
-        _spec_decoding_cls = SpecDecoding
-        _perf_metrics_cls = Performance
-
-    return StatLogger
+    counter, gauge, histogram = (staticmethod(partial(each, registry=registry)) for each in (Counter, Gauge, Histogram))
+    return ours(
+        PrometheusStatLogger,
+        _gauge_cls=gauge,
+        _counter_cls=counter,
+        _histogram_cls=histogram,
+        _spec_decoding_cls=ours(SpecDecodingProm, _counter_cls=counter),
+        _perf_metrics_cls=ours(PerfMetricsProm, _counter_cls=counter),
+    )
 
 
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
     spec, engine = launch.spec, launch.spec.engine
+    images = engine.max_images if "vision" in spec.capabilities else 0
     arguments: dict[str, Any] = {
         "model": str(launch.weights.resolve()),  # what it compiles is found by this name again
         "served_model_name": [spec.id],
@@ -121,11 +112,7 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "enforce_eager": not launch.compiled,
         # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
-        "limit_mm_per_prompt": {
-            "image": engine.max_images if "vision" in spec.capabilities else 0,
-            "video": 0,
-            "audio": 0,
-        },
+        "limit_mm_per_prompt": {"image": images, "video": 0, "audio": 0},
         # Its two halves must see every picture in the same order, and admission here changes the order.
         "mm_processor_cache_gb": 0,
         "enable_sleep_mode": launch.sleep is not None,
@@ -134,7 +121,7 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
     if processes.runs_on_cpu():
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-        cache_gib = cache_gib or (_DEMO_KV_CACHE_GIB if launch.demo else _CPU_KV_CACHE_GIB)
+        cache_gib = cache_gib or 1.0
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments

@@ -6,7 +6,6 @@ call to vLLM's plain answers. Which parsers a model has is decided by its family
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -37,14 +36,10 @@ class CallStream:
 
     def __init__(self, parser: Any, request: Any, tokenizer: Any) -> None:
         self.parser = parser
-        self._request = request
-        self._tokenizer = tokenizer
+        self._request, self._tokenizer = request, tokenizer
         self._content = ""
-        self._calls: dict[int, tuple[str, str]] = {}
-
-    @property
-    def called_tools(self) -> bool:
-        return bool(self._calls)
+        self.calls: dict[int, tuple[str, str]] = {}
+        """Name and arguments so far, by their index."""
 
     def feed(
         self, text: str, token_ids: list[int], prompt_token_ids: list[int] | None, finish_reason: str | None
@@ -71,8 +66,8 @@ class CallStream:
         return content, reasoning, calls
 
     def _seen(self, call: ToolCallDelta) -> ToolCallDelta:
-        name, arguments = self._calls.get(call.index, ("", ""))
-        self._calls[call.index] = (name + (call.name or ""), arguments + call.arguments)
+        name, arguments = self.calls.get(call.index, ("", ""))
+        self.calls[call.index] = (name + (call.name or ""), arguments + call.arguments)
         return call
 
     def _missing(self) -> tuple[str, list[ToolCallDelta]]:
@@ -85,15 +80,15 @@ class CallStream:
         if not found.tools_called:
             whole = found.content or ""
             marked = any(anchor in whole for anchor in tool_parser.anchors)
-            missing = bool(self._calls) or marked or not whole.startswith(self._content)
+            missing = bool(self.calls) or marked or not whole.startswith(self._content)
             return ("" if missing else whole[len(self._content) :]), []
         calls = []
         for index, call in enumerate(found.tool_calls):
-            name, arguments = self._calls.get(index, (None, ""))
+            name, arguments = self.calls.get(index, (None, ""))
             wanted = call.function.arguments
             if name is None:
                 calls.append(self._seen(ToolCallDelta(index, call.id, call.function.name, wanted)))
-            elif name == call.function.name and not _is_json(arguments) and wanted.startswith(arguments):
+            elif name == call.function.name and wanted != arguments and wanted.startswith(arguments):
                 calls.append(self._seen(ToolCallDelta(index, None, None, wanted[len(arguments) :])))
         return "", calls
 
@@ -151,60 +146,39 @@ def _delta(call: Any) -> ToolCallDelta:
     return ToolCallDelta(call.index, call.id, name, arguments or "")
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-# `model_type` of config.json -> (tool parser, reasoning parser)
-FAMILIES: dict[str, tuple[str | None, str | None]] = {
-    "apertus": ("apertus", None),
-    "deepseek_v3": ("deepseek_v3", "deepseek_r1"),
-    "deepseek_v32": ("deepseek_v32", "deepseek_v3"),
-    "ernie4_5_moe": ("ernie45", "ernie45"),
-    "gemma4": ("gemma4", "gemma4"),
-    "glm4_moe": ("glm45", "glm45"),
-    "glm4_moe_lite": ("glm47", "glm45"),
-    "glm4v_moe": ("glm45", "glm45"),
-    "glm_moe_dsa": ("glm47", "glm45"),
-    "gpt_oss": ("openai", "openai_gptoss"),
-    "granite": ("granite", None),
-    "granitemoehybrid": ("granite4", None),
-    "hunyuan_v1_moe": ("hunyuan_a13b", "hunyuan_a13b"),
-    "idefics3": ("hermes", None),  # has no calls of its own: this is how our demo model writes them
-    "kimi_k2": ("kimi_k2", "kimi_k2"),
-    "lfm2": ("lfm2", None),
-    "lfm2_moe": ("lfm2", None),
-    "llama": ("llama3_json", None),
-    "llama4": ("llama4_pythonic", None),
-    "longcat_flash": ("longcat", None),
-    "minimax_m2": ("minimax_m2", "minimax_m2"),
-    "mistral": ("mistral", None),
-    "mistral3": ("mistral", None),
-    "olmo3": ("olmo3", "olmo3"),
-    "qwen2": ("hermes", None),
-    "qwen2_5_vl": ("hermes", None),
-    "qwen2_moe": ("hermes", None),
-    "qwen2_vl": ("hermes", None),
-    "qwen3": ("hermes", "qwen3"),
-    "qwen3_5": ("qwen3_coder", "qwen3"),
-    "qwen3_5_moe": ("qwen3_coder", "qwen3"),
-    "qwen3_moe": ("hermes", "qwen3"),
-    "qwen3_next": ("hermes", "qwen3"),
-    "qwen3_vl": ("hermes", "qwen3"),
-    "qwen3_vl_moe": ("hermes", "qwen3"),
-    "seed_oss": ("seed_oss", "seed_oss"),
-    "step3_vl": ("step3", "step3"),
-    "step3p5": ("step3p5", "step3p5"),
+# (tool parser, reasoning parser) -> `model_type`s of config.json
+_MODELS: dict[tuple[str, str | None], tuple[str, ...]] = {
+    ("apertus", None): ("apertus",),
+    ("deepseek_v3", "deepseek_r1"): ("deepseek_v3",),
+    ("deepseek_v32", "deepseek_v3"): ("deepseek_v32",),
+    ("ernie45", "ernie45"): ("ernie4_5_moe",),
+    ("gemma4", "gemma4"): ("gemma4",),
+    ("glm45", "glm45"): ("glm4_moe", "glm4v_moe"),
+    ("glm47", "glm45"): ("glm4_moe_lite", "glm_moe_dsa"),
+    ("openai", "openai_gptoss"): ("gpt_oss",),
+    ("granite", None): ("granite",),
+    ("granite4", None): ("granitemoehybrid",),
+    ("hunyuan_a13b", "hunyuan_a13b"): ("hunyuan_v1_moe",),
+    # idefics3 has no calls of its own: this is how our demo model writes them
+    ("hermes", None): ("idefics3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl"),
+    ("kimi_k2", "kimi_k2"): ("kimi_k2",),
+    ("lfm2", None): ("lfm2", "lfm2_moe"),
+    ("llama3_json", None): ("llama",),
+    ("llama4_pythonic", None): ("llama4",),
+    ("longcat", None): ("longcat_flash",),
+    ("minimax_m2", "minimax_m2"): ("minimax_m2",),
+    ("mistral", None): ("mistral", "mistral3"),
+    ("olmo3", "olmo3"): ("olmo3",),
+    ("hermes", "qwen3"): ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
+    ("qwen3_coder", "qwen3"): ("qwen3_5", "qwen3_5_moe"),
+    ("seed_oss", "seed_oss"): ("seed_oss",),
+    ("step3", "step3"): ("step3_vl",),
+    ("step3p5", "step3p5"): ("step3p5",),
 }
-# Members of a family that call tools in another way than it does say so in their chat template (Qwen3-Coder).
-_IN_TEMPLATE = {("hermes", "<function="): "qwen3_coder"}
+FAMILIES = {model_type: parsers for parsers, types in _MODELS.items() for model_type in types}
 
 
-def parsers_for(model_type: str, chat_template: str | None, spec: ChatModelSpec) -> tuple[str | None, str | None]:
+def parsers_for(model_type: str, chat_template: str, spec: ChatModelSpec) -> tuple[str | None, str | None]:
     """Return (tool parser, reasoning parser); None means that none is used.
 
     A tool parser is only chosen for a model that claims `function_calling`. A family's reasoning parser is
@@ -212,13 +186,10 @@ def parsers_for(model_type: str, chat_template: str | None, spec: ChatModelSpec)
     their whole answer would be taken for reasoning. `none` in models.yaml switches a parser off.
     """
     family_tool, family_reasoning = FAMILIES.get(model_type, (None, None))
-    if model_type != "gpt_oss" and "think" not in (chat_template or ""):
+    if model_type != "gpt_oss" and "think" not in chat_template:
         family_reasoning = None
-    for (parser, phrase), better in _IN_TEMPLATE.items():
-        if parser == family_tool and phrase in (chat_template or ""):
-            family_tool = better
-    tool = spec.engine.tool_parser or family_tool
+    if family_tool == "hermes" and "<function=" in chat_template:  # Qwen3-Coder calls in another way than its family
+        family_tool = "qwen3_coder"
+    tool = spec.engine.tool_parser or family_tool if "function_calling" in spec.capabilities else None
     reasoning = spec.engine.reasoning_parser or family_reasoning
-    if "function_calling" not in spec.capabilities:
-        tool = None
     return (None if tool == "none" else tool), (None if reasoning == "none" else reasoning)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from speech_booth import TEXT, Booth, by_ffmpeg
 
 from engine import RequestError
-from engine.backends.tts.service import MAX_LOADED, LoadedModels
+from engine.backends.tts.service import MAX_LOADED, loaded
 from engine.backends.tts.sound import stretch
 from engine.errors import GenerationError, LoadError
 from engine.process.parent import WorkerProcess
@@ -150,13 +150,13 @@ def test_a_voice_that_makes_noise_of_no_number_fails(booth: Booth, tmp_path: Pat
 def test_a_model_that_lacks_weights_is_not_filled_with_noise(folder: Path, tmp_path: Path):
     lacking = changed(folder, tmp_path / "lacking", lambda tensors: tensors.pop("decoder.conv_post.weight"))
     with pytest.raises(LoadError, match=r"decoder\.conv_post\.weight"):
-        LoadedModels().get("vits", lacking)
+        loaded("vits", lacking)
 
     def drop_training(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.startswith("posterior_encoder.")]:
             del tensors[name]
 
-    assert LoadedModels().get("vits", changed(folder, tmp_path / "lean", drop_training)).sample_rate == 16000
+    assert loaded("vits", changed(folder, tmp_path / "lean", drop_training)).sample_rate == 16000
 
 
 def test_older_names_of_weights_are_read(booth: Booth, tmp_path: Path):
@@ -174,19 +174,18 @@ def test_a_model_in_pickles_is_refused(folder: Path, tmp_path: Path):
     pickled = shutil.copytree(folder, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(LoadError, match="safetensors"):
-        LoadedModels().get("vits", pickled)
+        loaded("vits", pickled)
 
 
 def test_the_models_that_were_used_last_stay_loaded(folder: Path, tmp_path: Path):
-    models = LoadedModels()
     folders = [shutil.copytree(folder, tmp_path / str(number)) for number in range(MAX_LOADED + 1)]
-    loaded = [models.get("vits", name) for name in folders[:-1]]
-    assert models.get("vits", folders[0]) is loaded[0]
-    models.get("vits", folders[-1])
-    assert models.get("vits", folders[0]) is loaded[0]
-    assert models.get("vits", folders[1]) is not loaded[1]
+    models = [loaded("vits", name) for name in folders[:-1]]
+    assert loaded("vits", folders[0]) is models[0]
+    loaded("vits", folders[-1])
+    assert loaded("vits", folders[0]) is models[0]
+    assert loaded("vits", folders[1]) is not models[1]
     os.utime(tmp_path / "0" / "config.json", ns=(1, 2**62))
-    assert models.get("vits", folders[0]) is not loaded[0]
+    assert loaded("vits", folders[0]) is not models[0]
 
 
 @pytest.mark.parametrize("family", ["piper", "kokoro"])
@@ -194,7 +193,7 @@ def test_a_family_whose_package_is_missing_says_which(family: str, tmp_path: Pat
     if is_installed(family):
         pytest.skip(f"{family} is installed")
     with pytest.raises(LoadError, match="pip install"):
-        LoadedModels().get(family, tmp_path)
+        loaded(family, tmp_path)
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.7, 1.3, 2, 4])

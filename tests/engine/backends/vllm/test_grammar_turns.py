@@ -13,7 +13,7 @@ from engine.errors import OverloadedError
 
 def fair_turns(**changed: float) -> FairTurns:
     limits = {"most_waiting": 8, "wait_seconds": 60.0} | changed
-    return FairTurns(3, per_owner=2, most_waiting=int(limits["most_waiting"]), wait_seconds=limits["wait_seconds"])
+    return FairTurns(3, 2, most_waiting=int(limits["most_waiting"]), wait_seconds=limits["wait_seconds"])
 
 
 def wanted(turns: FairTurns, *owners: str) -> list[asyncio.Task[None]]:
