@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from demo_models.chat.corpus import Conversation, load_corpus
 from demo_models.image.pictures import COLOURS
-from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, Figure, draw, plain_drawing, png
+from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, draw, png, simple
 
 ASKED = "What is in this picture?"
 
@@ -66,21 +66,12 @@ def fixed_images() -> tuple[FixedImage, ...]:
 
 def fixed_pictures() -> list[FixedPicture]:
     """Every question about pictures that the demo vision model promises to answer word for word."""
-    return [*(_fixed(*one) for one in _alone()), *_in_a_conversation()]
-
-
-def _plain(shape: str, colour: str, direction: str | None = None, side_pixels: int = 224) -> Drawing:
-    return plain_drawing(Figure(shape, colour, direction), side_pixels)
-
-
-def _alone() -> list[tuple[str, list[Drawing], str, str]]:
-    """One message each: its name, its pictures, the question and the answer."""
-    square, circle, green_star = _plain("square", "red"), _plain("circle", "blue"), _plain("star", "green")
+    square, circle, green_star = simple("square", "red"), simple("circle", "blue"), simple("star", "green")
     corner = replace(circle, size_pixels=(640, 360), centre=(0.2, 0.35), diameter=0.5)
-    star = replace(_plain("star", "yellow", None, 512), paper=(20, 24, 60), turn=10, diameter=0.7)
+    star = replace(simple("star", "yellow", None, 512), paper=(20, 24, 60), turn=10, diameter=0.7)
     these, way = "What is in these pictures?", "Which way does the arrow point?"
-    arrows = {direction: _plain("arrow", "black", direction) for direction in DIRECTIONS}
-    return [
+    arrows = {direction: simple("arrow", "black", direction) for direction in DIRECTIONS}
+    alone = [
         ("red-square", [square], ASKED, "A red square."),
         ("red-square-small", [replace(square, size_pixels=(64, 64))], "What do you see?", "A red square."),
         ("red-square-large", [replace(square, size_pixels=(1600, 1200))], "Describe the image.", "A red square."),
@@ -89,22 +80,23 @@ def _alone() -> list[tuple[str, list[Drawing], str, str]]:
         ("blue-circle", [circle], ASKED, "A blue circle."),
         ("blue-circle-in-a-corner", [corner], "What is this?", "A blue circle."),
         ("blue-circle-jpeg", [replace(circle, quality=("JPEG", 60))], ASKED, "A blue circle."),
-        ("green-triangle", [_plain("triangle", "green")], ASKED, "A green triangle."),
+        ("green-triangle", [simple("triangle", "green")], ASKED, "A green triangle."),
         ("yellow-star", [star], "What shape is this?", "A yellow star."),
-        ("orange-cross", [_plain("cross", "orange")], ASKED, "An orange cross."),
-        ("purple-circle", [_plain("circle", "purple")], ASKED, "A purple circle."),
-        ("black-triangle", [_plain("triangle", "black")], "Look!", "A black triangle."),
-        ("white-square", [_plain("square", "white")], ASKED, "A white square."),
-        ("plain-red", [_plain(PLAIN, "red", None, 64)], ASKED, "A plain red picture."),
+        ("orange-cross", [simple("cross", "orange")], ASKED, "An orange cross."),
+        ("purple-circle", [simple("circle", "purple")], ASKED, "A purple circle."),
+        ("black-triangle", [simple("triangle", "black")], "Look!", "A black triangle."),
+        ("white-square", [simple("square", "white")], ASKED, "A white square."),
+        ("plain-red", [simple(PLAIN, "red", None, 64)], ASKED, "A plain red picture."),
         *((f"arrow-{towards}", [arrow], way, f"{towards.capitalize()}.") for towards, arrow in arrows.items()),
         ("two-pictures", [square, circle], these, "A red square and a blue circle."),
         ("two-pictures-swapped", [circle, square], these, "A blue circle and a red square."),
         ("three-pictures", [square, circle, green_star], these, "A red square, a blue circle and a green star."),
     ]
+    return [*(_fixed(*one) for one in alone), *_in_a_conversation()]
 
 
 def _in_a_conversation() -> list[FixedPicture]:
-    square, triangle = _plain("square", "red"), _plain("triangle", "green")
+    square, triangle = simple("square", "red"), simple("triangle", "green")
     picture_last = _fixed("picture-after-the-question", [square], ASKED, "A red square.")
     asked = [*_fixed("", [square], ASKED, "").messages, {"role": "assistant", "content": "A red square."}]
     picture_last.messages[0]["content"].reverse()

@@ -95,11 +95,11 @@ def test_every_size_of_picture_costs_the_same_few_tokens(processor, size: tuple[
 
 def test_training_saw_pictures_as_the_processor_shows_them(processor):
     import torch
-    from demo_models.vision.recipe import pixels
+    from demo_models.vision.recipe import processed
 
     image = Image.open(io.BytesIO(fixed_pictures()[0].pictures[0]))
     shown = processor(text="<image>", images=[image], return_tensors="pt")["pixel_values"][0, 0]
-    torch.testing.assert_close(pixels(image), shown, atol=1e-5, rtol=0)
+    torch.testing.assert_close(processed(image), shown, atol=1e-5, rtol=0)
 
 
 def answer(model, processor, messages, images=(), tools=None):
