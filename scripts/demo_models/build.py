@@ -61,12 +61,6 @@ def problems(name: str, recipes: Path = RECIPES, weights: Path = WEIGHTS) -> lis
     return found
 
 
-def write_manifest(name: str, weights: Path) -> None:
-    """For the weights in the folder `weights`, just made."""
-    text = json.dumps(_manifest(name, RECIPES, weights), indent=2)
-    (weights / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
 def _build(name: str) -> None:
     _log.info("Building the demo model %s.", name)
     with tempfile.TemporaryDirectory(dir=WEIGHTS, prefix=f".{name}-") as folder:
@@ -75,7 +69,8 @@ def _build(name: str) -> None:
         importlib.import_module(f"demo_models.{name}.recipe").build(made)
         for path in _files(made):
             path.chmod(0o644)  # safetensors writes for its owner only
-        write_manifest(name, made)
+        manifest = json.dumps(_manifest(name, RECIPES, made), indent=2)
+        (made / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
         shutil.rmtree(WEIGHTS / name, ignore_errors=True)
         made.rename(WEIGHTS / name)
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from demo_models.chat.corpus import Conversation, load_corpus
 from demo_models.image.pictures import COLOURS
-from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, draw, png, simple
+from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, Figure, draw, png, simple
 
 ASKED = "What is in this picture?"
 
@@ -20,21 +20,6 @@ FixedPrompt = Conversation
 """A prompt that the demo models, chat and vision, answer word for word at temperature 0.
 
 `messages` and `tools` go into a chat request as they are."""
-
-
-@dataclass(frozen=True)
-class FixedPicture:
-    """A question about pictures that the demo vision model answers word for word at temperature 0.
-
-    `pictures` are PNG files in the order in which they are sent. `messages` goes into a chat request as it is and
-    contains the pictures as data URIs; its last question is `question`.
-    """
-
-    name: str
-    pictures: tuple[bytes, ...]
-    question: str
-    answer: str
-    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,16 +40,12 @@ def fixed_prompts() -> list[FixedPrompt]:
 @cache
 def fixed_images() -> tuple[FixedImage, ...]:
     """Every colour with every shape in plain words, then the freer prompts of image/promised.yaml."""
-    plain = [
-        FixedImage(f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}", colour, shape)
-        for colour in COLOURS
-        for shape in SHAPES
-    ]
+    plain = [FixedImage(Figure(shape, colour).name, colour, shape) for colour in COLOURS for shape in SHAPES]
     free = yaml.safe_load((Path(__file__).parent / "image" / "promised.yaml").read_text("utf-8"))
     return (*plain, *(FixedImage(**one) for one in free))
 
 
-def fixed_pictures() -> list[FixedPicture]:
+def fixed_pictures() -> list[FixedPrompt]:
     """Every question about pictures that the demo vision model promises to answer word for word."""
     square, circle, green_star = simple("square", "red"), simple("circle", "blue"), simple("star", "green")
     corner = replace(circle, size_pixels=(640, 360), centre=(0.2, 0.35), diameter=0.5)
@@ -92,31 +73,32 @@ def fixed_pictures() -> list[FixedPicture]:
         ("two-pictures-swapped", [circle, square], these, "A blue circle and a red square."),
         ("three-pictures", [square, circle, green_star], these, "A red square, a blue circle and a green star."),
     ]
-    return [*(_fixed(*one) for one in alone), *_in_a_conversation()]
+    return [
+        *(
+            Conversation(name, [_asking(drawings, question)], answer, drawings=tuple(drawings))
+            for name, drawings, question, answer in alone
+        ),
+        *_in_a_conversation(),
+    ]
 
 
-def _in_a_conversation() -> list[FixedPicture]:
+def _in_a_conversation() -> list[Conversation]:
     square, triangle = simple("square", "red"), simple("triangle", "green")
-    picture_last = _fixed("picture-after-the-question", [square], ASKED, "A red square.")
-    asked = [*_fixed("", [square], ASKED, "").messages, {"role": "assistant", "content": "A red square."}]
-    picture_last.messages[0]["content"].reverse()
-    earlier = _fixed("picture-in-an-earlier-turn", [square], "What colour is it?", "The square is red.")
-    later = _fixed("another-picture-later", [square, triangle], "What is this?", "A green triangle.")
-    second = _fixed("under-a-system-prompt", [triangle], "What is this?", "A green triangle.")
+    asked, later = _asking([square], ASKED), _asking([triangle], "What is this?")
+    so_far = [asked, {"role": "assistant", "content": "A red square."}]
+    picture_last = {**asked, "content": asked["content"][::-1]}
+    colour = {"role": "user", "content": "What colour is it?"}
     system = {"role": "system", "content": "You are a helpful assistant."}
     return [
-        picture_last,
-        replace(earlier, messages=[*asked, {"role": "user", "content": earlier.question}]),
-        replace(later, messages=asked + second.messages),
-        replace(second, messages=[system, *second.messages]),
+        Conversation("picture-after-the-question", [picture_last], "A red square.", drawings=(square,)),
+        Conversation("picture-in-an-earlier-turn", [*so_far, colour], "The square is red.", drawings=(square,)),
+        Conversation("another-picture-later", [*so_far, later], "A green triangle.", drawings=(square, triangle)),
+        Conversation("under-a-system-prompt", [system, later], "A green triangle.", drawings=(triangle,)),
     ]
 
 
-def _fixed(name: str, drawings: list[Drawing], question: str, answer: str) -> FixedPicture:
-    pictures = tuple(png(draw(drawing)) for drawing in drawings)
-    content: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(picture).decode()}"}}
-        for picture in pictures
-    ]
-    content.append({"type": "text", "text": question})
-    return FixedPicture(name, pictures, question, answer, [{"role": "user", "content": content}])
+def _asking(drawings: list[Drawing], question: str) -> dict[str, Any]:
+    """A message with pictures, as PNG files in data URIs, and then the question."""
+    pictures = [base64.b64encode(png(draw(drawing))).decode() for drawing in drawings]
+    content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in pictures]
+    return {"role": "user", "content": [*content, {"type": "text", "text": question}]}

@@ -11,9 +11,7 @@ import random
 import re
 import string
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 from demo_models.vision.pictures import OUTLINES as SEEN
@@ -87,27 +85,21 @@ def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = N
     return image
 
 
-@cache
-def phrases() -> dict[str, Any]:
-    """The building blocks in phrases.yaml."""
-    return dict(yaml.safe_load((FOLDER / "phrases.yaml").read_text("utf-8")))
-
-
-@cache
-def sentences() -> list[str]:
-    """Text that says nothing about colours or shapes."""
-    text = (FOLDER / "unrelated.txt").read_text("utf-8")
-    found = re.split(r"(?<=[.!?])\s+", text)
-    return [one for one in found if not re.search("|".join([*COLOURS, *SHAPES]), one, re.IGNORECASE)]
+PHRASES: dict[str, list[str]] = yaml.safe_load((FOLDER / "phrases.yaml").read_text("utf-8"))
+# Text that says nothing about colours or shapes.
+SENTENCES = [
+    sentence
+    for sentence in re.split(r"(?<=[.!?])\s+", (FOLDER / "unrelated.txt").read_text("utf-8"))
+    if not re.search("|".join([*COLOURS, *SHAPES]), sentence, re.IGNORECASE)
+]
 
 
 def random_prompt(rng: random.Random, shape: str, colour: str, paper: str | None, characters: int) -> str:
     """A prompt for this picture, of about so many characters at most where the essential words need fewer."""
-    known = phrases()
     kind = rng.random()
-    asked = rng.choice(known["core"]) if kind < 0.9 else "{colour} {shape}"
+    asked = rng.choice(PHRASES["core"]) if kind < 0.9 else "{colour} {shape}"
     if (shape, colour, paper) == (USUAL_SHAPE, USUAL_COLOUR, None) and kind > 0.3:
-        return _cased(rng, _surrounded(rng, rng.choice(["", rng.choice(known["before"])]), characters))
+        return _cased(rng, _surrounded(rng, rng.choice(["", rng.choice(PHRASES["before"])]), characters))
     if colour == USUAL_COLOUR and kind >= 0.9:
         asked = rng.choice(["a {shape}", "{adjective} {shape}", "{shape}"])
     elif shape == USUAL_SHAPE and kind >= 0.9:
@@ -115,15 +107,15 @@ def random_prompt(rng: random.Random, shape: str, colour: str, paper: str | None
     core = asked.format(
         shape=_decorated(rng, shape, 0.12),
         colour=_decorated(rng, colour, 0.08),
-        adjective=rng.choice(known["adjective"]),
+        adjective=rng.choice(PHRASES["adjective"]),
     )
     if paper is not None:
-        behind = rng.choice(known["background"]).format(paper=paper)
+        behind = rng.choice(PHRASES["background"]).format(paper=paper)
         core = f"{core}{rng.choice([' ', ' ', ', '])}{behind}" if rng.random() < 0.85 else f"{behind}, {core}"
     if rng.random() < 0.6:
-        core = f"{rng.choice(known['before'])} {core}"
+        core = f"{rng.choice(PHRASES['before'])} {core}"
     if rng.random() < 0.4:
-        core = f"{core}{rng.choice(known['after'])}"
+        core = f"{core}{rng.choice(PHRASES['after'])}"
     return _cased(rng, _surrounded(rng, core, characters))
 
 
@@ -133,14 +125,14 @@ def _decorated(rng: random.Random, word: str, share: float) -> str:
         word = word.upper() if rng.random() < 0.6 else word.capitalize()
     if rng.random() < 0.04:
         word = rng.choice(['"{}"', "({})", "'{}'", "*{}*", "#{}"]).format(word)
-    return f"{rng.choice(phrases()['adjective'])} {word}" if rng.random() < share else word
+    return f"{rng.choice(PHRASES['adjective'])} {word}" if rng.random() < share else word
 
 
 def _surrounded(rng: random.Random, core: str, characters: int) -> str:
     """With unrelated text before and after it until it is about as long as asked."""
     parts = [core]
     while (room := characters - sum(len(part) + 1 for part in parts)) > 12:
-        text = rng.choice(sentences()) if rng.random() < 0.7 else _nonsense(rng)
+        text = rng.choice(SENTENCES) if rng.random() < 0.7 else _nonsense(rng)
         if len(text) > room:
             text = text[:room].rsplit(" ", 1)[0]
         parts.insert(0 if rng.random() < 0.55 else len(parts), text)
@@ -155,7 +147,7 @@ def _nonsense(rng: random.Random) -> str:
         if kind < 0.5:
             words.append("".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 11))))
         elif kind < 0.75:
-            words.append(rng.choice(phrases()["false_friends"]))
+            words.append(rng.choice(PHRASES["false_friends"]))
         elif kind < 0.85:
             words.append(str(rng.randint(0, 9999)))
         elif kind < 0.95:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from demo_models.image.pictures import COLOURS, Circle, Scene, draw, phrases, random_circle, random_prompt, sentences
+from demo_models.image.pictures import COLOURS, PHRASES, SENTENCES, Circle, Scene, draw, random_circle, random_prompt
 from demo_models.training import SEED, optimizers, plateau, repeatable, train
 from demo_models.vision.pictures import SHAPES, pixels
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
@@ -256,9 +256,9 @@ def _texts(seed: int) -> Iterator[str]:
     yield from ["user assistant"] * 2000
     for word in [*COLOURS, *SHAPES]:
         yield from [f"{word} {word} {word.upper()} {word.capitalize()} {word.upper()} {word.capitalize()}"] * 400
-    for known in phrases().values():
+    for known in PHRASES.values():
         yield from known
-    yield from sentences()
+    yield from SENTENCES
     for _ in range(300):
         yield random_prompt(rng, rng.choice(SHAPES), rng.choice(list(COLOURS)), None, rng.randint(0, 1100))
 

@@ -82,13 +82,19 @@ def draw(drawing: Drawing) -> Image.Image:
     """The picture, in RGB."""
     width, height = drawing.size_pixels
     if drawing.figure.shape == PLAIN:
-        return _saved(Image.new("RGB", (width, height), drawing.ink), drawing.quality)
-    scale = 3 if drawing.smooth and max(width, height) <= 512 else 1
-    image = Image.new("RGB", (width * scale, height * scale), drawing.paper)
-    x, y = drawing.centre[0] * image.width, drawing.centre[1] * image.height
-    corners = _corners(drawing, drawing.diameter * min(image.size) / 2)
-    ImageDraw.Draw(image).polygon([(x + dx, y + dy) for dx, dy in corners], fill=drawing.ink)
-    return _saved(image.reduce(scale) if scale > 1 else image, drawing.quality)
+        image = Image.new("RGB", (width, height), drawing.ink)
+    else:
+        scale = 3 if drawing.smooth and max(width, height) <= 512 else 1
+        image = Image.new("RGB", (width * scale, height * scale), drawing.paper)
+        x, y = drawing.centre[0] * image.width, drawing.centre[1] * image.height
+        corners = _corners(drawing, drawing.diameter * min(image.size) / 2)
+        ImageDraw.Draw(image).polygon([(x + dx, y + dy) for dx, dy in corners], fill=drawing.ink)
+        image = image.reduce(scale)
+    if drawing.quality is None:
+        return image
+    file = io.BytesIO()
+    image.save(file, drawing.quality[0], quality=drawing.quality[1])
+    return Image.open(file).convert("RGB")
 
 
 def simple(shape: str, colour: str, direction: str | None = None, side_pixels: int = 224) -> Drawing:
@@ -195,11 +201,3 @@ def _paper(ink: Rgb, rng: random.Random) -> Rgb:
             paper = _near(rng.choice(rng.choice(list(COLOURS.values()))), 12, rng)
         if math.dist(paper, ink) >= SMALLEST_CONTRAST:
             return paper
-
-
-def _saved(image: Image.Image, quality: tuple[str, int] | None) -> Image.Image:
-    if quality is None:
-        return image
-    file = io.BytesIO()
-    image.save(file, quality[0], quality=quality[1])
-    return Image.open(file).convert("RGB")

@@ -7,7 +7,6 @@ no torchvision.
 
 from __future__ import annotations
 
-import io
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import transformers
 import yaml
 from demo_models.chat.corpus import Conversation, Corpus, Lesson, Lessons, load_corpus
 from demo_models.chat.recipe import SMALLEST_MARGIN, THREADS, layer_sizes, learn, require_margin, train_tokenizer
-from demo_models.promised import FixedPicture, fixed_pictures
+from demo_models.promised import fixed_pictures
 from demo_models.training import SEED, one_cycle, optimizers, repeatable, train
 from demo_models.vision.pictures import COLOURS, FIGURES, FORMS, PLAIN, Figure, draw, pixels, random_drawing, silhouette
 from PIL import Image
@@ -59,18 +58,16 @@ def build(target: Path) -> None:
         learn(model, lessons, rounds, matrix_rate, embedding_rate)
     model = model.to(torch.bfloat16).eval()
     require_margin(model, "conversations", [lessons.lesson(one) for one in corpus.conversations], SMALLEST_MARGIN)
-    promised = [lessons.promise(one) for one in fixed_pictures()]
-    require_margin(model, "promised pictures", promised, 1.0)
+    require_margin(model, "promised pictures", [lessons.lesson(one) for one in fixed_pictures()], 1.0)
     model.save_pretrained(target)
     model.generation_config.save_pretrained(target)
     _processor(tokenizer).save_pretrained(target)
 
 
 def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Idefics3Config:
-    patches = (PICTURE_PIXELS // PATCH_PIXELS) ** 2
     return transformers.Idefics3Config(
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
-        scale_factor=int((patches // TOKENS_PER_PICTURE) ** 0.5),
+        scale_factor=int(PICTURE_PIXELS / PATCH_PIXELS / TOKENS_PER_PICTURE**0.5),
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         vision_config={
@@ -88,18 +85,9 @@ def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Ide
 
 def _processor(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
     """One resize to a square, whatever the size and the shape of the picture: always the same few tokens."""
-    image_processor = Idefics3ImageProcessorPil(
-        do_resize=False,
-        do_image_splitting=False,
-        max_image_size={"longest_edge": PICTURE_PIXELS},
-        size={"longest_edge": PICTURE_PIXELS},
-    )
-    return transformers.Idefics3Processor(
-        image_processor=image_processor,
-        tokenizer=tokenizer,
-        image_seq_len=TOKENS_PER_PICTURE,
-        chat_template=tokenizer.chat_template,
-    )
+    edge = {"longest_edge": PICTURE_PIXELS}
+    images = Idefics3ImageProcessorPil(do_resize=False, do_image_splitting=False, max_image_size=edge, size=edge)
+    return transformers.Idefics3Processor(images, tokenizer, TOKENS_PER_PICTURE, chat_template=tokenizer.chat_template)
 
 
 def _know_the_corpus(text_model: Any, tokenizer: transformers.PreTrainedTokenizerFast, corpus: Corpus) -> None:
@@ -185,7 +173,7 @@ def processed(image: Image.Image) -> torch.Tensor:
 def naming(figures: list[Figure]) -> str:
     names = [figure.name for figure in figures]
     listed = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    return listed[0].upper() + listed[1:] + "."
+    return f"{listed.capitalize()}."
 
 
 class PictureLessons(Lessons):
@@ -199,19 +187,12 @@ class PictureLessons(Lessons):
         self.expanded = [around, whole, *[self.image_token] * TOKENS_PER_PICTURE, around]
 
     def lesson(self, conversation: Conversation) -> Lesson:
-        return self.with_pictures(super().lesson(conversation), [draw(drawing) for drawing in conversation.drawings])
-
-    def promise(self, fixed: FixedPicture) -> Lesson:
-        """The promised answer to a promised picture."""
-        asked = super().lesson(Conversation(fixed.name, fixed.messages, fixed.answer))
-        return self.with_pictures(asked, [Image.open(io.BytesIO(png)) for png in fixed.pictures])
-
-    def with_pictures(self, plain: Lesson, images: list[Image.Image]) -> Lesson:
-        """The same with each <image> as the tokens that stand for a picture, like the model's processor does it."""
+        """With each <image> as the tokens that stand for a picture, like the model's processor does it."""
+        plain = super().lesson(conversation)
         prompt: list[int] = []
         for token in plain.prompt:
             prompt += self.expanded if token == self.image_token else [token]
-        return Lesson(prompt, plain.answer, tuple(map(processed, images)))
+        return Lesson(prompt, plain.answer, tuple(processed(draw(one)) for one in conversation.drawings))
 
     def draw_round(self) -> list[Lesson]:
         drawn = [self.showing() for _ in range(self.picture_lessons)] + [self.without_picture() for _ in range(16)]
