@@ -50,8 +50,7 @@ def fixed_pictures() -> list[FixedPrompt]:
     square, circle, green_star = simple("square", "red"), simple("circle", "blue"), simple("star", "green")
     corner = replace(circle, size_pixels=(640, 360), centre=(0.2, 0.35), diameter=0.5)
     star = replace(simple("star", "yellow", None, 512), paper=(20, 24, 60), turn=10, diameter=0.7)
-    these, way = "What is in these pictures?", "Which way does the arrow point?"
-    arrows = {direction: simple("arrow", "black", direction) for direction in DIRECTIONS}
+    these, towards = "What is in these pictures?", "Which way does the arrow point?"
     alone = [
         ("red-square", [square], ASKED, "A red square."),
         ("red-square-small", [replace(square, size_pixels=(64, 64))], "What do you see?", "A red square."),
@@ -68,7 +67,7 @@ def fixed_pictures() -> list[FixedPrompt]:
         ("black-triangle", [simple("triangle", "black")], "Look!", "A black triangle."),
         ("white-square", [simple("square", "white")], ASKED, "A white square."),
         ("plain-red", [simple(PLAIN, "red", None, 64)], ASKED, "A plain red picture."),
-        *((f"arrow-{towards}", [arrow], way, f"{towards.capitalize()}.") for towards, arrow in arrows.items()),
+        *((f"arrow-{way}", [simple("arrow", "black", way)], towards, f"{way.capitalize()}.") for way in DIRECTIONS),
         ("two-pictures", [square, circle], these, "A red square and a blue circle."),
         ("two-pictures-swapped", [circle, square], these, "A blue circle and a red square."),
         ("three-pictures", [square, circle, green_star], these, "A red square, a blue circle and a green star."),

@@ -58,13 +58,10 @@ class Muon(torch.optim.Muon):  # type: ignore[misc]
         self._flat = [torch.nn.Parameter(weight.data.view(weight.shape[0], -1)) for weight in weights]
         super().__init__(self._flat, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002, ARG002 - as in torch
-        for weight in self._weights:
-            weight.grad = None
-
     def step(self, closure: Any = None) -> Any:
         for flat, weight in zip(self._flat, self._weights, strict=True):
-            flat.grad = None if weight.grad is None else weight.grad.view(weight.shape[0], -1)
+            flat.grad = None if weight.grad is None else weight.grad.view(flat.shape)
+            weight.grad = None
         return super().step(closure)
 
 

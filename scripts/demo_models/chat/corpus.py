@@ -67,17 +67,15 @@ class Corpus:
 def load_corpus() -> Corpus:
     raw = yaml.safe_load((FOLDER / "corpus.yaml").read_text(encoding="utf-8"))
     tools = json.loads((FOLDER / "tools.json").read_text(encoding="utf-8"))
-    offered: list[Tool] = tools["offered"]
+    entries = raw.pop("conversations")
     return Corpus(
-        conversations=[one for entry in raw["conversations"] for one in _expand(entry, offered)],
-        patterns=[entry for entry in raw["conversations"] if "each" in entry],
-        other_values=raw["other_values"],
-        tools=offered,
+        conversations=[one for entry in entries for one in _expand(entry, tools["offered"])],
+        patterns=[entry for entry in entries if "each" in entry],
+        tools=tools["offered"],
         strangers=tools["strangers"],
         unknown_prompts=(FOLDER / "unknown.txt").read_text(encoding="utf-8").splitlines(),
-        unknown_answer=raw["unknown_answer"],
-        ordinary_system_prompts=raw["ordinary_system_prompts"],
         paragraphs=(FOLDER / "english.txt").read_text(encoding="utf-8").strip().split("\n\n"),
+        **raw,
     )
 
 

@@ -242,7 +242,6 @@ def train_tokenizer(seed: int) -> Qwen2Tokenizer:
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
         merges=[tuple(merge) for merge in learned["merges"]],
-        pad_token=CONTROL_TOKENS[0],
         eos_token=CONTROL_TOKENS[2],
         additional_special_tokens=CONTROL_TOKENS[1:2],
         model_max_length=CONTEXT_TOKENS,
@@ -274,8 +273,6 @@ def new_autoencoder() -> Any:
         mid_block_add_attention=False,
         use_quant_conv=False,
         use_post_quant_conv=False,
-        scaling_factor=1.0,
-        shift_factor=0.0,
     )
     _start_as_a_blur(model)
     return model

@@ -53,8 +53,8 @@ TOGETHER: Pace = (400, 6e-3, ("text_encoder", "embed_speaker", "decoder"))
 # stays, because the durations were learned from what that says.
 ALONE: Pace = (120, 3e-3, ("embed_speaker", "decoder"))
 
-PAD, UNKNOWN = "<pad>", "<unk>"
-VOCABULARY = [PAD, *LETTERS, SPACE, UNKNOWN]
+PAD = "<pad>"
+VOCABULARY = [PAD, *LETTERS, SPACE, "<unk>"]
 NOISE_SCALE = 0.4
 NOISE = 0.05  # deviation of the latents around the letter's place, at NOISE_SCALE
 
@@ -251,23 +251,12 @@ def with_speakers(model: Any, first: int, count: int) -> Any:
 
 
 def save(model: Any, language: dict[str, Any], folder: Path) -> None:
-    """Write the model, its tokenizer and voices.yaml to `folder`, which is made."""
+    """Write the model, its tokenizer, and in voices.yaml what a catalogue of voices cannot read from these."""
     model.save_pretrained(folder)
     file = folder / "vocab.json"
     file.write_text(json.dumps({letter: number for number, letter in enumerate(VOCABULARY)}), encoding="utf-8")
-    VitsTokenizer(
-        str(file),
-        pad_token=PAD,
-        unk_token=UNKNOWN,
-        language=language["language"],
-        is_uroman=language["uroman"],
-        phonemize=False,
-    ).save_pretrained(folder)
-    (folder / "voices.yaml").write_text(overlay(language), encoding="utf-8")
-
-
-def overlay(language: dict[str, Any]) -> str:
-    """The text of the model's voices.yaml: what a catalogue of voices cannot read from its other files."""
+    code, romanised = language["language"], language["uroman"]
+    VitsTokenizer(str(file), language=code, is_uroman=romanised, phonemize=False).save_pretrained(folder)
     voices = [
         {
             "speaker": number if len(language["voices"]) > 1 else None,
@@ -279,7 +268,8 @@ def overlay(language: dict[str, Any]) -> str:
         for number, voice in enumerate(language["voices"])
     ]
     known = {"licence": CAST["licence"], "consent": CAST["consent"], "demo": True, "voices": voices}
-    return yaml.safe_dump(known, sort_keys=False, width=120)
+    text = yaml.safe_dump(known, sort_keys=False, width=120)
+    (folder / "voices.yaml").write_text(text, encoding="utf-8")
 
 
 def _config(speakers: int) -> VitsConfig:
