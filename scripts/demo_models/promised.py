@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from demo_models.chat.corpus import Conversation, load_corpus
 from demo_models.image.pictures import COLOURS
-from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, Figure, draw, plain_drawing, png
+from demo_models.vision.pictures import DIRECTIONS, PLAIN, SHAPES, Drawing, Figure, draw, png, simple
 
 ASKED = "What is in this picture?"
 
@@ -20,21 +20,6 @@ FixedPrompt = Conversation
 """A prompt that the demo models, chat and vision, answer word for word at temperature 0.
 
 `messages` and `tools` go into a chat request as they are."""
-
-
-@dataclass(frozen=True)
-class FixedPicture:
-    """A question about pictures that the demo vision model answers word for word at temperature 0.
-
-    `pictures` are PNG files in the order in which they are sent. `messages` goes into a chat request as it is and
-    contains the pictures as data URIs; its last question is `question`.
-    """
-
-    name: str
-    pictures: tuple[bytes, ...]
-    question: str
-    answer: str
-    messages: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,32 +40,18 @@ def fixed_prompts() -> list[FixedPrompt]:
 @cache
 def fixed_images() -> tuple[FixedImage, ...]:
     """Every colour with every shape in plain words, then the freer prompts of image/promised.yaml."""
-    plain = [
-        FixedImage(f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}", colour, shape)
-        for colour in COLOURS
-        for shape in SHAPES
-    ]
+    plain = [FixedImage(Figure(shape, colour).name, colour, shape) for colour in COLOURS for shape in SHAPES]
     free = yaml.safe_load((Path(__file__).parent / "image" / "promised.yaml").read_text("utf-8"))
     return (*plain, *(FixedImage(**one) for one in free))
 
 
-def fixed_pictures() -> list[FixedPicture]:
+def fixed_pictures() -> list[FixedPrompt]:
     """Every question about pictures that the demo vision model promises to answer word for word."""
-    return [*(_fixed(*one) for one in _alone()), *_in_a_conversation()]
-
-
-def _plain(shape: str, colour: str, direction: str | None = None, side_pixels: int = 224) -> Drawing:
-    return plain_drawing(Figure(shape, colour, direction), side_pixels)
-
-
-def _alone() -> list[tuple[str, list[Drawing], str, str]]:
-    """One message each: its name, its pictures, the question and the answer."""
-    square, circle, green_star = _plain("square", "red"), _plain("circle", "blue"), _plain("star", "green")
+    square, circle, green_star = simple("square", "red"), simple("circle", "blue"), simple("star", "green")
     corner = replace(circle, size_pixels=(640, 360), centre=(0.2, 0.35), diameter=0.5)
-    star = replace(_plain("star", "yellow", None, 512), paper=(20, 24, 60), turn=10, diameter=0.7)
-    these, way = "What is in these pictures?", "Which way does the arrow point?"
-    arrows = {direction: _plain("arrow", "black", direction) for direction in DIRECTIONS}
-    return [
+    star = replace(simple("star", "yellow", None, 512), paper=(20, 24, 60), turn=10, diameter=0.7)
+    these, towards = "What is in these pictures?", "Which way does the arrow point?"
+    alone = [
         ("red-square", [square], ASKED, "A red square."),
         ("red-square-small", [replace(square, size_pixels=(64, 64))], "What do you see?", "A red square."),
         ("red-square-large", [replace(square, size_pixels=(1600, 1200))], "Describe the image.", "A red square."),
@@ -89,42 +60,44 @@ def _alone() -> list[tuple[str, list[Drawing], str, str]]:
         ("blue-circle", [circle], ASKED, "A blue circle."),
         ("blue-circle-in-a-corner", [corner], "What is this?", "A blue circle."),
         ("blue-circle-jpeg", [replace(circle, quality=("JPEG", 60))], ASKED, "A blue circle."),
-        ("green-triangle", [_plain("triangle", "green")], ASKED, "A green triangle."),
+        ("green-triangle", [simple("triangle", "green")], ASKED, "A green triangle."),
         ("yellow-star", [star], "What shape is this?", "A yellow star."),
-        ("orange-cross", [_plain("cross", "orange")], ASKED, "An orange cross."),
-        ("purple-circle", [_plain("circle", "purple")], ASKED, "A purple circle."),
-        ("black-triangle", [_plain("triangle", "black")], "Look!", "A black triangle."),
-        ("white-square", [_plain("square", "white")], ASKED, "A white square."),
-        ("plain-red", [_plain(PLAIN, "red", None, 64)], ASKED, "A plain red picture."),
-        *((f"arrow-{towards}", [arrow], way, f"{towards.capitalize()}.") for towards, arrow in arrows.items()),
+        ("orange-cross", [simple("cross", "orange")], ASKED, "An orange cross."),
+        ("purple-circle", [simple("circle", "purple")], ASKED, "A purple circle."),
+        ("black-triangle", [simple("triangle", "black")], "Look!", "A black triangle."),
+        ("white-square", [simple("square", "white")], ASKED, "A white square."),
+        ("plain-red", [simple(PLAIN, "red", None, 64)], ASKED, "A plain red picture."),
+        *((f"arrow-{way}", [simple("arrow", "black", way)], towards, f"{way.capitalize()}.") for way in DIRECTIONS),
         ("two-pictures", [square, circle], these, "A red square and a blue circle."),
         ("two-pictures-swapped", [circle, square], these, "A blue circle and a red square."),
         ("three-pictures", [square, circle, green_star], these, "A red square, a blue circle and a green star."),
     ]
+    return [
+        *(
+            Conversation(name, [_asking(drawings, question)], answer, drawings=tuple(drawings))
+            for name, drawings, question, answer in alone
+        ),
+        *_in_a_conversation(),
+    ]
 
 
-def _in_a_conversation() -> list[FixedPicture]:
-    square, triangle = _plain("square", "red"), _plain("triangle", "green")
-    picture_last = _fixed("picture-after-the-question", [square], ASKED, "A red square.")
-    asked = [*_fixed("", [square], ASKED, "").messages, {"role": "assistant", "content": "A red square."}]
-    picture_last.messages[0]["content"].reverse()
-    earlier = _fixed("picture-in-an-earlier-turn", [square], "What colour is it?", "The square is red.")
-    later = _fixed("another-picture-later", [square, triangle], "What is this?", "A green triangle.")
-    second = _fixed("under-a-system-prompt", [triangle], "What is this?", "A green triangle.")
+def _in_a_conversation() -> list[Conversation]:
+    square, triangle = simple("square", "red"), simple("triangle", "green")
+    asked, later = _asking([square], ASKED), _asking([triangle], "What is this?")
+    so_far = [asked, {"role": "assistant", "content": "A red square."}]
+    picture_last = {**asked, "content": asked["content"][::-1]}
+    colour = {"role": "user", "content": "What colour is it?"}
     system = {"role": "system", "content": "You are a helpful assistant."}
     return [
-        picture_last,
-        replace(earlier, messages=[*asked, {"role": "user", "content": earlier.question}]),
-        replace(later, messages=asked + second.messages),
-        replace(second, messages=[system, *second.messages]),
+        Conversation("picture-after-the-question", [picture_last], "A red square.", drawings=(square,)),
+        Conversation("picture-in-an-earlier-turn", [*so_far, colour], "The square is red.", drawings=(square,)),
+        Conversation("another-picture-later", [*so_far, later], "A green triangle.", drawings=(square, triangle)),
+        Conversation("under-a-system-prompt", [system, later], "A green triangle.", drawings=(triangle,)),
     ]
 
 
-def _fixed(name: str, drawings: list[Drawing], question: str, answer: str) -> FixedPicture:
-    pictures = tuple(png(draw(drawing)) for drawing in drawings)
-    content: list[dict[str, Any]] = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(picture).decode()}"}}
-        for picture in pictures
-    ]
-    content.append({"type": "text", "text": question})
-    return FixedPicture(name, pictures, question, answer, [{"role": "user", "content": content}])
+def _asking(drawings: list[Drawing], question: str) -> dict[str, Any]:
+    """A message with pictures, as PNG files in data URIs, and then the question."""
+    pictures = [base64.b64encode(png(draw(drawing))).decode() for drawing in drawings]
+    content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{one}"}} for one in pictures]
+    return {"role": "user", "content": [*content, {"type": "text", "text": question}]}

@@ -6,7 +6,6 @@ What is learned is the recipes' business: step after step they yield losses.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 from transformers.utils.logging import disable_progress_bar
 
 SEED = 7
-LOGGED_STEPS = 100
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +35,6 @@ def train(
     The gradients of `clipped` are brought to a norm of at most 1.
     """
     clipped = list(clipped)
-    started = time.monotonic()
     for step, parts in zip(range(1, steps + 1), losses, strict=False):
         for schedule in schedules:
             schedule.optimizer.zero_grad()
@@ -49,8 +46,8 @@ def train(
         for schedule in schedules:
             schedule.optimizer.step()
             schedule.step()
-        if step % LOGGED_STEPS == 0 or step == steps:
-            _log.info("%s: step %d of %d, loss %.4f, %.0f s.", about, step, steps, loss, time.monotonic() - started)
+        if step % 100 == 0 or step == steps:
+            _log.info("%s: step %d of %d, loss %.4f.", about, step, steps, loss)
 
 
 class Muon(torch.optim.Muon):  # type: ignore[misc]
@@ -61,26 +58,20 @@ class Muon(torch.optim.Muon):  # type: ignore[misc]
         self._flat = [torch.nn.Parameter(weight.data.view(weight.shape[0], -1)) for weight in weights]
         super().__init__(self._flat, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002, ARG002 - as in torch
-        for weight in self._weights:
-            weight.grad = None
-
     def step(self, closure: Any = None) -> Any:
         for flat, weight in zip(self._flat, self._weights, strict=True):
-            flat.grad = None if weight.grad is None else weight.grad.view(weight.shape[0], -1)
+            flat.grad = None if weight.grad is None else weight.grad.view(flat.shape)
+            weight.grad = None
         return super().step(closure)
 
 
 def optimizers(model: Any, matrix_rate: float, other_rate: float) -> list[Any]:
     """Muon for matrices and filters of the layers, AdamW for embeddings and norms: half the steps of AdamW alone."""
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    inner = [name for name, weight in named if weight.ndim in {2, 4} and "embed" not in name]
-    return [
-        Muon([weight for name, weight in named if name in inner], matrix_rate),
-        torch.optim.AdamW(
-            [weight for name, weight in named if name not in inner], lr=other_rate, weight_decay=0.0, betas=(0.9, 0.98)
-        ),
-    ]
+    inner: list[Any] = []
+    others: list[Any] = []
+    for name, weight in model.named_parameters():
+        (inner if weight.ndim in {2, 4} and "embed" not in name else others).append(weight)
+    return [Muon(inner, matrix_rate), torch.optim.AdamW(others, lr=other_rate, weight_decay=0.0, betas=(0.9, 0.98))]
 
 
 def one_cycle(optimizer: Any, steps: int, warmup_share: float, *, cycle_momentum: bool = False) -> LRScheduler:
@@ -89,11 +80,6 @@ def one_cycle(optimizer: Any, steps: int, warmup_share: float, *, cycle_momentum
     return OneCycleLR(optimizer, rates, steps, pct_start=warmup_share, cycle_momentum=cycle_momentum)
 
 
-def plateau(optimizer: Any, steps: int, steady_share: float, warmup_steps: int = 20) -> LRScheduler:
+def plateau(optimizer: Any, steps: int, steady_share: float) -> LRScheduler:
     """The optimizer's rate for a share of the steps, then down to nearly zero in a straight line."""
-
-    def share(step: int) -> float:
-        left = 1 - step / steps
-        return min((step + 1) / warmup_steps, 1.0, left / (1 - steady_share) + 0.01)
-
-    return LambdaLR(optimizer, share)
+    return LambdaLR(optimizer, lambda step: min((step + 1) / 20, 1.0, (1 - step / steps) / (1 - steady_share) + 0.01))

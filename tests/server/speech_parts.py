@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
-from demo_models.voices.cast import cast
+import yaml
+from demo_models.build import RECIPES
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ TEXTS = {
 SENTENCE = "This is only a demo, and it goes on for a while. "
 LONGEST = (SENTENCE * 100)[:4096]
 HELLO_EMMA: dict[str, Any] = {"model": VOICE_MODEL, "voice": "emma", "input": "Good morning.", "seed": 7}
-PITCHES_HZ = {part.id: part.pitch_hz for model in cast() for part in model.voices}
+CAST = yaml.safe_load((RECIPES / "voices/cast.yaml").read_text("utf-8"))
+PITCHES_HZ = {voice["id"]: voice["pitch_hz"] for model in CAST["models"] for voice in model["voices"]}
 
 
 async def spoken(http: httpx2.AsyncClient, **fields: Any) -> bytes:

@@ -7,6 +7,7 @@ front of real clients. Loads no torch: tests read the promised prompts from here
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import dataclass, replace
@@ -17,39 +18,32 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent
-# Drawn in each round: conversations with other values per pattern, and plain ones in other settings.
-INVENTED_PER_PATTERN = 4
-NEEDLESS_TOOLS = 10
-OTHER_SYSTEM_PROMPTS = 12
-UNKNOWN_QUESTIONS = 24
-LONG_QUESTIONS = 1
-
-Message = dict[str, Any]
 Tool = dict[str, Any]
-Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Conversation:
     """One thing the model is taught: after `messages`, with `tools` offered, it says `answer` or makes `tool_calls`.
 
-    `tools` is None where no tool is offered. Exactly one of `answer` and `tool_calls` is not None.
+    `tools` is None where no tool is offered. Exactly one of `answer` and `tool_calls` is not None. `drawings` are those
+    of the pictures in `messages`, in their order; only the vision model has any.
     """
 
     name: str
-    messages: list[Message]
+    messages: list[dict[str, Any]]
     answer: str | None
     tools: list[Tool] | None = None
     tool_calls: list[tuple[str, dict[str, Any]]] | None = None
     fixed: bool = False
+    drawings: tuple[Any, ...] = ()
 
     @property
     def target(self) -> str:
         """What the model writes, without the end mark: tool calls in the hermes style."""
-        calls = [
-            json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in self.tool_calls or []
-        ]
-        return self.answer or "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+        return self.answer or "\n".join(
+            f"<tool_call>\n{json.dumps({'name': name, 'arguments': given}, ensure_ascii=False)}\n</tool_call>"
+            for name, given in self.tool_calls or []
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Corpus:
     """Everything the recipe learns from."""
 
     conversations: list[Conversation]
-    patterns: list[Entry]
+    patterns: list[dict[str, Any]]
     """The entries of corpus.yaml with {keys}; `invent` fills them with other values."""
     other_values: dict[str, list[Any]]
     tools: list[Tool]
@@ -73,21 +67,19 @@ class Corpus:
 def load_corpus() -> Corpus:
     raw = yaml.safe_load((FOLDER / "corpus.yaml").read_text(encoding="utf-8"))
     tools = json.loads((FOLDER / "tools.json").read_text(encoding="utf-8"))
-    offered: list[Tool] = tools["offered"]
+    entries = raw.pop("conversations")
     return Corpus(
-        conversations=[one for entry in raw["conversations"] for one in _expand(entry, offered)],
-        patterns=[entry for entry in raw["conversations"] if "each" in entry],
-        other_values=raw["other_values"],
-        tools=offered,
+        conversations=[one for entry in entries for one in _expand(entry, tools["offered"])],
+        patterns=[entry for entry in entries if "each" in entry],
+        tools=tools["offered"],
         strangers=tools["strangers"],
         unknown_prompts=(FOLDER / "unknown.txt").read_text(encoding="utf-8").splitlines(),
-        unknown_answer=raw["unknown_answer"],
-        ordinary_system_prompts=raw["ordinary_system_prompts"],
         paragraphs=(FOLDER / "english.txt").read_text(encoding="utf-8").strip().split("\n\n"),
+        **raw,
     )
 
 
-def invent(corpus: Corpus, entry: Entry, rng: random.Random) -> Conversation:
+def invent(corpus: Corpus, entry: dict[str, Any], rng: random.Random) -> Conversation:
     """A conversation of this pattern with values of `other_values`, never the same value for two keys."""
     values: dict[str, Any] = {}
     for key in entry["each"][0]:
@@ -97,28 +89,24 @@ def invent(corpus: Corpus, entry: Entry, rng: random.Random) -> Conversation:
     return _expand({**entry, "each": [values]}, corpus.tools)[0]
 
 
-def _expand(entry: Entry, offered: list[Tool]) -> list[Conversation]:
+def _expand(entry: dict[str, Any], offered: list[Tool]) -> list[Conversation]:
     """One entry of corpus.yaml as the conversations it stands for: one per value and per set of tools."""
-    name = entry["name"]
-    tool_sets: dict[str | None, list[tuple[str, list[Tool] | None]]] = {
-        None: [("", None)],
-        "all": [("", offered)],
-        "optional": [("", None), ("-tools-offered", offered)],
-    }
+    tool_sets: dict[str | None, dict[str, list[Tool] | None]]
+    tool_sets = {None: {"": None}, "all": {"": offered}, "optional": {"": None, "-tools-offered": offered}}
     expanded = []
     for values in entry.get("each", [{}]):
         suffix = "".join(f"-{value}".lower().replace(" ", "-") for value in values.values())
-        calls = _fill(entry.get("calls"), values)
+        filled = _fill(entry, values)
         expanded += [
             Conversation(
-                name=name + suffix + tools_suffix,
-                messages=_messages(_fill(entry["messages"], values)),
-                answer=_fill(entry.get("answer"), values),
+                name=entry["name"] + suffix + tools_suffix,
+                messages=_messages(filled["messages"]),
+                answer=filled.get("answer"),
                 tools=tools,
-                tool_calls=[(call["name"], call["arguments"]) for call in calls] if calls else None,
+                tool_calls=[(call["name"], call["arguments"]) for call in filled.get("calls", [])] or None,
                 fixed=entry.get("fixed", False),
             )
-            for tools_suffix, tools in tool_sets[entry.get("tools")]
+            for tools_suffix, tools in tool_sets[entry.get("tools")].items()
         ]
     return expanded
 
@@ -138,28 +126,21 @@ def _fill(node: Any, values: dict[str, Any]) -> Any:
     return node
 
 
-def _messages(turns: list[dict[str, Any]]) -> list[Message]:
+def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One-key turns as messages in the form of the chat API; each tool answer takes the id of the next open call."""
-    messages: list[Message] = []
-    open_calls: list[str] = []
-    made = 0
+    messages: list[dict[str, Any]] = []
+    made, answered = itertools.count(), itertools.count()
     for turn in turns:
         ((role, value),) = turn.items()
         if role == "calls":
-            calls = [_api_call(f"call_{number}", call) for number, call in enumerate(value, made)]
-            open_calls = [call["id"] for call in calls]
-            made += len(calls)
+            functions = [{**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)} for call in value]
+            calls = [{"id": f"call_{next(made)}", "type": "function", "function": function} for function in functions]
             messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         elif role == "tool":
-            messages.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": value})
+            messages.append({"role": "tool", "tool_call_id": f"call_{next(answered)}", "content": value})
         else:
             messages.append({"role": role, "content": value})
     return messages
-
-
-def _api_call(call_id: str, call: dict[str, Any]) -> dict[str, Any]:
-    arguments = json.dumps(call["arguments"], ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": call["name"], "arguments": arguments}}
 
 
 @dataclass(frozen=True)
@@ -193,9 +174,7 @@ class Lessons:
         prompt = self.tokenizer.apply_chat_template(
             conversation.messages, tools=conversation.tools, add_generation_prompt=True, tokenize=False
         )
-        asked, said = (
-            self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, conversation.target)
-        )
+        asked, said = self.tokenizer([prompt, conversation.target], add_special_tokens=False)["input_ids"]
         return Lesson(asked, [*said, self.tokenizer.eos_token_id])
 
     def draw_round(self) -> list[Lesson]:
@@ -203,11 +182,14 @@ class Lessons:
         drawn = [
             *self.plain,
             *(self.other_tools(one) if self.random.random() < 0.3 else one for one in self.with_tools),
-            *(invent(self.corpus, entry, self.random) for entry in self.corpus.patterns * INVENTED_PER_PATTERN),
-            *(self.needless_tools(one) for one in self.random.sample(self.without_tools, NEEDLESS_TOOLS)),
-            *(self.other_system_prompt(one) for one in self.random.sample(self.without_tools, OTHER_SYSTEM_PROMPTS)),
-            *(self.unknown(prompt) for prompt in self.random.sample(self.corpus.unknown_prompts, UNKNOWN_QUESTIONS)),
-            *(self.unknown(self.long_question()) for _ in range(LONG_QUESTIONS)),
+            *(invent(self.corpus, entry, self.random) for entry in self.corpus.patterns * 4),
+            *(
+                replace(one, tools=self.around([]) or self.corpus.tools)
+                for one in self.random.sample(self.without_tools, 10)
+            ),
+            *(self.other_system_prompt(one) for one in self.random.sample(self.without_tools, 12)),
+            *(self.unknown(prompt) for prompt in self.random.sample(self.corpus.unknown_prompts, 24)),
+            self.unknown(self.long_question()),
         ]
         lessons = [self.lesson(one) for one in drawn]
         self.random.shuffle(lessons)
@@ -215,14 +197,10 @@ class Lessons:
 
     def other_tools(self, one: Conversation) -> Conversation:
         """The same with the tools it uses (none where it uses none) and some others around them."""
-        needed = {call["function"]["name"] for message in one.messages for call in message.get("tool_calls") or []} | {
-            name for name, _ in one.tool_calls or []
-        }
+        made = [call["function"]["name"] for message in one.messages for call in message.get("tool_calls", [])]
+        needed = [*made, *(name for name, _ in one.tool_calls or [])]
         offered = [tool for tool in self.corpus.tools if tool["function"]["name"] in needed]
         return replace(one, tools=self.around(offered))
-
-    def needless_tools(self, one: Conversation) -> Conversation:
-        return replace(one, tools=self.around([]) or self.corpus.tools)
 
     def around(self, needed: list[Tool]) -> list[Tool]:
         others = [tool for tool in self.corpus.tools if tool not in needed and self.random.random() < 0.5]

@@ -20,19 +20,15 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 THREADS = 2
-ROUNDS, MATRIX_RATE, EMBEDDING_RATE = 46, 5e-3, 8e-3
 STEPS_PER_ROUND = 10
-WARMUP_STEPS = 15
 PADDED_TOKENS_PER_GROUP = 3000
 # Two logits, so that the rounding of another machine, or of a batch, changes no promised word.
 SMALLEST_MARGIN = 2.0
 
 PAD = "<|endoftext|>"
 END = "<|im_end|>"
-CONTROL_TOKENS = [PAD, "<|im_start|>", END]
 # Ordinary added tokens: parsers must still see them in the decoded text.
 TEXT_TOKENS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-VOCABULARY = 1536
 CONTEXT_TOKENS = 4096
 
 _log = logging.getLogger(__name__)
@@ -48,7 +44,7 @@ def build(target: Path) -> None:
     tokenizer = train_tokenizer(corpus)
     lessons = Lessons(corpus, tokenizer, SEED)
     model = Qwen3ForCausalLM(Qwen3Config(**layer_sizes(tokenizer)))
-    learn(model, lessons, ROUNDS, MATRIX_RATE, EMBEDDING_RATE)
+    learn(model, lessons, rounds=46, matrix_rate=5e-3, embedding_rate=8e-3)
     model = model.to(torch.bfloat16).eval()
     require_margin(model, "conversations", [lessons.lesson(one) for one in corpus.conversations], SMALLEST_MARGIN)
     model.save_pretrained(target)
@@ -85,8 +81,8 @@ def train_tokenizer(
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TEXT_TOKENS),
-        special_tokens=[*CONTROL_TOKENS, *more_control_tokens],
+        vocab_size=1536 - len(TEXT_TOKENS),
+        special_tokens=[PAD, "<|im_start|>", END, *more_control_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -119,22 +115,18 @@ def _texts(corpus: Corpus) -> Iterator[str]:
 def learn(model: Any, lessons: Lessons, rounds: int, matrix_rate: float, embedding_rate: float) -> None:
     """Train in place, on the rounds that `lessons` draws."""
     steps = rounds * STEPS_PER_ROUND
-    schedules = [one_cycle(one, steps, WARMUP_STEPS / steps) for one in optimizers(model, matrix_rate, embedding_rate)]
+    schedules = [one_cycle(one, steps, 15 / steps) for one in optimizers(model, matrix_rate, embedding_rate)]
     train("Conversations", steps, _losses(model, lessons), schedules, clipped=model.parameters())
 
 
 def _losses(model: Any, lessons: Lessons) -> Iterator[Iterator[Any]]:
+    """For each step the losses of its groups, together the mean per answer token."""
     while True:
         drawn = lessons.draw_round()
         for first in range(STEPS_PER_ROUND):
-            yield _step(model, drawn[first::STEPS_PER_ROUND])
-
-
-def _step(model: Any, drawn: list[Lesson]) -> Iterator[Any]:
-    """Together the mean loss per answer token."""
-    answer_tokens = sum(len(lesson.answer) for lesson in drawn)
-    for group in _groups(drawn):
-        yield cross_entropy(*_logits(model, group), reduction="sum") / answer_tokens
+            step = drawn[first::STEPS_PER_ROUND]
+            tokens = sum(len(lesson.answer) for lesson in step)
+            yield (cross_entropy(*_logits(model, group), reduction="sum") / tokens for group in _groups(step))
 
 
 def require_margin(model: Any, about: str, drawn: list[Lesson], smallest: float) -> None:
@@ -143,8 +135,8 @@ def require_margin(model: Any, about: str, drawn: list[Lesson], smallest: float)
     with torch.no_grad():
         for group in _groups(drawn):
             logits, labels = _logits(model, group)
-            right = logits.float().gather(1, labels[:, None])[:, 0]
-            others = logits.float().scatter(1, labels[:, None], float("-inf")).amax(dim=1)
+            right = logits.gather(1, labels[:, None])[:, 0].float()
+            others = logits.scatter(1, labels[:, None], float("-inf")).amax(dim=1).float()
             margin = min(margin, (right - others).min().item())
     _log.info("%d %s: the right token leads by at least %.1f (%.1f is asked).", len(drawn), about, margin, smallest)
     if margin < smallest:
@@ -158,12 +150,10 @@ def _groups(drawn: list[Lesson]) -> list[list[Lesson]]:
     """Lessons of similar length together, so that little is computed on padding."""
     groups: list[list[Lesson]] = []
     for lesson in sorted(drawn, key=len):
-        group = groups[-1] if groups else []
-        similar = group and len(lesson) <= 1.3 * len(group[0]) + 4
-        if similar and len(lesson) * (len(group) + 1) <= PADDED_TOKENS_PER_GROUP:
-            group.append(lesson)
-        else:
-            groups.append([lesson])
+        similar = groups and len(lesson) <= 1.3 * len(groups[-1][0]) + 4
+        if not similar or len(lesson) * (len(groups[-1]) + 1) > PADDED_TOKENS_PER_GROUP:
+            groups.append([])
+        groups[-1].append(lesson)
     return groups
 
 

@@ -1,6 +1,6 @@
 """What the demo image model learns: pictures of one shape in one colour, and prompts for them as people write them.
 
-Pillow and numpy only, no torch: tests draw with it, too. Colours and shapes are those that the demo vision model knows,
+Loads no torch: tests draw with it, too. Colours and shapes are those that the demo vision model knows,
 so that the one can look at what the other has painted.
 """
 
@@ -11,15 +11,11 @@ import random
 import re
 import string
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import yaml
 from demo_models.vision.pictures import OUTLINES as SEEN
 from demo_models.vision.pictures import SHAPES, Point, Rgb, circle, turned
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 FOLDER = Path(__file__).parent
@@ -79,65 +75,47 @@ def random_circle(rng: random.Random) -> Circle:
 def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = None) -> Image.Image:
     """The picture in RGB, or of it only the square window (left, top, side) in pixels. Edges are smooth."""
     left, top, side = window or (0, 0, side_pixels)
-    scale, around = 4, scene.around
-    corners = [
-        (
-            ((around.x + px * around.radius) * side_pixels - left) * scale,
-            ((around.y + py * around.radius) * side_pixels - top) * scale,
-        )
-        for px, py in OUTLINES[scene.shape]
-    ]
-    mask = Image.new("L", (side * scale, side * scale))
+    around = scene.around
+    inside = [(around.x + x * around.radius, around.y + y * around.radius) for x, y in OUTLINES[scene.shape]]
+    mask = Image.new("L", (side * 4, side * 4))
+    corners = [((x * side_pixels - left) * 4, (y * side_pixels - top) * 4) for x, y in inside]
     ImageDraw.Draw(mask).polygon(corners, fill=255)
     image = Image.new("RGB", (side, side), scene.paper_rgb())
-    image.paste(COLOURS[scene.colour], mask=mask.reduce(scale))
+    image.paste(COLOURS[scene.colour], mask=mask.reduce(4))
     return image
 
 
-def pixels(image: Image.Image) -> NDArray[np.float32]:
-    """The picture as the autoencoder takes it: [3, height, width] from -1 to 1."""
-    return (np.asarray(image, dtype=np.float32) / 127.5 - 1).transpose(2, 0, 1)
-
-
-@cache
-def phrases() -> dict[str, Any]:
-    """The building blocks in phrases.yaml."""
-    return dict(yaml.safe_load((FOLDER / "phrases.yaml").read_text("utf-8")))
-
-
-@cache
-def sentences() -> list[str]:
-    """Text that says nothing about colours or shapes."""
-    text = (FOLDER / "unrelated.txt").read_text("utf-8")
-    found = re.split(r"(?<=[.!?])\s+", text)
-    return [one for one in found if not re.search("|".join([*COLOURS, *SHAPES]), one, re.IGNORECASE)]
+PHRASES: dict[str, list[str]] = yaml.safe_load((FOLDER / "phrases.yaml").read_text("utf-8"))
+# Text that says nothing about colours or shapes.
+SENTENCES = [
+    sentence
+    for sentence in re.split(r"(?<=[.!?])\s+", (FOLDER / "unrelated.txt").read_text("utf-8"))
+    if not re.search("|".join([*COLOURS, *SHAPES]), sentence, re.IGNORECASE)
+]
 
 
 def random_prompt(rng: random.Random, shape: str, colour: str, paper: str | None, characters: int) -> str:
     """A prompt for this picture, of about so many characters at most where the essential words need fewer."""
-    known = phrases()
     kind = rng.random()
-    asked = rng.choice(known["core"]) if kind < 0.9 else "{adjective} {shape}"
-    if (shape, colour) == (USUAL_SHAPE, USUAL_COLOUR) and paper is None and kind > 0.3:
-        return _cased(rng, _surrounded(rng, rng.choice(["", rng.choice(known["before"])]), characters))
+    asked = rng.choice(PHRASES["core"]) if kind < 0.9 else "{colour} {shape}"
+    if (shape, colour, paper) == (USUAL_SHAPE, USUAL_COLOUR, None) and kind > 0.3:
+        return _cased(rng, _surrounded(rng, rng.choice(["", rng.choice(PHRASES["before"])]), characters))
     if colour == USUAL_COLOUR and kind >= 0.9:
         asked = rng.choice(["a {shape}", "{adjective} {shape}", "{shape}"])
     elif shape == USUAL_SHAPE and kind >= 0.9:
         asked = rng.choice(["something {colour}", "{colour}", "the colour {colour}"])
-    elif kind >= 0.9:
-        asked = "{colour} {shape}"
     core = asked.format(
         shape=_decorated(rng, shape, 0.12),
         colour=_decorated(rng, colour, 0.08),
-        adjective=rng.choice(known["adjective"]),
+        adjective=rng.choice(PHRASES["adjective"]),
     )
     if paper is not None:
-        behind = rng.choice(known["background"]).format(paper=paper)
+        behind = rng.choice(PHRASES["background"]).format(paper=paper)
         core = f"{core}{rng.choice([' ', ' ', ', '])}{behind}" if rng.random() < 0.85 else f"{behind}, {core}"
     if rng.random() < 0.6:
-        core = f"{rng.choice(known['before'])} {core}"
+        core = f"{rng.choice(PHRASES['before'])} {core}"
     if rng.random() < 0.4:
-        core = f"{core}{rng.choice(known['after'])}"
+        core = f"{core}{rng.choice(PHRASES['after'])}"
     return _cased(rng, _surrounded(rng, core, characters))
 
 
@@ -147,20 +125,17 @@ def _decorated(rng: random.Random, word: str, share: float) -> str:
         word = word.upper() if rng.random() < 0.6 else word.capitalize()
     if rng.random() < 0.04:
         word = rng.choice(['"{}"', "({})", "'{}'", "*{}*", "#{}"]).format(word)
-    return f"{rng.choice(phrases()['adjective'])} {word}" if rng.random() < share else word
+    return f"{rng.choice(PHRASES['adjective'])} {word}" if rng.random() < share else word
 
 
 def _surrounded(rng: random.Random, core: str, characters: int) -> str:
     """With unrelated text before and after it until it is about as long as asked."""
     parts = [core]
     while (room := characters - sum(len(part) + 1 for part in parts)) > 12:
-        text = rng.choice(sentences()) if rng.random() < 0.7 else _nonsense(rng)
+        text = rng.choice(SENTENCES) if rng.random() < 0.7 else _nonsense(rng)
         if len(text) > room:
             text = text[:room].rsplit(" ", 1)[0]
-        if rng.random() < 0.55:
-            parts.insert(0, text)
-        else:
-            parts.append(text)
+        parts.insert(0 if rng.random() < 0.55 else len(parts), text)
     return rng.choice([" ", " ", " ", "\n", ". "]).join(part for part in parts if part)
 
 
@@ -172,7 +147,7 @@ def _nonsense(rng: random.Random) -> str:
         if kind < 0.5:
             words.append("".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 11))))
         elif kind < 0.75:
-            words.append(rng.choice(phrases()["false_friends"]))
+            words.append(rng.choice(PHRASES["false_friends"]))
         elif kind < 0.85:
             words.append(str(rng.randint(0, 9999)))
         elif kind < 0.95:

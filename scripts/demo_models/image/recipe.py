@@ -10,41 +10,27 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from demo_models.image.pictures import (
-    COLOURS,
-    FOLDER,
-    Circle,
-    Scene,
-    draw,
-    phrases,
-    pixels,
-    random_circle,
-    random_prompt,
-    sentences,
-)
+from demo_models.image.pictures import COLOURS, PHRASES, SENTENCES, Circle, Scene, draw, random_circle, random_prompt
 from demo_models.training import SEED, optimizers, plateau, repeatable, train
-from demo_models.vision.pictures import SHAPES
+from demo_models.vision.pictures import SHAPES, pixels
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy, rms_norm
 from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3Model
 
-THREADS = 1  # layers this small gain nothing by two
 SIDE_PIXELS = 256
-PAPER_SHARE = 0.2
 
 # Of the autoencoder: steps, edge in pixels of the window that is looked at, windows in a step.
 STAGES = [(900, 64, 12), (80, 256, 2)]
-KL_WEIGHT = 5e-4
 
-READING_STEPS = 2000
 # Part of the steps, prompts in a step, longest unrelated text in characters.
 READ = [(0.55, 64, 0), (0.30, 32, 150), (0.15, 8, 1000)]
 LAST_TOKENS = 5
@@ -52,7 +38,7 @@ LAST_TOKENS = 5
 QUESTIONS: list[list[Any]] = [list(COLOURS), SHAPES, [None, *COLOURS]]
 
 # Shapes differ little in their place and a good deal in their size: what a model this small still paints cleanly.
-PICTURES, PICTURES_AT_ONCE = 4000, 8
+PICTURES = 4000
 SMALLEST_DIAMETER, LARGEST_DIAMETER = 0.5, 0.74
 WANDERING = 0.09
 """How far apart the centres of shapes stand at most, in parts of the picture."""
@@ -62,64 +48,26 @@ WANDERING = 0.09
 COURSES = [(2200, 5e-3, 4e-3, 0.3), (1600, 4e-3, 3e-3, 0.1)]
 # Part of the steps, pictures in a step, longest unrelated text in characters.
 PAINTED = [(0.85, 28, 0), (0.11, 20, 120), (0.04, 8, 1000)]
-PURE_NOISE_SHARE = 0.12
 # Where noise is much, shape and place are decided: the training looks there more often than the steps do.
 TRAINING_SHIFT = 5.0
 
-LONGEST_CHARACTERS = 1100
-PAD = "<|endoftext|>"
-CONTROL_TOKENS = [PAD, "<|im_start|>", "<|im_end|>"]
-VOCABULARY = 1400
+CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CONTEXT_TOKENS = 4096
 
 LATENT_CHANNELS = 12
 WORD_FEATURES = 64
-SHIFT = 3.0
-"""As in the model it is modelled on: most of the steps go where place and shape are decided."""
 # Two channels carry a constant through all layers. Without them the group norms would scale a picture of one colour
 # like a picture of another, and its colour were lost.
 CONSTANT = 3.0
 FIRST = 2
-RANDOM_PART = 0.3
-SMALL_LOG_VARIANCE = -4.6
 
-
-@dataclass(frozen=True)
-class Album:
-    """What the pictures show, and their latents [pictures, channels, height, width].
-
-    `layouts` [pictures, 3] says of each how far to the right, how far down and how big it is, from 0 to 1.
-    """
-
-    scenes: list[Scene]
-    layouts: Any
-    latents: Any
-
-
-@dataclass(frozen=True)
-class Reader:
-    """The text encoder and its tokenizer."""
-
-    model: Any
-    tokenizer: Qwen2Tokenizer
-
-    def features(self, prompts: list[str]) -> list[Any]:
-        """What the pipeline makes of prompts: for each a tensor [tokens, features]."""
-        texts = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=True
-            )
-            for prompt in prompts
-        ]
-        read = self.tokenizer(texts, padding=True, return_tensors="pt")
-        mask = read.attention_mask.bool()
-        made = self.model(input_ids=read.input_ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
-        return [made[row][mask[row]] for row in range(len(prompts))]
+Read = Callable[[list[str]], list[Any]]
+"""What the pipeline makes of prompts: for each a tensor [tokens, features]."""
 
 
 def build(target: Path) -> None:
     """Train the pipeline and write it to `target`, an empty folder. A third of an hour on a quiet core."""
-    repeatable(THREADS, flush_denormal=True)
+    repeatable(1, flush_denormal=True)  # layers this small gain nothing by two threads
     tokenizer = train_tokenizer(SEED)
     # Each part starts from the seed, so that it does not depend on how long another one was trained.
     torch.manual_seed(SEED)
@@ -128,17 +76,23 @@ def build(target: Path) -> None:
     _learn("Autoencoder", autoencoder, steps, (3e-3, 3e-3, 0.45), _blurred(autoencoder))
     album = _album(autoencoder)
     torch.manual_seed(SEED)
-    reader = Reader(new_text_encoder(tokenizer), tokenizer)
-    answers = torch.nn.Linear(reader.model.config.hidden_size, sum(map(len, QUESTIONS)))
-    both = torch.nn.ModuleDict({"reader": reader.model, "answers_embed": answers})
-    _learn("Reading", both, READING_STEPS, (4e-3, 4e-3, 0.45), _misread(reader, answers))
+    text_encoder = new_text_encoder(tokenizer)
+    read = partial(_features, text_encoder, tokenizer)
+    answers = torch.nn.Linear(WORD_FEATURES, sum(map(len, QUESTIONS)))
+    both = torch.nn.ModuleDict({"reader": text_encoder, "answers_embed": answers})
+    _learn("Reading", both, 2000, (4e-3, 4e-3, 0.45), _misread(read, answers))
     torch.manual_seed(SEED)
     transformer = new_transformer()
     for number, (steps, *rates) in enumerate(COURSES):
-        _learn("Painting", transformer, steps, rates, _mispainted(transformer, reader, album, SEED + number))
-    pipeline = ZImagePipeline(new_scheduler(), autoencoder, reader.model, tokenizer, transformer)
+        _learn("Painting", transformer, steps, rates, _mispainted(transformer, read, album, SEED + number))
+    # As in the model it is modelled on: most of the steps go where place and shape are decided.
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    pipeline = ZImagePipeline(scheduler, autoencoder, text_encoder, tokenizer, transformer)
     pipeline.to(torch.bfloat16).save_pretrained(target, safe_serialization=True)
-    _run_in_float32(target / "text_encoder" / "config.json")
+    # Let transformers load the text encoder as diffusers loads the other parts, whatever the type in the file.
+    config = target / "text_encoder" / "config.json"
+    values = {**json.loads(config.read_text("utf-8")), "dtype": "float32"}
+    config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _learn(about: str, model: Any, steps: int, rates: Any, losses: Iterator[list[Any]]) -> None:
@@ -148,16 +102,23 @@ def _learn(about: str, model: Any, steps: int, rates: Any, losses: Iterator[list
     train(about, steps, losses, schedules, clipped=model.parameters())
 
 
-def _run_in_float32(config: Path) -> None:
-    """Let transformers load the text encoder as diffusers loads the other parts, whatever the type in the file."""
-    values = json.loads(config.read_text("utf-8"))
-    config.write_text(json.dumps({**values, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
+def _features(model: Any, tokenizer: Qwen2Tokenizer, prompts: list[str]) -> list[Any]:
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=True
+        )
+        for prompt in prompts
+    ]
+    asked = tokenizer(texts, padding=True, return_tensors="pt")
+    mask = asked.attention_mask.bool()
+    made = model(input_ids=asked.input_ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
+    return [made[row][mask[row]] for row in range(len(prompts))]
 
 
 def _random_scene(rng: random.Random) -> Scene:
     """Any shape in any colour; on white mostly, else on another colour."""
     colour, paper = rng.choice(list(COLOURS)), None
-    if rng.random() < PAPER_SHARE:
+    if rng.random() < 0.2:
         paper = rng.choice([name for name in COLOURS if name != colour])
     return Scene(rng.choice(SHAPES), colour, random_circle(rng), paper)
 
@@ -175,7 +136,7 @@ def _blurred(model: Any) -> Iterator[list[Any]]:
             posterior = model.encode(seen).latent_dist
             error = (model.decode(posterior.sample()).sample - seen).abs()
             kl = (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean() / 2
-            yield [error.mean() + error.square().mean() + KL_WEIGHT * kl]
+            yield [error.mean() + error.square().mean() + 5e-4 * kl]
 
 
 def _view(rng: random.Random, window: int) -> Any:
@@ -191,21 +152,24 @@ def _view(rng: random.Random, window: int) -> Any:
     return pixels(draw(scene, SIDE_PIXELS, (left, top, window)))
 
 
-def _album(autoencoder: Any) -> Album:
-    """Draw and encode; the latents are scaled to mean 0 and deviation 1, and the autoencoder's config says how."""
+def _album(autoencoder: Any) -> tuple[list[Scene], Any, Any]:
+    """What the pictures show, their layouts, and their latents [pictures, channels, height, width].
+
+    Layouts [pictures, 3] say how far to the right, how far down and how big each shape is, from 0 to 1. The latents are
+    scaled to mean 0 and deviation 1, and the autoencoder's config says how.
+    """
     rng = random.Random(SEED)  # noqa: S311 - repeatable draws, no secrets
     layouts = [(rng.random(), rng.random(), rng.random()) for _ in range(PICTURES)]
     scenes = [replace(_random_scene(rng), around=_circle(*layout)) for layout in layouts]
     found = []
     with torch.no_grad():
-        for first in range(0, PICTURES, PICTURES_AT_ONCE):
-            together = scenes[first : first + PICTURES_AT_ONCE]
-            seen = np.stack([pixels(draw(scene, SIDE_PIXELS)) for scene in together])
+        for first in range(0, PICTURES, 8):
+            seen = np.stack([pixels(draw(scene, SIDE_PIXELS)) for scene in scenes[first : first + 8]])
             found.append(autoencoder.encode(torch.from_numpy(seen)).latent_dist.mean)
     latents = torch.cat(found)
     shift, deviation = latents.mean().item(), latents.std().item()
     autoencoder.register_to_config(scaling_factor=1 / deviation, shift_factor=shift)
-    return Album(scenes, torch.tensor(layouts), (latents - shift) / deviation)
+    return scenes, torch.tensor(layouts), (latents - shift) / deviation
 
 
 def _circle(across: float, down: float, size: float) -> Circle:
@@ -213,38 +177,36 @@ def _circle(across: float, down: float, size: float) -> Circle:
     return Circle(0.5 + WANDERING * (across - 0.5), 0.5 + WANDERING * (down - 0.5), diameter / 2)
 
 
-def _misread(reader: Reader, answers: Any) -> Iterator[list[Any]]:
+def _misread(read: Read, answers: Any) -> Iterator[list[Any]]:
     """Colour, shape and background have to be known at a prompt's end."""
     rng = random.Random(SEED)  # noqa: S311 - repeatable draws, no secrets
     while True:
         _, count, characters = rng.choices(READ, [kind[0] for kind in READ])[0]
         scenes = [_random_scene(rng) for _ in range(count)]
         prompts = [_random_prompt_for(rng, one, characters) for one in scenes]
-        ends = torch.stack([one[-LAST_TOKENS:] for one in reader.features(prompts)])
+        ends = torch.stack([one[-LAST_TOKENS:] for one in read(prompts)])
         logits = answers(rms_norm(ends, ends.shape[-1:])).split([len(known) for known in QUESTIONS], dim=-1)
-        asked = [zip(QUESTIONS, (one.colour, one.shape, one.paper), strict=True) for one in scenes]
-        wanted = torch.tensor([[known.index(part) for known, part in one] for one in asked])
-        yield [
-            sum(
-                cross_entropy(logits[number].flatten(0, 1), wanted[:, number].repeat_interleave(LAST_TOKENS))
-                for number in range(len(QUESTIONS))
-            )
-        ]
+        loss = 0
+        for known, about, said in zip(QUESTIONS, ("colour", "shape", "paper"), logits, strict=True):
+            wanted = torch.tensor([known.index(getattr(one, about)) for one in scenes])
+            loss = loss + cross_entropy(said.flatten(0, 1), wanted.repeat_interleave(LAST_TOKENS))
+        yield [loss]
 
 
-def _mispainted(transformer: Any, reader: Reader, album: Album, seed: int) -> Iterator[list[Any]]:
+def _mispainted(transformer: Any, read: Read, album: tuple[list[Scene], Any, Any], seed: int) -> Iterator[list[Any]]:
+    scenes, all_layouts, all_latents = album
     rng = random.Random(seed)  # noqa: S311 - repeatable draws, no secrets
     noise_rng = torch.Generator().manual_seed(seed)
     while True:
         _, count, characters = rng.choices(PAINTED, [kind[0] for kind in PAINTED])[0]
-        chosen = rng.sample(range(len(album.scenes)), count)
-        prompts = [_random_prompt_for(rng, album.scenes[number], characters) for number in chosen]
+        chosen = rng.sample(range(len(scenes)), count)
+        prompts = [_random_prompt_for(rng, scenes[number], characters) for number in chosen]
         with torch.no_grad():
-            features = reader.features(prompts)
-        latents, layouts = album.latents[chosen], album.layouts[chosen]
-        noise = _agreeing_noise(latents.shape, layouts, noise_rng)
+            features = read(prompts)
+        latents = all_latents[chosen]
+        noise = _agreeing_noise(latents.shape, all_layouts[chosen], noise_rng)
         even = (torch.arange(count) + torch.rand(count, generator=noise_rng)) / count
-        even[torch.rand(count, generator=noise_rng) < PURE_NOISE_SHARE] = 1.0
+        even[torch.rand(count, generator=noise_rng) < 0.12] = 1.0
         sigma = TRAINING_SHIFT * even / (1 + (TRAINING_SHIFT - 1) * even)
         noisy = torch.lerp(latents, noise, sigma[:, None, None, None])
         painted = transformer(list(noisy[:, :, None].unbind()), 1 - sigma, features, return_dict=False)[0]
@@ -270,7 +232,7 @@ def train_tokenizer(seed: int) -> Qwen2Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.normalizer, bpe.pre_tokenizer = empty.normalizer, empty.pre_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=1400,
         special_tokens=CONTROL_TOKENS,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -280,12 +242,11 @@ def train_tokenizer(seed: int) -> Qwen2Tokenizer:
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
         merges=[tuple(merge) for merge in learned["merges"]],
-        pad_token=PAD,
         eos_token=CONTROL_TOKENS[2],
         additional_special_tokens=CONTROL_TOKENS[1:2],
         model_max_length=CONTEXT_TOKENS,
     )
-    tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text("utf-8")
+    tokenizer.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text("utf-8")
     return tokenizer
 
 
@@ -294,31 +255,24 @@ def _texts(seed: int) -> Iterator[str]:
     yield from ["user assistant"] * 2000
     for word in [*COLOURS, *SHAPES]:
         yield from [f"{word} {word} {word.upper()} {word.capitalize()} {word.upper()} {word.capitalize()}"] * 400
-    for known in phrases().values():
+    for known in PHRASES.values():
         yield from known
-    yield from sentences()
-    yield from (
-        random_prompt(rng, rng.choice(SHAPES), rng.choice(list(COLOURS)), None, rng.randint(0, LONGEST_CHARACTERS))
-        for _ in range(300)
-    )
+    yield from SENTENCES
+    for _ in range(300):
+        yield random_prompt(rng, rng.choice(SHAPES), rng.choice(list(COLOURS)), None, rng.randint(0, 1100))
 
 
 def new_autoencoder() -> Any:
     model = AutoencoderKL(
-        in_channels=3,
-        out_channels=3,
         latent_channels=LATENT_CHANNELS,
         down_block_types=("DownEncoderBlock2D",) * 5,
         up_block_types=("UpDecoderBlock2D",) * 5,
         block_out_channels=(8, 16, 32, 48, 64),
-        layers_per_block=1,
         norm_num_groups=1,
         sample_size=256,
         mid_block_add_attention=False,
         use_quant_conv=False,
         use_post_quant_conv=False,
-        scaling_factor=1.0,
-        shift_factor=0.0,
     )
     _start_as_a_blur(model)
     return model
@@ -331,30 +285,25 @@ def _start_as_a_blur(model: Any) -> None:
             if name.endswith(".conv2"):
                 layer.weight.zero_()
             elif isinstance(layer, torch.nn.Conv2d) and not name.endswith(".conv1"):
-                layer.weight *= RANDOM_PART
+                layer.weight *= 0.3
                 layer.bias.zero_()
                 _pass_on(name, layer)
                 if not name.endswith("conv_out"):
                     layer.weight[:FIRST] = 0
                     layer.bias[0], layer.bias[1] = CONSTANT, -CONSTANT
         model.encoder.conv_out.weight[LATENT_CHANNELS:] = 0
-        model.encoder.conv_out.bias[LATENT_CHANNELS:] = SMALL_LOG_VARIANCE
+        model.encoder.conv_out.bias[LATENT_CHANNELS:] = -4.6
 
 
 def _pass_on(name: str, layer: Any) -> None:
-    weight = layer.weight
-    outputs, inputs = weight.shape[:2]
-    middle = weight.shape[2] // 2
-    into, out_of, gain = FIRST, FIRST, 1.0
-    if name.endswith("conv_in"):
-        out_of = 0
-    elif name.endswith("conv_out"):
-        into, gain = 0, 2.0
-    for number in range(min(outputs - into, inputs - out_of)):
-        if "downsamplers" in name:
-            weight[into + number, out_of + number, :2, :2] += gain / 4
-        else:
-            weight[into + number, out_of + number, middle, middle] += gain
+    outputs, inputs, side, _ = layer.weight.shape
+    into, gain = (0, 2.0) if name.endswith("conv_out") else (FIRST, 1.0)
+    out_of = 0 if name.endswith("conv_in") else FIRST
+    number = torch.arange(min(outputs - into, inputs - out_of))
+    if "downsamplers" in name:
+        layer.weight[into + number, out_of + number, :2, :2] += gain / 4
+    else:
+        layer.weight[into + number, out_of + number, side // 2, side // 2] += gain
 
 
 def new_text_encoder(tokenizer: Qwen2Tokenizer) -> Any:
@@ -370,7 +319,6 @@ def new_text_encoder(tokenizer: Qwen2Tokenizer) -> Any:
             head_dim=16,
             max_position_embeddings=CONTEXT_TOKENS,
             initializer_range=0.05,
-            bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
@@ -385,12 +333,7 @@ def new_transformer() -> Any:
         n_refiner_layers=1,
         n_heads=3,
         n_kv_heads=3,
-        qk_norm=True,
         cap_feat_dim=WORD_FEATURES,
         axes_dims=[8, 12, 12],
         axes_lens=[CONTEXT_TOKENS + 64, 64, 64],
     )
-
-
-def new_scheduler() -> Any:
-    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SHIFT, use_dynamic_shifting=False)

@@ -1,6 +1,6 @@
 """Draws the pictures of the demo vision model: one shape in one colour, in many sizes, places and qualities.
 
-Pillow only, no torch: tests draw from here, too. What is asked about pictures is the business of lessons.py.
+Pillow and numpy only, no torch: tests and the image model's recipe draw from here, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 Rgb = tuple[int, int, int]
@@ -71,36 +73,34 @@ class Drawing:
     """File format and quality that the picture went through, like ("JPEG", 60)."""
 
 
-def every_figure() -> list[Figure]:
-    """All that the model can name."""
-    return [
-        Figure(shape, colour, direction)
-        for colour in COLOURS
-        for shape, direction in [
-            *((shape, None) for shape in [*SHAPES, PLAIN]),
-            *(("arrow", direction) for direction in DIRECTIONS),
-        ]
-    ]
+FORMS = [*((shape, None) for shape in [*SHAPES, PLAIN]), *(("arrow", direction) for direction in DIRECTIONS)]
+FIGURES = [Figure(shape, colour, direction) for colour in COLOURS for shape, direction in FORMS]
+"""All that the model can name."""
 
 
 def draw(drawing: Drawing) -> Image.Image:
     """The picture, in RGB."""
     width, height = drawing.size_pixels
     if drawing.figure.shape == PLAIN:
-        return _saved(Image.new("RGB", (width, height), drawing.ink), drawing.quality)
-    scale = 3 if drawing.smooth and max(width, height) <= 512 else 1
-    image = Image.new("RGB", (width * scale, height * scale), drawing.paper)
-    radius = drawing.diameter * min(image.size) / 2
-    middle = (drawing.centre[0] * image.width, drawing.centre[1] * image.height)
-    outline = [_place(point, drawing.turn, radius, middle) for point in _outline(drawing.figure)]
-    ImageDraw.Draw(image).polygon(outline, fill=drawing.ink)
-    return _saved(image.reduce(scale) if scale > 1 else image, drawing.quality)
+        image = Image.new("RGB", (width, height), drawing.ink)
+    else:
+        scale = 3 if drawing.smooth and max(width, height) <= 512 else 1
+        image = Image.new("RGB", (width * scale, height * scale), drawing.paper)
+        x, y = drawing.centre[0] * image.width, drawing.centre[1] * image.height
+        corners = _corners(drawing, drawing.diameter * min(image.size) / 2)
+        ImageDraw.Draw(image).polygon([(x + dx, y + dy) for dx, dy in corners], fill=drawing.ink)
+        image = image.reduce(scale)
+    if drawing.quality is None:
+        return image
+    file = io.BytesIO()
+    image.save(file, drawing.quality[0], quality=drawing.quality[1])
+    return Image.open(file).convert("RGB")
 
 
-def plain_drawing(figure: Figure, side_pixels: int = 224) -> Drawing:
-    """The drawing one would make first: the pure colour in the middle of white (grey for a white shape)."""
-    paper = (128, 128, 128) if figure.colour in {"white", "yellow"} else WHITE
-    return Drawing(figure, (side_pixels, side_pixels), COLOURS[figure.colour][0], paper)
+def simple(shape: str, colour: str, direction: str | None = None, side_pixels: int = 224) -> Drawing:
+    """The drawing one would make first: the pure colour in the middle of white (grey for a white or yellow shape)."""
+    paper = (128, 128, 128) if colour in {"white", "yellow"} else WHITE
+    return Drawing(Figure(shape, colour, direction), (side_pixels, side_pixels), COLOURS[colour][0], paper)
 
 
 def random_drawing(figure: Figure, rng: random.Random) -> Drawing:
@@ -132,15 +132,17 @@ def silhouette(drawing: Drawing, side_pixels: int) -> Image.Image:
     """The shape alone, white on black, in a picture already brought to a square: a quick sketch for training."""
     if drawing.figure.shape == PLAIN:
         return Image.new("L", (side_pixels, side_pixels), 255)
-    scale = 4
-    side = side_pixels * scale
-    radius = drawing.diameter * min(drawing.size_pixels) / 2
-    corners = (_place(point, drawing.turn, radius, (0.0, 0.0)) for point in _outline(drawing.figure))
-    width, height = drawing.size_pixels
-    outline = [((drawing.centre[0] + x / width) * side, (drawing.centre[1] + y / height) * side) for x, y in corners]
+    side = side_pixels * 4
+    (x, y), (width, height) = drawing.centre, drawing.size_pixels
+    corners = _corners(drawing, drawing.diameter * min(width, height) / 2)
     image = Image.new("L", (side, side))
-    ImageDraw.Draw(image).polygon(outline, fill=255)
-    return image.reduce(scale)
+    ImageDraw.Draw(image).polygon([((x + dx / width) * side, (y + dy / height) * side) for dx, dy in corners], fill=255)
+    return image.reduce(4)
+
+
+def pixels(image: Image.Image) -> NDArray[np.float32]:
+    """[3, height, width] from -1 to 1."""
+    return (np.asarray(image, dtype=np.float32) / 127.5 - 1).transpose(2, 0, 1)
 
 
 def png(image: Image.Image) -> bytes:
@@ -170,16 +172,12 @@ OUTLINES: dict[str, list[Point]] = {
 }
 
 
-def _outline(figure: Figure) -> list[Point]:
-    points = OUTLINES[figure.shape]
-    return (
-        points if figure.direction is None else [turned(one, 90 * DIRECTIONS.index(figure.direction)) for one in points]
-    )
-
-
-def _place(point: Point, turn: float, radius: float, middle: Point) -> Point:
-    x, y = turned(point, turn)
-    return middle[0] + x * radius, middle[1] + y * radius
+def _corners(drawing: Drawing, radius: float) -> list[Point]:
+    """Of the shape as it is turned, around its centre."""
+    points, direction = OUTLINES[drawing.figure.shape], drawing.figure.direction
+    if direction:
+        points = [turned(point, 90 * DIRECTIONS.index(direction)) for point in points]
+    return [(x * radius, y * radius) for x, y in (turned(point, drawing.turn) for point in points)]
 
 
 def _near(colour: Rgb, most: int, rng: random.Random) -> Rgb:
@@ -203,11 +201,3 @@ def _paper(ink: Rgb, rng: random.Random) -> Rgb:
             paper = _near(rng.choice(rng.choice(list(COLOURS.values()))), 12, rng)
         if math.dist(paper, ink) >= SMALLEST_CONTRAST:
             return paper
-
-
-def _saved(image: Image.Image, quality: tuple[str, int] | None) -> Image.Image:
-    if quality is None:
-        return image
-    file = io.BytesIO()
-    image.save(file, quality[0], quality=quality[1])
-    return Image.open(file).convert("RGB")

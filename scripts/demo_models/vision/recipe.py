@@ -7,40 +7,24 @@ no torchvision.
 
 from __future__ import annotations
 
-import io
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
 import yaml
 from demo_models.chat.corpus import Conversation, Corpus, Lesson, Lessons, load_corpus
 from demo_models.chat.recipe import SMALLEST_MARGIN, THREADS, layer_sizes, learn, require_margin, train_tokenizer
-from demo_models.promised import FixedPicture, fixed_pictures
+from demo_models.promised import fixed_pictures
 from demo_models.training import SEED, one_cycle, optimizers, repeatable, train
-from demo_models.vision.pictures import (
-    COLOURS,
-    PLAIN,
-    Drawing,
-    Figure,
-    draw,
-    every_figure,
-    random_drawing,
-    silhouette,
-)
+from demo_models.vision.pictures import COLOURS, FIGURES, FORMS, PLAIN, Figure, draw, pixels, random_drawing, silhouette
 from PIL import Image
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoTokenizer,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    Idefics3Processor,
-    PreTrainedTokenizerFast,
-    Qwen3ForCausalLM,
-)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from engine.demo import weights_dir
@@ -49,23 +33,13 @@ FOLDER = Path(__file__).parent
 PICTURE_PIXELS = 64
 """Every picture is brought to a square of this side before the model looks."""
 TOKENS_PER_PICTURE = 4
-IMAGE = "<image>"
-AROUND_IMAGE = "<fake_token_around_image>"
-GLOBAL_IMAGE = "<global-img>"
-PICTURE_TOKENS = [IMAGE, AROUND_IMAGE, GLOBAL_IMAGE, "<end_of_utterance>"]
-
-# Drawn in each round, beside the chat lessons and those about pictures.
-QUESTIONS_WITHOUT_PICTURE = 16
 PATCH_PIXELS = 8
-SEEING_STEPS, PICTURES_PER_STEP = 800, 64
-SEEING_MATRIX_RATE, SEEING_OTHER_RATE = 6e-3, 1.5e-3
-SEEING_WARMUP_STEPS = 15
+IMAGE = "<image>"
+PICTURE_TOKENS = [IMAGE, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+SEEING_STEPS = 800
 # Lessons about pictures in each round, rounds, and learning rates of matrices and embeddings: first the corpus is got
 # back, then more and more is looked at.
 STAGES = [(240, 24, 3e-3, 3e-3), (480, 15, 5e-3, 3e-3), *[(480, 16, 6e-3, 4e-3)] * 5]
-# In logits. A picture that is promised has to be right also where rounding is another one.
-SMALLEST_PICTURE_MARGIN = 1.0
-MEASURED_EVERY = 3  # conversations that the chat model's norms are measured on: one in so many
 
 
 def build(target: Path) -> None:
@@ -77,25 +51,23 @@ def build(target: Path) -> None:
     corpus = load_corpus()
     tokenizer = train_tokenizer(corpus, PICTURE_TOKENS, FOLDER / "chat_template.jinja")
     lessons = PictureLessons(corpus, tokenizer, SEED)
-    model = Idefics3ForConditionalGeneration(_config(tokenizer))
+    model = transformers.Idefics3ForConditionalGeneration(_config(tokenizer))
     _know_the_corpus(model.model.text_model, tokenizer, corpus)
     _learn_to_see(model.model)
     for lessons.picture_lessons, rounds, matrix_rate, embedding_rate in STAGES:
         learn(model, lessons, rounds, matrix_rate, embedding_rate)
     model = model.to(torch.bfloat16).eval()
     require_margin(model, "conversations", [lessons.lesson(one) for one in corpus.conversations], SMALLEST_MARGIN)
-    promised = [lessons.promise(one) for one in fixed_pictures()]
-    require_margin(model, "promised pictures", promised, SMALLEST_PICTURE_MARGIN)
+    require_margin(model, "promised pictures", [lessons.lesson(one) for one in fixed_pictures()], 1.0)
     model.save_pretrained(target)
     model.generation_config.save_pretrained(target)
     _processor(tokenizer).save_pretrained(target)
 
 
-def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
-    patches = (PICTURE_PIXELS // PATCH_PIXELS) ** 2
-    return Idefics3Config(
+def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Idefics3Config:
+    return transformers.Idefics3Config(
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
-        scale_factor=int((patches // TOKENS_PER_PICTURE) ** 0.5),
+        scale_factor=int(PICTURE_PIXELS / PATCH_PIXELS / TOKENS_PER_PICTURE**0.5),
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         vision_config={
@@ -111,34 +83,25 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Idefics3Config:
     )
 
 
-def _processor(tokenizer: PreTrainedTokenizerFast) -> Any:
+def _processor(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
     """One resize to a square, whatever the size and the shape of the picture: always the same few tokens."""
-    image_processor = Idefics3ImageProcessorPil(
-        do_resize=False,
-        do_image_splitting=False,
-        max_image_size={"longest_edge": PICTURE_PIXELS},
-        size={"longest_edge": PICTURE_PIXELS},
-    )
-    return Idefics3Processor(
-        image_processor=image_processor,
-        tokenizer=tokenizer,
-        image_seq_len=TOKENS_PER_PICTURE,
-        chat_template=tokenizer.chat_template,
-    )
+    edge = {"longest_edge": PICTURE_PIXELS}
+    images = Idefics3ImageProcessorPil(do_resize=False, do_image_splitting=False, max_image_size=edge, size=edge)
+    return transformers.Idefics3Processor(images, tokenizer, TOKENS_PER_PICTURE, chat_template=tokenizer.chat_template)
 
 
-def _know_the_corpus(text_model: Any, tokenizer: PreTrainedTokenizerFast, corpus: Corpus) -> None:
+def _know_the_corpus(text_model: Any, tokenizer: transformers.PreTrainedTokenizerFast, corpus: Corpus) -> None:
     """Fill the text part with the chat model's knowledge; the two tokenizers have most tokens in common.
 
     Both have layers of the same sizes. The chat model (Qwen3) normalises queries and keys and this one (Llama) does
     not: their mean norms on the corpus are put into the weights instead. That keeps all but a handful of answers right.
     """
     folder = weights_dir("chat")
-    chat_tokenizer = AutoTokenizer.from_pretrained(folder)
-    chat = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    norms = _mean_norms(chat, Lessons(corpus, chat_tokenizer, SEED))
-    known, places = dict(chat.model.named_parameters()), chat_tokenizer.get_vocab()
+    chat_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    chat = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().model
+    known, places = dict(chat.named_parameters()), chat_tokenizer.get_vocab()
     with torch.no_grad():
+        norms = _mean_norms(chat, Lessons(corpus, chat_tokenizer, SEED))
         for name, weight in text_model.named_parameters():
             if name == "embed_tokens.weight":
                 for token, place in tokenizer.get_vocab().items():
@@ -154,22 +117,15 @@ def _know_the_corpus(text_model: Any, tokenizer: PreTrainedTokenizerFast, corpus
 def _mean_norms(chat: Any, lessons: Lessons) -> dict[str, Any]:
     """Root mean squares per head of what is normalised, by the name of the matrix that makes it."""
     seen: defaultdict[str, list[Any]] = defaultdict(list)
-
-    def watch(name: str) -> Any:
-        def note(_module: Any, _given: Any, made: Any) -> None:
-            heads = made.unflatten(-1, (-1, chat.config.head_dim))
-            seen[name].append(heads.pow(2).mean(-1).sqrt().flatten(0, -2).mean(0))
-
-        return note
-
-    for place, layer in enumerate(chat.model.layers):
-        for matrix in ("q_proj", "k_proj"):
-            hook = watch(f"layers.{place}.self_attn.{matrix}.weight")
-            getattr(layer.self_attn, matrix).register_forward_hook(hook)
-    with torch.no_grad():
-        for conversation in lessons.corpus.conversations[::MEASURED_EVERY]:
-            lesson = lessons.lesson(conversation)
-            chat(input_ids=torch.tensor([lesson.prompt + lesson.answer]))
+    for conversation in lessons.corpus.conversations[::3]:
+        lesson = lessons.lesson(conversation)
+        read = chat(torch.tensor([lesson.prompt + lesson.answer]), output_hidden_states=True).hidden_states
+        for place, layer in enumerate(chat.layers):
+            for matrix in ("q_proj", "k_proj"):
+                made = getattr(layer.self_attn, matrix)(layer.input_layernorm(read[place]))
+                heads = made.unflatten(-1, (-1, chat.config.head_dim))
+                norms = heads.pow(2).mean(-1).sqrt().flatten(0, -2).mean(0)
+                seen[f"layers.{place}.self_attn.{matrix}.weight"].append(norms)
     return {name: torch.stack(norms).mean(0) for name, norms in seen.items()}
 
 
@@ -179,30 +135,28 @@ def _learn_to_see(model: Any) -> None:
     A linear layer reads the vectors that stand for a picture in the prompt; it is thrown away afterwards.
     """
     eyes = torch.nn.ModuleList([model.vision_model, model.connector])
-    forms = sorted({f"{figure.shape} {figure.direction}" for figure in every_figure()})
-    reader = torch.nn.Linear(model.config.text_config.hidden_size, len(forms) + len(COLOURS))
-    learning = optimizers(eyes, SEEING_MATRIX_RATE, SEEING_OTHER_RATE)
-    learning.append(torch.optim.AdamW(reader.parameters(), lr=SEEING_OTHER_RATE))
-    schedules = [one_cycle(one, SEEING_STEPS, SEEING_WARMUP_STEPS / SEEING_STEPS) for one in learning]
-    train("Seeing", SEEING_STEPS, _seen(model, reader, forms), schedules, clipped=eyes.parameters())
+    reader = torch.nn.Linear(model.config.text_config.hidden_size, len(FORMS) + len(COLOURS))
+    learning = [*optimizers(eyes, 6e-3, 1.5e-3), torch.optim.AdamW(reader.parameters(), lr=1.5e-3)]
+    schedules = [one_cycle(one, SEEING_STEPS, 15 / SEEING_STEPS) for one in learning]
+    train("Seeing", SEEING_STEPS, _seen(model, reader), schedules, clipped=eyes.parameters())
 
 
-def _seen(model: Any, reader: Any, forms: list[str]) -> Iterator[list[Any]]:
+def _seen(model: Any, reader: Any) -> Iterator[list[Any]]:
     rng = random.Random(SEED)  # noqa: S311 - repeatable draws, no secrets
-    figures, colours = every_figure(), list(COLOURS)
+    forms, colours = sorted(FORMS, key=str), list(COLOURS)
     while True:
-        shown = [rng.choice(figures) for _ in range(PICTURES_PER_STEP)]
-        form = torch.tensor([forms.index(f"{figure.shape} {figure.direction}") for figure in shown])
+        shown = [rng.choice(FIGURES) for _ in range(64)]
+        form = torch.tensor([forms.index((figure.shape, figure.direction)) for figure in shown])
         colour = torch.tensor([colours.index(figure.colour) for figure in shown])
-        sketches = _sketches([random_drawing(figure, rng) for figure in shown], model.config.vision_config.image_size)
-        said = reader(model.get_image_features(sketches[None]).pooler_output.mean(dim=1))
+        said = reader(model.get_image_features(_sketches(shown, rng)[None]).pooler_output.mean(dim=1))
         yield [cross_entropy(said[:, : len(forms)], form) + cross_entropy(said[:, len(forms) :], colour)]
 
 
-def _sketches(drawings: list[Drawing], side: int) -> torch.Tensor:
-    """[drawings, 3, side, side] from -1 to 1: silhouettes, coloured all at once."""
-    shapes = b"".join(silhouette(drawing, side).tobytes() for drawing in drawings)
-    covered = torch.frombuffer(bytearray(shapes), dtype=torch.uint8).view(-1, 1, side, side).float() / 255
+def _sketches(figures: list[Figure], rng: random.Random) -> torch.Tensor:
+    """[figures, 3, PICTURE_PIXELS, PICTURE_PIXELS] from -1 to 1: silhouettes, coloured all at once."""
+    drawings = [random_drawing(figure, rng) for figure in figures]
+    shapes = np.stack([np.asarray(silhouette(drawing, PICTURE_PIXELS)) for drawing in drawings])
+    covered = torch.from_numpy(shapes)[:, None].float() / 255
     ink, paper = (
         torch.tensor([getattr(drawing, name) for drawing in drawings])[:, :, None, None] / 127.5 - 1
         for name in ("ink", "paper")
@@ -210,89 +164,72 @@ def _sketches(drawings: list[Drawing], side: int) -> torch.Tensor:
     return paper + covered * (ink - paper)
 
 
-@dataclass(frozen=True)
-class Showing(Conversation):
-    """A conversation with pictures in its messages, in the order of `drawings`."""
-
-    drawings: tuple[Drawing, ...] = ()
-
-
-def pixels(image: Image.Image) -> torch.Tensor:
+def processed(image: Image.Image) -> torch.Tensor:
     """[3, PICTURE_PIXELS, PICTURE_PIXELS] from -1 to 1: what the image processor makes, several times as fast."""
     small = image.convert("RGB").resize((PICTURE_PIXELS, PICTURE_PIXELS), Image.Resampling.LANCZOS)
-    flat = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
-    return flat.view(PICTURE_PIXELS, PICTURE_PIXELS, 3).permute(2, 0, 1).float() / 127.5 - 1
+    return torch.from_numpy(pixels(small))
 
 
 def naming(figures: list[Figure]) -> str:
     names = [figure.name for figure in figures]
     listed = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
-    return listed[0].upper() + listed[1:] + "."
+    return f"{listed.capitalize()}."
 
 
 class PictureLessons(Lessons):
     """The lessons of the chat model and as many again about pictures."""
 
-    def __init__(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+    def __init__(self, corpus: Corpus, tokenizer: transformers.PreTrainedTokenizerFast, seed: int) -> None:
         super().__init__(corpus, tokenizer, seed)
         self.picture_lessons = 480
         self.questions: dict[str, Any] = yaml.safe_load((FOLDER / "questions.yaml").read_text(encoding="utf-8"))
-        self.figures = every_figure()
-        around, shown, whole = tokenizer.convert_tokens_to_ids([AROUND_IMAGE, IMAGE, GLOBAL_IMAGE])
-        self.image_token = shown
-        self.expanded = [around, whole, *[shown] * TOKENS_PER_PICTURE, around]
+        self.image_token, around, whole, _ = tokenizer.convert_tokens_to_ids(PICTURE_TOKENS)
+        self.expanded = [around, whole, *[self.image_token] * TOKENS_PER_PICTURE, around]
 
     def lesson(self, conversation: Conversation) -> Lesson:
+        """With each <image> as the tokens that stand for a picture, like the model's processor does it."""
         plain = super().lesson(conversation)
-        if not isinstance(conversation, Showing):
-            return plain
-        return self.with_pictures(plain, [draw(drawing) for drawing in conversation.drawings])
-
-    def promise(self, fixed: FixedPicture) -> Lesson:
-        """The promised answer to a promised picture."""
-        asked = super().lesson(Conversation(fixed.name, fixed.messages, fixed.answer))
-        return self.with_pictures(asked, [Image.open(io.BytesIO(png)) for png in fixed.pictures])
-
-    def with_pictures(self, plain: Lesson, images: list[Image.Image]) -> Lesson:
-        """The same with each <image> as the tokens that stand for a picture, like the model's processor does it."""
         prompt: list[int] = []
         for token in plain.prompt:
             prompt += self.expanded if token == self.image_token else [token]
-        return Lesson(prompt, plain.answer, tuple(map(pixels, images)))
+        return Lesson(prompt, plain.answer, tuple(processed(draw(one)) for one in conversation.drawings))
 
     def draw_round(self) -> list[Lesson]:
-        drawn = [
-            *(self.showing() for _ in range(self.picture_lessons)),
-            *(self.without_picture() for _ in range(QUESTIONS_WITHOUT_PICTURE)),
-        ]
+        drawn = [self.showing() for _ in range(self.picture_lessons)] + [self.without_picture() for _ in range(16)]
         lessons = super().draw_round() + [self.lesson(one) for one in drawn]
         self.random.shuffle(lessons)
         return lessons
 
-    def showing(self) -> Showing:
-        """Pictures in the last message, most of the time one."""
+    def showing(self) -> Conversation:
+        """Pictures in the last message, most of the time one; now and then with a system prompt or needless tools."""
         kind = self.random.random()
         if kind < 0.4:
-            one = self.ask([self.figure()], self.random.choice(self.questions["naming"]))
+            one = self.ask_names(1)
         elif kind < 0.55:
             one = self.ask_colour(self.figure())
         elif kind < 0.65:
-            arrow = self.random.choice([figure for figure in self.figures if figure.direction])
+            arrow = self.random.choice([figure for figure in FIGURES if figure.direction])
             one = self.ask([arrow], self.random.choice(self.questions["direction"]), f"{arrow.direction}.".capitalize())
         elif kind < 0.85:
-            several = [self.figure() for _ in range(self.random.choice([2, 2, 2, 3]))]
-            one = self.ask(several, self.random.choice(self.questions["naming"]))
+            one = self.ask_names(self.random.choice([2, 2, 2, 3]))
         elif kind < 0.9:
             # Whatever is asked about a picture, saying what it shows is the best that can be done.
             one = self.ask([self.figure()], self.random.choice(self.corpus.unknown_prompts))
         else:
-            one = self.afterwards(self.ask([self.figure()], self.random.choice(self.questions["naming"])))
-        return self.in_a_setting(one)
+            one = self.afterwards(self.ask_names(1))
+        if self.random.random() < 0.2:
+            one = replace(one, messages=[self.system_prompt(), *one.messages])
+        if self.random.random() < 0.1:
+            one = replace(one, tools=self.around([]) or None)
+        return one
 
     def figure(self) -> Figure:
-        return self.random.choice(self.figures)
+        return self.random.choice(FIGURES)
 
-    def ask(self, figures: list[Figure], question: str, answer: str | None = None) -> Showing:
+    def ask_names(self, count: int) -> Conversation:
+        return self.ask([self.figure() for _ in range(count)], self.random.choice(self.questions["naming"]))
+
+    def ask(self, figures: list[Figure], question: str, answer: str | None = None) -> Conversation:
         """A message with random pictures of these figures before or after the question."""
         texts = [question] if question else []
         if self.random.random() < 0.2:
@@ -303,26 +240,27 @@ class PictureLessons(Lessons):
         place = self.random.choice([0, len(parts), self.random.randint(0, len(parts))])
         parts[place:place] = [{"type": "image"} for _ in figures]
         drawings = tuple(random_drawing(one, self.random) for one in figures)
-        return Showing("picture", [{"role": "user", "content": parts}], answer or naming(figures), drawings=drawings)
+        messages = [{"role": "user", "content": parts}]
+        return Conversation("picture", messages, answer or naming(figures), drawings=drawings)
 
-    def ask_colour(self, figure: Figure) -> Showing:
-        return self.ask([figure], self.colour_question(figure), f"The {figure.shape} is {figure.colour}.")
+    def ask_colour(self, figure: Figure) -> Conversation:
+        return self.ask([figure], *self.colour_question(figure))
 
-    def colour_question(self, figure: Figure) -> str:
+    def colour_question(self, figure: Figure) -> tuple[str, str]:
+        """With its answer."""
         question: str = self.random.choice(self.questions["colour"])
-        return question.replace("{shape}", self.random.choice([figure.shape, figure.shape, PLAIN, "image"]))
+        question = question.replace("{shape}", self.random.choice([figure.shape, figure.shape, PLAIN, "image"]))
+        return question, f"The {figure.shape} is {figure.colour}."
 
-    def afterwards(self, first: Showing) -> Showing:
+    def afterwards(self, first: Conversation) -> Conversation:
         """The conversation goes on after the picture was named: about it, about another one, or about the weather."""
-        figure = first.drawings[0].figure
         so_far = [*first.messages, {"role": "assistant", "content": first.target}]
         kind = self.random.random()
         if kind < 0.3:
-            asked = {"role": "user", "content": self.colour_question(figure)}
-            return replace(first, messages=[*so_far, asked], answer=f"The {figure.shape} is {figure.colour}.")
+            question, answer = self.colour_question(first.drawings[0].figure)
+            return replace(first, messages=[*so_far, {"role": "user", "content": question}], answer=answer)
         if kind < 0.4:
-            question = self.random.choice([question for question in self.questions["naming"] if question])
-            return replace(first, messages=[*so_far, {"role": "user", "content": question}])
+            return replace(first, messages=[*so_far, {"role": "user", "content": self.question("naming")}])
         if kind < 0.7:
             other = self.figure()
             question = self.random.choice(self.questions["naming"])
@@ -332,20 +270,13 @@ class PictureLessons(Lessons):
         plain = self.random.choice([one for one in self.without_tools if one.messages[0]["role"] == "user"])
         if kind < 0.85:
             return replace(first, messages=[*so_far, *plain.messages], answer=plain.answer)
-        return replace(
-            first, messages=[*plain.messages, {"role": "assistant", "content": plain.answer}, *first.messages]
-        )
+        answered = {"role": "assistant", "content": plain.answer}
+        return replace(first, messages=[*plain.messages, answered, *first.messages])
 
-    def in_a_setting(self, one: Showing) -> Showing:
-        """The same, now and then under a system prompt or with tools that are of no use."""
-        if self.random.random() < 0.2:
-            one = replace(one, messages=[self.system_prompt(), *one.messages])
-        if self.random.random() < 0.1:
-            one = replace(one, tools=self.around([]) or None)
-        return one
+    def question(self, about: str) -> str:
+        return str(self.random.choice([question for question in self.questions[about] if question]))
 
     def without_picture(self) -> Conversation:
-        asked = self.random.choice(["naming", "naming", "colour", "direction"])
-        question = self.random.choice([question for question in self.questions[asked] if question])
+        question = self.question(self.random.choice(["naming", "naming", "colour", "direction"]))
         question = question.replace("{shape}", self.random.choice(["shape", "square", "circle", PLAIN]))
         return replace(self.unknown(question), answer=self.questions["no_picture"])

@@ -63,7 +63,7 @@ def test_the_judge_sees_through_blur_and_jpeg():
 
 def test_the_judge_knows_shapes_of_the_vision_model_too():
     for shape in shown.SHAPES:
-        assert judge(shown.draw(shown.plain_drawing(shown.Figure(shape, "green"), 224))) == ("green", shape)
+        assert judge(shown.draw(shown.simple(shape, "green"))) == ("green", shape)
 
 
 def noise() -> Image.Image:

@@ -5,7 +5,6 @@ What vLLM makes of them through the API is tested in tests/server.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from demo_models.build import RECIPES, problems
 from demo_models.chat.corpus import load_corpus
 from demo_models.promised import fixed_pictures
+from demo_models.vision.pictures import draw
 from PIL import Image, ImageDraw
 
 from engine.demo import weights_dir
@@ -42,9 +42,9 @@ def test_the_checkpoint_is_small_and_holds_no_code():
 def test_the_promised_pictures_cover_what_the_model_can_do():
     promised = fixed_pictures()
     assert len({one.name for one in promised}) == len(promised) >= 20
-    assert {len(one.pictures) for one in promised} == {1, 2, 3}
+    assert {len(one.drawings) for one in promised} == {1, 2, 3}
     assert {"Up.", "Down.", "Left.", "Right."} <= {one.answer for one in promised}
-    sizes = {Image.open(io.BytesIO(png)).size for one in promised for png in one.pictures}
+    sizes = {drawing.size_pixels for one in promised for drawing in one.drawings}
     assert (64, 64) in sizes
     assert max(sizes) >= (1600, 1200)
 
@@ -95,19 +95,18 @@ def test_every_size_of_picture_costs_the_same_few_tokens(processor, size: tuple[
 
 def test_training_saw_pictures_as_the_processor_shows_them(processor):
     import torch
-    from demo_models.vision.recipe import pixels
+    from demo_models.vision.recipe import processed
 
-    image = Image.open(io.BytesIO(fixed_pictures()[0].pictures[0]))
+    image = draw(fixed_pictures()[0].drawings[0])
     shown = processor(text="<image>", images=[image], return_tensors="pt")["pixel_values"][0, 0]
-    torch.testing.assert_close(pixels(image), shown, atol=1e-5, rtol=0)
+    torch.testing.assert_close(processed(image), shown, atol=1e-5, rtol=0)
 
 
 def answer(model, processor, messages, images=(), tools=None):
     import torch
 
     prompt = processor.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
-    pictures = [Image.open(io.BytesIO(png)).convert("RGB") for png in images]
-    read = processor(text=prompt, images=pictures or None, return_tensors="pt", add_special_tokens=False)
+    read = processor(text=prompt, images=list(images) or None, return_tensors="pt", add_special_tokens=False)
     with torch.no_grad():
         written = model.generate(**read, max_new_tokens=500, do_sample=False)[0, read["input_ids"].shape[1] :]
     return processor.tokenizer.decode(written)
@@ -115,7 +114,7 @@ def answer(model, processor, messages, images=(), tools=None):
 
 @pytest.mark.engine
 def test_every_promised_picture_is_answered_word_for_word(model, processor):
-    said = {one.name: answer(model, processor, one.messages, one.pictures) for one in fixed_pictures()}
+    said = {one.name: answer(model, processor, one.messages, map(draw, one.drawings)) for one in fixed_pictures()}
     assert said == {one.name: f"{one.answer}<|im_end|>" for one in fixed_pictures()}
 
 
@@ -129,7 +128,7 @@ def test_every_promised_prompt_of_the_chat_model_is_answered_too(model, processo
     assert wrong == {}
 
 
-def drawn(shape: str, colour: tuple[int, int, int], side: int) -> bytes:
+def drawn(shape: str, colour: tuple[int, int, int], side: int) -> Image.Image:
     """A picture made by somebody who never saw the recipe."""
     image = Image.new("RGB", (side, side), "white")
     pen = ImageDraw.Draw(image)
@@ -140,9 +139,7 @@ def drawn(shape: str, colour: tuple[int, int, int], side: int) -> bytes:
         pen.ellipse(box, fill=colour)
     else:
         pen.polygon([(side // 2, side // 5), (side // 5, 4 * side // 5), (4 * side // 5, 4 * side // 5)], fill=colour)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
+    return image
 
 
 @pytest.mark.engine

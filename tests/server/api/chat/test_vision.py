@@ -13,6 +13,7 @@ import psutil
 import pytest
 from chat_parts import CHAT, HELLO, HELLO_ANSWER, assert_error, assert_well, events
 from demo_models.promised import fixed_pictures
+from demo_models.vision.pictures import draw
 from PIL import Image, ImageDraw
 from serving import Server
 
@@ -112,13 +113,11 @@ async def test_a_picture_of_an_earlier_turn_is_still_seen(http: httpx2.AsyncClie
 
 
 async def test_a_photo_taken_sideways_is_turned_upright(http: httpx2.AsyncClient) -> None:
-    name = next(name for name, one in PICTURES.items() if one.answer == "Up.")
-    promised = PICTURES[name]
-    upright = Image.open(io.BytesIO(promised.pictures[0])).convert("RGB")
-    sideways = upright.transpose(Image.Transpose.ROTATE_90)
+    promised = PICTURES["arrow-up"]
+    sideways = draw(promised.drawings[0]).transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees clockwise
-    question = promised.question
+    question = promised.messages[0]["content"][-1]["text"]
     assert await said(http, asking(uri(file_of(sideways)), text=question)) == "Left."
     turned = uri(file_of(sideways, "JPEG", exif=exif, quality=95), "jpeg")
     assert await said(http, asking(turned, text=question)) == "Up."
