@@ -16,13 +16,14 @@ import random
 import re
 import resource
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import httptools
 import msgspec
@@ -38,12 +39,14 @@ _LONGEST_SECONDS = 900.0
 _LONGEST_JOB_SECONDS = 3600.0
 _PAUSE_SECONDS = 0.05  # after a refusal
 _SHOWN_BYTES = 300
+_READ_BYTES = 2**18
 _LOG_LINES = 15
 _EVENT_END = re.compile(rb"\n\r?\n")
 _TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers send first has an empty one
 _USAGE = re.compile(rb'"usage":\s*\{')
 _SPAWN = multiprocessing.get_context("spawn")
 Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, each with the moment at which it came
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 class BenchError(Exception):
@@ -160,67 +163,47 @@ def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) 
     ]
 
 
-class Connection(asyncio.Protocol):
-    """A keep-alive connection for one request at a time; of a stream it keeps what came, and when, for later."""
+class Connection:
+    """A keep-alive connection for one request at a time; of an answer it keeps what came, and when, for later."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._parser: Any = None
-        self._answer = Answer(0, 0.0, 0.0)
-        self._pieces: Pieces = []
-        self._moment = 0.0
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._answer, self._pieces = Answer(0, 0.0, 0.0), Pieces()
+        self._moment, self._complete = 0.0, False
 
     @property
     def usable(self) -> bool:
         """Whether another request can be sent."""
-        return self._transport is not None and not self._transport.is_closing()
+        return not self._reader.at_eof() and not self._writer.is_closing()
 
     async def send(self, request: bytes, answer: Answer, start: float) -> Pieces:
         """Send a request and return the pieces of its answer; times count from `start`."""
-        self._answer, self._parser, self._pieces = answer, httptools.HttpResponseParser(self), []
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._answer, self._pieces, self._complete = answer, Pieces(), False
+        parser = httptools.HttpResponseParser(self)
         answer.started = time.perf_counter() - start
-        if self._transport is None:
-            self.connection_lost(None)
-        else:
-            self._transport.write(request)
         try:
+            self._writer.write(request)
             async with asyncio.timeout(_LONGEST_SECONDS):
-                await self._waiter
+                while not self._complete:
+                    data = await self._reader.read(_READ_BYTES)
+                    self._moment = time.perf_counter() - start
+                    if not data:
+                        raise ConnectionError("the connection was closed before the end")
+                    parser.feed_data(data)
+            answer.status = parser.get_status_code()
         except TimeoutError:
             answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
+        except (OSError, httptools.HttpParserError) as error:
+            answer.problem = f"not all of an HTTP/1.1 answer: {error}"
         finally:
             answer.finished = time.perf_counter() - start
-            if self._waiter.cancelled() or not self._waiter.done() or answer.problem:
+            if not self._complete or not parser.should_keep_alive():
                 self.close()
-        return [(moment - start, data) for moment, data in self._pieces]
+        return self._pieces
 
     def close(self) -> None:
         """Close it at once."""
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if self._waiter is not None and not self._waiter.done():
-            self._answer.problem = f"the connection was closed before the end ({exc or 'no error'})"
-            self._waiter.set_result(None)
-
-    def data_received(self, data: bytes) -> None:
-        if self._waiter is None or self._waiter.done():
-            self.close()  # not asked for
-            return
-        self._moment = time.perf_counter()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self.close()
-            self.connection_lost(ValueError(f"not HTTP/1.1: {error}"))
+        self._writer.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -232,11 +215,7 @@ class Connection(asyncio.Protocol):
         self._pieces.append((self._moment, body))
 
     def on_message_complete(self) -> None:
-        self._answer.status = self._parser.get_status_code()
-        if not self._parser.should_keep_alive():
-            self.close()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._complete = True
 
 
 def parse(answer: Answer, pieces: Pieces, *, keep_body: bool = False) -> None:
@@ -330,8 +309,7 @@ class Load:
 
     async def _open(self) -> Connection:
         try:
-            loop = asyncio.get_running_loop()
-            return (await loop.create_connection(Connection, self._job.host, self._job.port))[1]
+            return Connection(*await asyncio.open_connection(self._job.host, self._job.port))
         except OSError as error:
             raise BenchError(f"cannot connect to {self._job.host} port {self._job.port}: {error}") from error
 
@@ -411,58 +389,45 @@ async def run_vllm(job: VllmJob) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LoadGenerator:
-    """The process that does jobs, one at a time; what it prints is in `log`."""
+    """A process that does jobs by `work`, one at a time; what it prints is in `log`."""
 
-    pipe: Pipe
+    pool: ProcessPoolExecutor
+    work: Work
     log: Path
 
     async def run(self, job: Any) -> Any:
         """Have it do one job and return the result. Raises `BenchError`."""
-        self.pipe.send(job)
         try:
-            if not await asyncio.to_thread(self.pipe.poll, _LONGEST_JOB_SECONDS):
-                raise BenchError(f"The load generator gave no sign for {_LONGEST_JOB_SECONDS:.0f} s.{tail(self.log)}")
-            result = self.pipe.recv()
-        except EOFError:
-            raise BenchError(f"The load generator ended by itself.{tail(self.log)}") from None
-        if isinstance(result, BenchError):
-            raise BenchError(f"The load generator reports: {result}{tail(self.log)}")
-        return result
+            async with asyncio.timeout(_LONGEST_JOB_SECONDS):
+                return await asyncio.wrap_future(self.pool.submit(_do, self.work, job))
+        except (BenchError, BrokenProcessPool, TimeoutError) as error:
+            why = str(error) or f"no sign of it for {_LONGEST_JOB_SECONDS:.0f} s"
+            raise BenchError(f"The load generator reports: {why}{tail(self.log)}") from None
 
 
-@asynccontextmanager
-async def load_generator(
-    environment: dict[str, str], log: Path, work: Callable[[Any], Coroutine[Any, Any, Any]] = run_load
-) -> AsyncIterator[LoadGenerator]:
-    """Start a process that does jobs by `work`, and end it afterwards."""
-    ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_do_jobs, args=(theirs, work, environment, log), daemon=True)
-    process.start()
-    theirs.close()
+@contextmanager
+def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[LoadGenerator]:
+    """Have a process for jobs, which ends at once afterwards."""
+    pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
     try:
-        yield LoadGenerator(ours, log)
+        yield LoadGenerator(pool, work, log)
     finally:
-        process.kill()
-        process.join()
-        ours.close()
+        for process in multiprocessing.active_children():
+            process.kill()
+        pool.shutdown()
 
 
-def _do_jobs(
-    jobs: Pipe, work: Callable[[Any], Coroutine[Any, Any, Any]], environment: dict[str, str], log: Path
-) -> None:
+def _begin(environment: dict[str, str], log: Path) -> None:
     os.setsid()  # Ctrl-C reaches the parent alone, which ends its children in order
     os.environ.clear()
     os.environ.update(environment)
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(EOFError):
-        while True:
-            job = jobs.recv()
-            try:
-                jobs.send(runner.run(work(job)))
-            except BenchError as error:
-                jobs.send(error)
+
+
+def _do(work: Work, job: Any) -> Any:
+    return uvloop.run(work(job))
 
 
 def tail(log: Path) -> str:
