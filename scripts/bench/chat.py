@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from bench import report
-from bench.load import CHAT, BenchError, LoadGenerator, LoadResult, VllmJob, load_generator, run_vllm
-from bench.servers import HEARTH, RUST, SERVE, Meter, Server, Start, Usage, Workspace, running, say, start_hearth
+from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, VllmJob, load_generator, run_vllm
+from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
 from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 
+Ask: TypeAlias = Callable[[Server, LoadJob], Awaitable[report.Figures]]
 _FEWEST_REQUESTS = 8
 _FEWEST_ROUNDS = 2
 _LATENCIES = {
@@ -82,7 +84,7 @@ class Chat(report.Benchmark):
                 starts[checkout.name] = partial(start_hearth, theirs)
             say(f"Starting {', '.join(starts)}.")
             servers = dict(zip(starts, await stack.enter_async_context(running(place, *starts.values())), strict=True))
-            asks: dict[str, Ask] = dict.fromkeys(self.kinds, self._ask)
+            asks: dict[str, Ask] = dict.fromkeys(self.kinds, _ask)
             if load == "vllm" and "streamed" in asks:
                 generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))
                 asks["streamed"] = partial(self._ask_by_vllm, generator, weights)
@@ -109,60 +111,48 @@ class Chat(report.Benchmark):
 
         In whole rounds, because the requests of a round begin and end together: a part of one would run half empty.
         """
-        case = f"{kind}, {streams}"
-        warm = Run(kind == "streamed", streams, max(streams, _FEWEST_REQUESTS), f"warm {case}", seed=10_000 + streams)
-        speeds = [(await ask(server, warm))["requests_per_second"] or 0.0 for server in servers.values()]
-        rounds = max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, round(speeds[0] * self.seconds / streams))
+        case, streamed = f"{kind}, {streams}", kind == "streamed"
 
-        async def measure(server: Server, repeat: int) -> report.Figures:
-            return await ask(server, Run(warm.streamed, streams, rounds * streams, f"{repeat} {case}", seed=repeat))
+        async def measure(server: Server, label: object, requests: int) -> report.Figures:
+            how: dict[str, Any] = {"streamed": streamed, "streams": streams, "requests": requests}
+            return await ask(server, server.chat(f"{label} {case}", self.max_tokens, **how))
 
-        each = {name: partial(measure, server) for name, server in servers.items()}
+        warm = [await measure(server, "warm", max(streams, _FEWEST_REQUESTS)) for server in servers.values()]
+        fill = round((warm[0]["requests_per_second"] or 0.0) * self.seconds / streams)
+        requests = streams * max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, fill)
+        each = {name: partial(measure, server, requests=requests) for name, server in servers.items()}
         return await report.in_turns(case, each, repeats=self.repeats, headline="requests_per_second")
 
-    async def _ask(self, server: Server, run: Run) -> report.Figures:
-        counts = {"streams": run.streams, "requests": run.requests}
-        result, usage = await server.measure(server.chat(run.label, self.max_tokens, streamed=run.streamed, **counts))
-        return answer_figures(result) | usage_figures(usage, result.tokens, result.cpu_seconds)
-
-    async def _ask_by_vllm(self, generator: LoadGenerator, weights: Path, server: Server, run: Run) -> report.Figures:
-        """Do a streamed run by `vllm bench serve`, which takes the tokenizer from `weights`."""
+    async def _ask_by_vllm(
+        self, generator: LoadGenerator, weights: Path, server: Server, job: LoadJob
+    ) -> report.Figures:
+        """Do a job by `vllm bench serve`, which takes the tokenizer from `weights`."""
         options = {
             "backend": "openai-chat",
-            "base-url": f"http://{server.host}:{server.port}",
-            "endpoint": CHAT,
+            "base-url": f"http://{job.host}:{job.port}",
+            "endpoint": job.path,
             "model": weights,
             "served-model-name": server.model,
             "dataset-name": "random",
             "random-input-len": self.prompt_tokens,
             "random-output-len": self.max_tokens,
-            "num-prompts": run.requests,
-            "max-concurrency": run.streams,
-            "seed": run.seed,
+            "num-prompts": job.requests,
+            "max-concurrency": job.streams,
+            "seed": zlib.crc32(job.label.encode()),
             "temperature": 0,
             "ready-check-timeout-sec": 0,
             "percentile-metrics": "ttft,itl,e2el",
             "metric-percentiles": "50,95,99",
         }
         arguments = [*(f"--{name}={value}" for name, value in options.items()), "--ignore-eos", "--disable-tqdm"]
-        meter = Meter(server.pid)
-        found = await generator.run(VllmJob(arguments, server.key))
-        used = usage_figures(meter.stop(), found["total_output_tokens"], found["load_cpu_seconds"])
-        return vllm_figures(found) | used
+        found, used = await server.measure(VllmJob(arguments, job.key), generator)
+        return vllm_figures(found) | usage_figures(used, found["total_output_tokens"], found["load_cpu_seconds"])
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run: `requests` requests, `streams` at the same time."""
-
-    streamed: bool
-    streams: int
-    requests: int
-    label: str
-    seed: int
-
-
-Ask: TypeAlias = Callable[[Server, Run], Awaitable[report.Figures]]
+async def _ask(server: Server, job: LoadJob) -> report.Figures:
+    """Do a job by our own load generator. Raises `BenchError`."""
+    result, used = await server.measure(job)
+    return answer_figures(result) | usage_figures(used, result.tokens, result.cpu_seconds)
 
 
 def save_plot(rows: Sequence[report.Row], file: Path) -> None:

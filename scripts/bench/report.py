@@ -10,7 +10,7 @@ import re
 import statistics
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
+import numpy as np
 import psutil
 import typer
 from bench.load import BenchError
@@ -150,10 +151,7 @@ class Benchmark:
 
 def conditions(place: Workspace) -> dict[str, Any]:
     """Return what is needed to compare the figures with those of another day or machine."""
-    versions = {}
-    for name in _DISTRIBUTIONS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+    installed = importlib.metadata.distributions()
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,24 +161,17 @@ def conditions(place: Workspace) -> dict[str, Any]:
         "load_average_1_min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "versions": versions,
+        "versions": {one.name: one.version for one in installed if one.name in _DISTRIBUTIONS},
         "omp_num_threads": place.environment["OMP_NUM_THREADS"],
         "models": {name: spec.engine.model_dump() for name, spec in load_config(place.models).models.items()},
         "weights_dir": place.weights_dir if place.weights_dir.is_dir() else "none: demo models",
     }
 
 
-def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return a percentile (1 to 99), interpolated between the two nearest values; None if there are no values."""
-    if len(values) < 2:
-        return values[0] if values else None
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 def percentiles_ms(name: str, seconds: Sequence[float], *percents: int) -> Figures:
-    """Return `name_p50_ms` and so on of values in seconds."""
-    found = {percent: percentile(seconds, percent) for percent in percents}
-    return {f"{name}_p{percent}_ms": None if value is None else value * 1000 for percent, value in found.items()}
+    """Return `name_p50_ms` and so on of values in seconds; None if there are no values."""
+    found = (np.percentile(seconds, percents) * 1000).tolist() if len(seconds) else [None] * len(percents)
+    return {f"{name}_p{percent}_ms": value for percent, value in zip(percents, found, strict=True)}
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
@@ -238,7 +229,7 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     """Print the medians and ratios of all figures that have a value. Outside a terminal it is Markdown."""
     found = [figures for row in rows for figures in row.medians.values()]
     names = [*dict.fromkeys(name for figures in found for name, value in figures.items() if value is not None)]
-    sys.stdout.write(f"\n{title}\n")
+    print(f"\n{title}")
     for first in range(0, len(names), _COLUMNS):
         _print_part(rows, names[first : first + _COLUMNS])
 
@@ -256,10 +247,7 @@ def _print_part(rows: Sequence[Row], names: Sequence[str]) -> None:
         for other, ratio in row.ratios.items():
             cells = (shown(ratio.get(name), decimals=2) for name in names)
             table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
-    with console.capture() as capture:
-        console.print(table)
-    lines = [line for line in capture.get().splitlines() if line.strip()]
-    sys.stdout.write("\n".join(["", *lines, ""]))
+    console.print(table)
 
 
 def check_plot(file: Path | None) -> None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+import anyio
 import msgspec
 import psutil
 import yaml
-from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, chat_body, load_generator, tail
+from bench.load import BenchError, LoadGenerator, LoadJob, chat_body, load_generator, tail
 
 from engine import ANSWERS, ConfigError, load_config
 
@@ -156,11 +157,13 @@ class Server:
         """Return a job of equal chat requests."""
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
-    async def measure(self, job: LoadJob) -> tuple[LoadResult, Usage]:
-        """Do one run and meter the server meanwhile. Raises `BenchError`."""
-        meter = Meter(self.pid)
-        result: LoadResult = await self.generator.run(job)
-        return result, meter.stop()
+    async def measure(self, job: Any, generator: LoadGenerator | None = None) -> tuple[Any, Usage]:
+        """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
+        api, engine = family(self.pid)
+        before = cpu_seconds(api), cpu_seconds(engine)
+        result = await (generator or self.generator).run(job)
+        used = cpu_seconds(api) - before[0], cpu_seconds(engine) - before[1]
+        return result, Usage(*used, pss_bytes(api), pss_bytes(engine))
 
     async def states(self) -> dict[str, str]:
         """Return the state of each model, nothing while nothing listens. Raises `BenchError` if one cannot load."""
@@ -244,17 +247,11 @@ async def start_server(
 async def create_key(place: Workspace, name: str = "bench") -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
     scopes = [word for scope in _SCOPES for word in ("--scope", scope)]
-    process = await asyncio.create_subprocess_exec(
-        *(place.hearth, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=place.environment,
-        cwd=place.checkout,
-    )
-    output, errors = await process.communicate()
-    if process.returncode != 0:
-        raise BenchError(f"No key could be made: {errors.decode(errors='replace').strip()}")
-    key: str = msgspec.json.decode(output)["key"]
+    command = (place.hearth, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
+    done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"No key could be made: {done.stderr.decode(errors='replace').strip()}")
+    key: str = msgspec.json.decode(done.stdout)["key"]
     return key
 
 
@@ -295,24 +292,6 @@ class Usage:
     engine_pss_bytes: int
 
 
-class Meter:
-    """Measures the process `pid` and its descendants, from now until `stop`."""
-
-    def __init__(self, pid: int) -> None:
-        self._api, self._engine = family(pid)
-        self._before = cpu_seconds(self._api), cpu_seconds(self._engine)
-
-    def stop(self) -> Usage:
-        """Return what was used since. Raises `BenchError` if a process has ended."""
-        api, engine = self._before
-        return Usage(
-            cpu_seconds(self._api) - api,
-            cpu_seconds(self._engine) - engine,
-            pss_bytes(self._api),
-            pss_bytes(self._engine),
-        )
-
-
 def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
     """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `BenchError`."""
     with all_running():
@@ -348,5 +327,4 @@ def all_running() -> Iterator[None]:
 
 def say(line: str) -> None:
     """Print progress; stdout is for the report."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    print(line, file=sys.stderr, flush=True)

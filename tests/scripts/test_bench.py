@@ -17,8 +17,8 @@ from bench.batch import Batch
 from bench.chat import answer_figures, usage_figures
 from bench.images import poisson
 from bench.load import NUMBER, Answer, BenchError, LoadJob, LoadResult, beats, load_generator, run_load
-from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentile, print_table, row_of, shown
-from bench.servers import TIER, Meter, Usage, open_workspace
+from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentiles_ms, print_table, row_of, shown
+from bench.servers import TIER, Usage, cpu_seconds, family, open_workspace, pss_bytes
 from bench.soak import growth, outcome
 from bench.vllm_server import flags, serve_arguments
 
@@ -156,10 +156,10 @@ async def test_a_connection_whose_client_left_is_not_used_again():
 
 
 def test_percentiles_medians_and_ratios():
-    assert percentile([], 50) is None
-    assert percentile([3.0], 99) == 3.0
-    assert percentile([4, 1, 3, 2], 50) == 2.5
-    assert percentile(range(201), 99) == 198
+    assert percentiles_ms("a", [], 50) == {"a_p50_ms": None}
+    assert percentiles_ms("a", [3.0], 50, 99) == {"a_p50_ms": 3000, "a_p99_ms": 3000}
+    assert percentiles_ms("a", [4, 1, 3, 2], 50) == {"a_p50_ms": 2500}
+    assert percentiles_ms("a", range(201), 99) == {"a_p99_ms": 198_000}
     assert medians([{"a": 1.0, "b": None}, {"a": 9.0, "b": None}, {"a": 2.0, "b": None}]) == {"a": 2.0, "b": None}
     ours, theirs = [{"a": 10.0}, {"a": 2.0}, {"a": None}], [{"a": 20.0}, {"a": 2.0}, {"a": 1.0}]
     assert paired_ratios(ours, theirs) == {"a": 0.75}
@@ -263,11 +263,11 @@ def test_vllm_serve_gets_the_settings_of_our_engine():
 
 
 def test_the_meter_sees_the_processor_time_of_a_process():
-    meter = Meter(os.getpid())
-    block = bytearray(os.urandom(2**16))
-    while meter.stop().api_cpu_seconds < 0.05:
+    api, _ = family(os.getpid())
+    before, block = cpu_seconds(api), bytearray(os.urandom(2**16))
+    while cpu_seconds(api) < before + 0.05:
         sorted(block)
-    assert meter.stop().api_pss_bytes > 2**20
+    assert pss_bytes(api) > 2**20
 
 
 def test_moments_are_the_same_for_every_target_and_have_the_rate_asked_for():
