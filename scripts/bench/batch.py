@@ -44,32 +44,32 @@ class Batch(report.Benchmark):
 
     async def measure(self) -> report.Report:
         async with self.one_server() as (whole, server):
-            runs = {one: partial(self._items, server, batched=one == BATCH) for one in (BATCH, SINGLE)}
-            for measure in runs.values():
-                await measure(-1)
+            send = partial(self._items, server)
+            for kind in (BATCH, SINGLE):
+                await send(kind, -1)
             say("Measuring a batch against single requests:")
             case = f"{self.items} items, {len(self.bad_places())} bad"
-            joined = await report.in_turns(case, runs, repeats=self.repeats, headline="wall_seconds")
+            joined = await report.in_turns(case, {BATCH: BATCH, SINGLE: SINGLE}, send, self.repeats, "wall_seconds")
             say("Measuring interactive requests:")
-            runs = {one: partial(self._interactive, server, busy=one == BUSY) for one in (BUSY, IDLE)}
-            headline = "time_to_first_token_p99_ms"
-            beside = await report.in_turns("interactive", runs, repeats=self.repeats, headline=headline)
+            ask, headline = partial(self._interactive, server), "time_to_first_token_p99_ms"
+            targets = {BUSY: BUSY, IDLE: IDLE}
+            beside = await report.in_turns("interactive", targets, ask, self.repeats, headline)
         whole.tables = [
             ("A batch and single requests", [joined]),
             ("Interactive requests beside batches", [beside]),
         ]
         return whole
 
-    async def _items(self, server: Server, repeat: int, *, batched: bool) -> report.Figures:
+    async def _items(self, server: Server, kind: str, repeat: int) -> report.Figures:
         """Send a batch, or its good items as single requests at the same moment. Raises `BenchError`."""
         await asyncio.sleep(_REST_SECONDS)
         good = self.items - len(self.bad_places())
-        job = self._batches(server, f"{repeat} {batched}", requests=1)
-        if not batched:
+        job = self._batches(server, f"{repeat} {kind}", requests=1)
+        if kind == SINGLE:
             bodies = [body for place, body in enumerate(self.bodies(server.model)) if place not in self.bad_places()]
-            job = server.job(f"{repeat} {batched}", bodies, streams=good, requests=good)
+            job = server.job(f"{repeat} {kind}", bodies, streams=good, requests=good)
         result, used = await server.measure(job)
-        tokens = sum(self.check(answer) for answer in result.answers) if batched else result.tokens
+        tokens = sum(self.check(answer) for answer in result.answers) if kind == BATCH else result.tokens
         return {
             "wall_seconds": result.wall_seconds,
             "items_per_second": good / result.wall_seconds,
@@ -78,14 +78,14 @@ class Batch(report.Benchmark):
             "engine_cpu_ms_per_item": used.engine_cpu_seconds * 1000 / good,
         }
 
-    async def _interactive(self, server: Server, repeat: int, *, busy: bool) -> report.Figures:
-        """Send short streamed requests, if `busy` while batches run back to back. Raises `BenchError`."""
-        label = f"{repeat} {busy} i"
+    async def _interactive(self, server: Server, kind: str, repeat: int) -> report.Figures:
+        """Send short streamed requests, if busy while batches run back to back. Raises `BenchError`."""
+        label = f"{repeat} {kind} i"
         bodies = [chat_body(server.model, _INTERACTIVE_TOKENS, text="What is the time?")]
         # The server is asked interactively before the batches come.
         await server.measure(server.job(f"{label}l", bodies, moments=beats(_LEAD_SECONDS, _EVERY_SECONDS, repeat)))
         at = beats(self.seconds, _EVERY_SECONDS, repeat)
-        beside = self._batches(server, f"{label}b") if busy else None
+        beside = self._batches(server, f"{label}b") if kind == BUSY else None
         result, _ = await server.measure(server.job(label, bodies, moments=at, beside=beside))
         done = None
         if result.beside is not None:

@@ -113,15 +113,15 @@ class Chat(report.Benchmark):
         """
         case, streamed = f"{kind}, {streams}", kind == "streamed"
 
-        async def measure(server: Server, label: object, requests: int) -> report.Figures:
+        async def run(server: Server, label: object, requests: int) -> report.Figures:
             how: dict[str, Any] = {"streamed": streamed, "streams": streams, "requests": requests}
             return await ask(server, server.chat(f"{label} {case}", self.max_tokens, **how))
 
-        warm = [await measure(server, "warm", max(streams, _FEWEST_REQUESTS)) for server in servers.values()]
+        warm = [await run(server, "warm", max(streams, _FEWEST_REQUESTS)) for server in servers.values()]
         fill = round((warm[0]["requests_per_second"] or 0.0) * self.seconds / streams)
         requests = streams * max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, fill)
-        each = {name: partial(measure, server, requests=requests) for name, server in servers.items()}
-        return await report.in_turns(case, each, repeats=self.repeats, headline="requests_per_second")
+        measure = partial(run, requests=requests)
+        return await report.in_turns(case, servers, measure, self.repeats, "requests_per_second")
 
     async def _ask_by_vllm(
         self, generator: LoadGenerator, weights: Path, server: Server, job: LoadJob

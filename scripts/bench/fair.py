@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -12,13 +13,8 @@ from bench import report
 from bench.load import LoadResult, beats
 from bench.servers import Server, create_key, running, say, start_hearth
 
-FAIR, FIRST_COME, B_ALONE, A_ALONE, A_ALONE_FIRST_COME = (
-    "A and B, fair",
-    "A and B, first come",
-    "B alone",
-    "A alone, fair",
-    "A alone, first come",
-)
+FAIR, FIRST_COME, B_ALONE = "A and B, fair", "A and B, first come", "B alone"
+A_ALONE, A_ALONE_FIRST_COME = "A alone, fair", "A alone, first come"
 _QUEUE = 512
 _LEAD_SECONDS = 2.0  # the flood fills the queue before B asks
 _REST_SECONDS = 2.0  # for what is left of the flood, which has disconnected
@@ -50,7 +46,7 @@ class Fair(report.Benchmark):
                     for place, server in zip((one, other), servers, strict=True)
                 ]
                 # In this order (and back), those that are compared with each other are neighbours.
-                runs = {
+                runs: dict[str, Callable[[int], Awaitable[report.Figures]]] = {
                     B_ALONE: partial(fairly, flooded=False, asked=True),
                     FAIR: partial(fairly, flooded=True, asked=True),
                     A_ALONE: partial(fairly, flooded=True, asked=False),
@@ -60,7 +56,7 @@ class Fair(report.Benchmark):
                 for measure in (fairly, first_come):  # warms up
                     await measure(-1, flooded=True, asked=True, seconds=_LEAD_SECONDS)
                 say("Measuring:")
-                row = await report.in_turns("flood", runs, repeats=self.repeats, headline="b_latency_p95_ms")
+                row = await report.in_turns("flood", runs, lambda run, n: run(n), self.repeats, "b_latency_p95_ms")
         whole.tables = [
             ("What B feels", [_pair(row, FAIR, B_ALONE), _pair(row, FIRST_COME, B_ALONE)]),
             ("What A gets", [_pair(row, FAIR, A_ALONE), _pair(row, A_ALONE, A_ALONE_FIRST_COME)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -40,10 +40,7 @@ class Images(report.Benchmark):
     """Compare images made one by one, joined as requests and as steps."""
 
     model: report.Model = "service-image"
-    sizes: Annotated[Sequence[int], report.listed(report.numbers, "Sizes of images, one set of rows each.")] = (
-        256,
-        512,
-    )
+    sizes: Annotated[Sequence[int], report.listed(report.numbers, "Sizes; one set of rows each.")] = (256, 512)
     loads: Annotated[
         Sequence[float], report.listed(report.numbers, "What is asked for, as parts of what one by one can do.")
     ] = (0.7, 1.5)
@@ -76,7 +73,7 @@ class Images(report.Benchmark):
             at = self._moments(part * speed, seed=repeat)
             return await _measure(server, image_job(server, size, f"{repeat} {part}", moments=at))
 
-        return await self._in_turns(f"{size}x{size}, load {part:g}", servers, measure)
+        return await report.in_turns(f"{size}x{size}, load {part:g}", servers, measure, self.repeats, "latency_p95_ms")
 
     async def _short(self, servers: dict[str, Server], size: int, speed: float) -> report.Row:
         """Short images now and then, on a server that always makes long ones."""
@@ -87,16 +84,11 @@ class Images(report.Benchmark):
             how: dict[str, Any] = {"moments": at, "beside": long, "lead_seconds": _LEAD_SECONDS}
             return await _measure(server, image_job(server, size, f"{repeat} short", ("standard",), **how))
 
-        return await self._in_turns(f"{size}x{size}, short beside long", servers, measure)
+        case = f"{size}x{size}, short beside long"
+        return await report.in_turns(case, servers, measure, self.repeats, "latency_p95_ms")
 
     def _moments(self, rate: float, seed: int) -> list[float]:
         return poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=seed)
-
-    async def _in_turns(
-        self, case: str, servers: dict[str, Server], measure: Callable[[Server, int], Awaitable[report.Figures]]
-    ) -> report.Row:
-        each = {way: partial(measure, server) for way, server in servers.items()}
-        return await report.in_turns(case, each, repeats=self.repeats, headline="latency_p95_ms")
 
 
 def use_profile_of_demo(place: Workspace) -> None:

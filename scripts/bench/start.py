@@ -64,8 +64,7 @@ class Start(report.Benchmark):
             for name in self.against:
                 starts[name] = partial(start_vllm, alone, rust_frontend() if name == RUST else None)
             say(f"Starting {', '.join(starts)} in turns:")
-            targets = {name: partial(_measured, start) for name, start in starts.items()}
-            row = await report.in_turns("start", targets, repeats=self.repeats, headline="answered_seconds")
+            row = await report.in_turns("start", starts, _measured, self.repeats, "answered_seconds")
         whole.tables = [("Start", [row])]
         return whole
 
@@ -81,7 +80,7 @@ class Killed(report.Benchmark):
         async with self.one_server() as (whole, server):
             since = time.perf_counter()
 
-            async def kill(repeat: int) -> report.Figures:
+            async def kill(server: Server, repeat: int) -> report.Figures:
                 nonlocal since
                 # A model that dies sooner is loaded with a back-off.
                 await asyncio.sleep(max(0.0, since + STEADY_SECONDS + 1 - time.perf_counter()))
@@ -95,7 +94,7 @@ class Killed(report.Benchmark):
                 since = time.perf_counter()
                 return {"answered_seconds": since - began, "refused_ms": refused}
 
-            row = await report.in_turns("kill", {HEARTH: kill}, repeats=self.kills, headline="answered_seconds")
+            row = await report.in_turns("kill", {HEARTH: server}, kill, self.kills, "answered_seconds")
         whole.tables = [("After kill -9 of the engine", [row])]
         return whole
 

@@ -187,14 +187,11 @@ def test_the_figures_of_a_run_have_the_units_that_their_names_say():
 async def test_targets_take_turns_and_the_first_changes(capsys: pytest.CaptureFixture[str]):
     order: list[str] = []
 
-    def target(name: str):
-        async def measure(repeat: int) -> dict[str, float | None]:
-            order.append(f"{name}{repeat}")
-            return {"speed": float(repeat + 1)}
+    async def measure(target: str, repeat: int) -> dict[str, float | None]:
+        order.append(f"{target}{repeat}")
+        return {"speed": float(repeat + 1)}
 
-        return measure
-
-    row = await in_turns("one", {"x": target("x"), "y": target("y")}, repeats=3, headline="speed")
+    row = await in_turns("one", {"x": "x", "y": "y"}, measure, 3, "speed")
     assert order == ["x0", "y0", "y1", "x1", "x2", "y2"]
     assert (row.medians["x"], row.ratios) == ({"speed": 2.0}, {"y": {"speed": 1.0}})
     assert "one, repeat 3 of 3: x 3.00, y 3.00 speed" in capsys.readouterr().err
