@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 
+import psutil
 import typer
 from bench import batch, chat, fair, images, soak, start
 from bench.load import BenchError
-from bench.servers import say
 
 app = typer.Typer(
     name="bench",
@@ -26,5 +26,6 @@ if __name__ == "__main__":
     try:
         app()
     except BenchError as error:
-        say(str(error))
-        sys.exit(1)
+        sys.exit(str(error))
+    except psutil.Error as error:
+        sys.exit(f"A process of the server ended: {error}")

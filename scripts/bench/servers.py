@@ -144,10 +144,15 @@ class Server:
         """The process that was started; everything else is below it."""
         return self.process.pid
 
-    async def ask(self, path: str, body: object = None) -> tuple[int, bytes]:
+    def ask(self, path: str, body: object = None) -> tuple[int, bytes]:
         """Return status and body of a GET, or of a POST of `body`; status 0 while nothing listens."""
-        content = None if body is None else msgspec.json.encode(body)
-        return await asyncio.to_thread(_ask, self.host, self.port, self.key, path, content)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_START_SECONDS if body else _GET_SECONDS)
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST" if body else "GET", path, msgspec.json.encode(body) if body else None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        return 0, b""
 
     def job(self, label: str, bodies: list[Any], **how: Any) -> LoadJob:
         """Return a job of these requests; `how` are fields of `LoadJob`. A `label` must be new: no prompt is cached."""
@@ -168,8 +173,8 @@ class Server:
     async def states(self) -> dict[str, str]:
         """Return the state of each model, nothing while nothing listens. Raises `BenchError` if one cannot load."""
         if self.name != HEARTH:  # it tells only whether it is ready
-            return {self.model: "ready"} if (await self.ask("/health"))[0] == 200 else {}
-        _, body = await self.ask("/health/ready")
+            return {self.model: "ready"} if (await asyncio.to_thread(self.ask, "/health"))[0] == 200 else {}
+        _, body = await asyncio.to_thread(self.ask, "/health/ready")
         found = msgspec.json.decode(body).get("models", {}) if body else {}
         if any(model["status"] == "failed" for model in found.values()):
             raise BenchError(f"The server cannot load its models.{tail(self.log)}")
@@ -272,16 +277,6 @@ async def running(place: Workspace, *starts: Start) -> AsyncIterator[list[Server
         await asyncio.gather(*(server.stop() for server in servers))
 
 
-def _ask(host: str, port: int, key: str, path: str, content: bytes | None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(host, port, timeout=_START_SECONDS if content else _GET_SECONDS)
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET" if content is None else "POST", path, content, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    return 0, b""
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`api` is what speaks HTTP, `engine` everything below it. PSS counts shared memory in equal parts."""
@@ -293,18 +288,16 @@ class Usage:
 
 
 def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
-    """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `BenchError`."""
-    with all_running():
-        first = psutil.Process(pid)
-        below = first.children(recursive=True)
-        front = [process for process in below if process.name() in _FRONT_ENDS]
+    """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `psutil.Error`."""
+    first = psutil.Process(pid)
+    below = first.children(recursive=True)
+    front = [process for process in below if process.name() in _FRONT_ENDS]
     return [first, *front], [process for process in below if process not in front]
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:
-    """Return the processor time that processes have used together. Raises `BenchError` if one has ended."""
-    with all_running():
-        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+    """Return the processor time that processes have used together. Raises `psutil.Error` if one has ended."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def pss_bytes(processes: list[psutil.Process]) -> int:
@@ -314,15 +307,6 @@ def pss_bytes(processes: list[psutil.Process]) -> int:
         with contextlib.suppress(psutil.Error):
             found += process.memory_full_info().pss
     return found
-
-
-@contextmanager
-def all_running() -> Iterator[None]:
-    """Raise `BenchError` for a process that has ended."""
-    try:
-        yield
-    except psutil.Error as error:
-        raise BenchError(f"A process of the server ended: {error}") from error
 
 
 def say(line: str) -> None:

