@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import httptools
 import msgspec
@@ -39,7 +39,6 @@ _LONGEST_SECONDS = 900.0
 _LONGEST_JOB_SECONDS = 3600.0
 _PAUSE_SECONDS = 0.05  # after a refusal
 _SHOWN_BYTES = 300
-_READ_BYTES = 2**18
 _LOG_LINES = 15
 _EVENT_END = re.compile(rb"\n\r?\n")
 _TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers send first has an empty one
@@ -163,47 +162,56 @@ def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) 
     ]
 
 
-class Connection:
+class Connection(asyncio.Protocol):
     """A keep-alive connection for one request at a time; of an answer it keeps what came, and when, for later."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
         self._answer, self._pieces = Answer(0, 0.0, 0.0), Pieces()
-        self._moment, self._complete = 0.0, False
+        self._start, self._moment = 0.0, 0.0
+        self._parser = httptools.HttpResponseParser(self)
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def usable(self) -> bool:
         """Whether another request can be sent."""
-        return not self._reader.at_eof() and not self._writer.is_closing()
+        return not self._transport.is_closing()
 
     async def send(self, request: bytes, answer: Answer, start: float) -> Pieces:
         """Send a request and return the pieces of its answer; times count from `start`."""
-        self._answer, self._pieces, self._complete = answer, Pieces(), False
-        parser = httptools.HttpResponseParser(self)
+        self._answer, self._pieces, self._start = answer, Pieces(), start
+        self._parser = httptools.HttpResponseParser(self)
+        self._end = asyncio.get_running_loop().create_future()
+        answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
         answer.started = time.perf_counter() - start
+        self._transport.write(request)
         try:
-            self._writer.write(request)
             async with asyncio.timeout(_LONGEST_SECONDS):
-                while not self._complete:
-                    data = await self._reader.read(_READ_BYTES)
-                    self._moment = time.perf_counter() - start
-                    if not data:
-                        raise ConnectionError("the connection was closed before the end")
-                    parser.feed_data(data)
-            answer.status = parser.get_status_code()
+                answer.problem = await self._end
         except TimeoutError:
-            answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
-        except (OSError, httptools.HttpParserError) as error:
-            answer.problem = f"not all of an HTTP/1.1 answer: {error}"
+            pass
         finally:
             answer.finished = time.perf_counter() - start
-            if not self._complete or not parser.should_keep_alive():
+            if answer.problem or not self._parser.should_keep_alive():
                 self.close()
         return self._pieces
 
     def close(self) -> None:
         """Close it at once."""
-        self._writer.transport.abort()
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish(f"the connection was closed before the end ({exc or 'no error'})")
+
+    def data_received(self, data: bytes) -> None:
+        self._moment = time.perf_counter() - self._start
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._finish(f"not HTTP/1.1: {error}")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -215,7 +223,12 @@ class Connection:
         self._pieces.append((self._moment, body))
 
     def on_message_complete(self) -> None:
-        self._complete = True
+        self._answer.status = self._parser.get_status_code()
+        self._finish("")
+
+    def _finish(self, problem: str) -> None:
+        if not self._end.done():
+            self._end.set_result(problem)
 
 
 def parse(answer: Answer, pieces: Pieces, *, keep_body: bool = False) -> None:
@@ -309,7 +322,8 @@ class Load:
 
     async def _open(self) -> Connection:
         try:
-            return Connection(*await asyncio.open_connection(self._job.host, self._job.port))
+            loop = asyncio.get_running_loop()
+            return (await loop.create_connection(Connection, self._job.host, self._job.port))[1]
         except OSError as error:
             raise BenchError(f"cannot connect to {self._job.host} port {self._job.port}: {error}") from error
 
