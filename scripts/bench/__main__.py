@@ -1,23 +1,24 @@
-"""The command behind scripts/bench/run. A new benchmark is a module with a command function, added here."""
+"""The command behind scripts/bench/run. A new benchmark is a class of options, added here."""
 
 from __future__ import annotations
 
 import signal
 import sys
 
+import psutil
 import typer
 from bench import batch, chat, fair, images, soak, start
 from bench.load import BenchError
-from bench.servers import say
 
 app = typer.Typer(
     name="bench",
     help="Benchmarks of Hearth on this machine. See docs/benchmarks.md.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
+    result_callback=lambda benchmark: benchmark.run(),
 )
-for command in (chat.chat, fair.fair, images.images, batch.batch, start.start, start.killed, soak.many, soak.soak):
-    app.command()(command)
+for command in (chat.Chat, fair.Fair, images.Images, batch.Batch, start.Start, start.Killed, soak.Many, soak.Soak):
+    app.command(command.__name__.lower())(command)
 
 if __name__ == "__main__":
     # As Ctrl-C does, SIGTERM ends the servers and engines too.
@@ -25,5 +26,6 @@ if __name__ == "__main__":
     try:
         app()
     except BenchError as error:
-        say(str(error))
-        sys.exit(1)
+        sys.exit(str(error))
+    except psutil.Error as error:
+        sys.exit(f"A process of the server ended: {error}")

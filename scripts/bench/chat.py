@@ -2,184 +2,171 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from bench import report
-from bench.load import BenchError, LoadGenerator, LoadResult, VllmJob, load_generator, run_vllm
-from bench.servers import HearthServer, Meter, Server, Target, Usage, Workspace, open_workspace, running, say
-from bench.vllm_server import VllmServer, planned, rust_frontend
+from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, VllmJob, load_generator, run_vllm
+from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
+from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 
-HEARTH, SERVE, RUST = "hearth", "serve", "rust"
+Ask: TypeAlias = Callable[[Server, LoadJob], Awaitable[report.Figures]]
 _FEWEST_REQUESTS = 8
 _FEWEST_ROUNDS = 2
+_LATENCIES = {
+    "time_to_first_token_p50_ms": "first token p50, ms",
+    "time_to_first_token_p99_ms": "first token p99, ms",
+    "inter_token_latency_p50_ms": "between tokens p50, ms",
+    "latency_p99_ms": "whole answer p99, ms",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is measured. `seconds` is how long one run should about take."""
+@dataclass(frozen=True, kw_only=True)
+class Chat(report.Benchmark):
+    """Compare the server with vllm serve or another checkout: requests/s, tokens/s, latencies, CPU and memory."""
 
-    against: tuple[str, ...]
-    streams: tuple[int, ...]
-    kinds: tuple[str, ...]
-    load: Literal["vllm", "light"]
-    repeats: int
-    seconds: float
-    prompt_tokens: int
-    max_tokens: int
-    method: str = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
-
-
-def chat(  # noqa: PLR0913  # one argument per option
-    *,
-    model: Annotated[str, typer.Option(help="A model of models.yaml, or a folder of weights.")] = "service-plus",
-    models: report.Models = Path("models.yaml"),
-    weights_dir: report.WeightsDir = None,
+    model: Annotated[str, typer.Option(help="A model of models.yaml, or a folder of weights.")] = "service-plus"
     against: Annotated[
-        str, typer.Option(help="What to compare with: serve, rust, the folder of another checkout, several, or none.")
-    ] = SERVE,
-    streams: Annotated[str, typer.Option(help="Requests at the same time, one row each.")] = "1,8,32,128",
-    kinds: Annotated[str, typer.Option(help="streamed, plain or both.")] = "streamed,plain",
+        Sequence[str],
+        report.listed(
+            report.words, "What to compare with: serve, rust, the folder of another checkout, several, or none."
+        ),
+    ] = (SERVE,)
+    streams: Annotated[Sequence[int], report.listed(report.numbers, "Requests at the same time, one row each.")] = (
+        1,
+        8,
+        32,
+        128,
+    )
+    kinds: Annotated[Sequence[str], report.listed(report.words, "streamed, plain or both.")] = ("streamed", "plain")
     load: Annotated[
         Literal["vllm", "light"] | None,
         typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
-    ] = None,
-    repeats: report.Repeats = 3,
-    seconds: Annotated[float, typer.Option(min=0.1, help="About how long one run takes.")] = 10.0,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt of vllm bench serve.")] = 64,
-    max_tokens: report.MaxTokens = 64,
+    ] = None
+    repeats: report.Repeats = 3
+    seconds: Annotated[float, typer.Option(min=0.1, help="About how long one run takes.")] = 10.0
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt of vllm bench serve.")] = 64
+    max_tokens: report.MaxTokens = 64
     compiled: Annotated[
         bool | None, typer.Option("--compiled/--eager", help="Of all targets' models. Default: as models.yaml says.")
-    ] = None,
-    json: report.JsonFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG file.")] = None,
-) -> None:
-    """Compare the server with vllm serve or another checkout: requests/s, tokens/s, latencies, CPU and memory."""
-    loads = tuple(int(number) for number in report.numbers(streams, "--streams"))
-    chosen = tuple(kind for kind in ("streamed", "plain") if kind in kinds.split(","))
-    others = () if against == "none" else tuple(against.split(","))
-    if not loads or not chosen or {HEARTH, ""} & {*others}:
-        raise typer.BadParameter("--streams, --kinds or --against names nothing that can be measured.")
-    engine = {} if compiled is None else {"enforce_eager": not compiled}
-    if plot is not None:
-        report.check_plots()
-    with ExitStack() as stack:
-        place = stack.enter_context(open_workspace(models, model, weights_dir, engine=engine))
-        checkouts = {
-            Path(name).resolve().name: stack.enter_context(
-                open_workspace(models, model, weights_dir, engine=engine, checkout=Path(name).resolve())
-            )
-            for name in others
-            if name not in {SERVE, RUST}
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG file.")] = None
+    method = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
+
+    def run(self) -> report.Report:
+        report.check_plot(self.plot)
+        whole = super().run()
+        if self.plot is not None:
+            save_plot(whole.tables[0][1], self.plot)
+        return whole
+
+    async def measure(self) -> report.Report:
+        if not self.streams or not {*self.kinds} <= {"streamed", "plain"} or {HEARTH, ""} & {*self.against}:
+            raise typer.BadParameter("--streams, --kinds or --against names nothing that can be measured.")
+        engine = {} if self.compiled is None else {"enforce_eager": not self.compiled}
+        async with AsyncExitStack() as stack:
+            place = stack.enter_context(self.workspace(engine=engine))
+            _, weights, is_demo = planned(place)
+            # A demo model is so fast that vllm bench serve would be measured with it.
+            load = self.load or ("light" if is_demo else "vllm")
+            whole = self.begin(place)
+            whole.settings |= {"load": load, "unequal": {}, "left_out": {}}
+            starts: dict[str, Start] = {HEARTH: partial(start_hearth, place)}
+            starts |= self._vllm_starts(place, whole.settings)
+            for checkout in [Path(name).resolve() for name in self.against if name not in {SERVE, RUST}]:  # noqa: ASYNC240
+                theirs = stack.enter_context(self.workspace(engine=engine, checkout=checkout))
+                starts[checkout.name] = partial(start_hearth, theirs)
+            say(f"Starting {', '.join(starts)}.")
+            servers = dict(zip(starts, await stack.enter_async_context(running(place, *starts.values())), strict=True))
+            asks: dict[str, Ask] = dict.fromkeys(self.kinds, _ask)
+            if load == "vllm" and "streamed" in asks:
+                generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))
+                asks["streamed"] = partial(self._ask_by_vllm, generator, weights)
+            rows = [await self._row(servers, ask, kind, n) for kind, ask in asks.items() for n in self.streams]
+        whole.tables = [("Chat", rows)]
+        return whole
+
+    def _vllm_starts(self, place: Workspace, settings: dict[str, Any]) -> dict[str, Start]:
+        """Return what starts vLLM's servers; a Rust front end that cannot be had is noted in `settings`."""
+        starts: dict[str, Start] = {}
+        for name in [one for one in (SERVE, RUST) if one in self.against]:
+            try:
+                starts[name] = partial(start_vllm, place, rust_frontend() if name == RUST else None)
+            except BenchError as error:
+                settings["left_out"][name] = str(error)
+                say(f"{name} is left out: {error}")
+                continue
+            settings["unequal"][name] = unequal(rust=name == RUST)
+            say("\n".join([f"What differs with {name}:", *(f"  - {one}" for one in settings["unequal"][name])]))
+        return starts
+
+    async def _row(self, servers: dict[str, Server], ask: Ask, kind: str, streams: int) -> report.Row:
+        """Warm every server up, find out how many requests fill a run, and measure.
+
+        In whole rounds, because the requests of a round begin and end together: a part of one would run half empty.
+        """
+        case, streamed = f"{kind}, {streams}", kind == "streamed"
+
+        async def run(server: Server, label: object, requests: int) -> report.Figures:
+            how: dict[str, Any] = {"streamed": streamed, "streams": streams, "requests": requests}
+            return await ask(server, server.chat(f"{label} {case}", self.max_tokens, **how))
+
+        warm = [await run(server, "warm", max(streams, _FEWEST_REQUESTS)) for server in servers.values()]
+        fill = round((warm[0]["requests_per_second"] or 0.0) * self.seconds / streams)
+        requests = streams * max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, fill)
+        measure = partial(run, requests=requests)
+        return await report.in_turns(case, servers, measure, self.repeats, "requests_per_second")
+
+    async def _ask_by_vllm(
+        self, generator: LoadGenerator, weights: Path, server: Server, job: LoadJob
+    ) -> report.Figures:
+        """Do a job by `vllm bench serve`, which takes the tokenizer from `weights`."""
+        options = {
+            "backend": "openai-chat",
+            "base-url": f"http://{job.host}:{job.port}",
+            "endpoint": job.path,
+            "model": weights,
+            "served-model-name": server.model,
+            "dataset-name": "random",
+            "random-input-len": self.prompt_tokens,
+            "random-output-len": self.max_tokens,
+            "num-prompts": job.requests,
+            "max-concurrency": job.streams,
+            "seed": zlib.crc32(job.label.encode()),
+            "temperature": 0,
+            "ready-check-timeout-sec": 0,
+            "percentile-metrics": "ttft,itl,e2el",
+            "metric-percentiles": "50,95,99",
         }
-        # A demo model is so fast that vllm bench serve would be measured with it.
-        load = load or ("light" if planned(place)[2] else "vllm")
-        settings = Settings(others, loads, chosen, load, repeats, seconds, prompt_tokens, max_tokens)
-        whole, rows = asyncio.run(_benchmark(settings, place, checkouts))
-        whole.deliver(json)
-        if plot is not None:
-            report.save_chat_plot(rows, plot)
+        arguments = [*(f"--{name}={value}" for name, value in options.items()), "--ignore-eos", "--disable-tqdm"]
+        found, used = await server.measure(VllmJob(arguments, job.key), generator)
+        return vllm_figures(found) | usage_figures(used, found["total_output_tokens"], found["load_cpu_seconds"])
 
 
-async def _benchmark(
-    settings: Settings, place: Workspace, checkouts: dict[str, Workspace]
-) -> tuple[report.Report, list[report.Row]]:
-    left_out: dict[str, str] = {}
-    launches = _launches(settings, place, checkouts, left_out)
-    whole = report.begin("chat", settings, place)
-    say(f"Starting {', '.join(launches)}.")
-    async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(running(place, *launches.values()))
-        vllm = None
-        if settings.load == "vllm" and "streamed" in settings.kinds:
-            vllm = await stack.enter_async_context(load_generator(place.environment, place.log("vllm"), run_vllm))
-        targets = dict(zip(launches, found, strict=True))
-        unequal = {
-            name: target.server.unequal() for name, target in targets.items() if isinstance(target.server, VllmServer)
-        }
-        for name, differences in unequal.items():
-            say("\n".join([f"What differs with {name}:", *(f"  - {one}" for one in differences)]))
-        whole.settings |= {"unequal": unequal, "left_out": left_out}
-        chat = Chat(settings, planned(place)[1], vllm)
-        rows = [
-            await _row(chat, targets, streamed=kind == "streamed", streams=streams)
-            for kind in settings.kinds
-            for streams in settings.streams
-        ]
-    whole.tables = [("Chat", rows)]
-    return whole, rows
+async def _ask(server: Server, job: LoadJob) -> report.Figures:
+    """Do a job by our own load generator. Raises `BenchError`."""
+    result, used = await server.measure(job)
+    return answer_figures(result) | usage_figures(used, result.tokens, result.cpu_seconds)
 
 
-def _launches(
-    settings: Settings, place: Workspace, checkouts: dict[str, Workspace], left_out: dict[str, str]
-) -> dict[str, Callable[[], Awaitable[Server]]]:
-    """Return what starts each target; a Rust front end that cannot be had is noted in `left_out`."""
-    launches: dict[str, Callable[[], Awaitable[Server]]] = {HEARTH: partial(HearthServer.launch, place)}
-    if SERVE in settings.against:
-        launches[SERVE] = partial(VllmServer.launch, place)
-    if RUST in settings.against:
-        try:
-            launches[RUST] = partial(VllmServer.launch, place, rust=rust_frontend())
-        except BenchError as error:
-            left_out[RUST] = str(error)
-            say(f"rust is left out: {error}")
-    return launches | {name: partial(HearthServer.launch, theirs) for name, theirs in checkouts.items()}
+def save_plot(rows: Sequence[report.Row], file: Path) -> None:
+    """Draw latency against requests/s of the streamed rows, one line per target."""
+    streamed = [row for row in rows if row.case.startswith("streamed")]
 
+    def line(target: str, name: str) -> list[report.Point]:
+        found = [(row.medians[target], row.case.rpartition(" ")[2]) for row in streamed]
+        return [(figures["requests_per_second"], figures[name], text) for figures, text in found]
 
-async def _row(chat: Chat, targets: dict[str, Target], *, streamed: bool, streams: int) -> report.Row:
-    """Warm every target up, find out how many requests fill a run, and measure.
-
-    In whole rounds, because the requests of a round begin and end together: a part of one would run half empty.
-    """
-    name = f"{'streamed' if streamed else 'plain'}, {streams}"
-    warm = Run(streamed, streams, max(streams, _FEWEST_REQUESTS), f"warm {name}", seed=10_000 + streams)
-    speeds = [(await chat.measure(target, warm))["requests_per_second"] or 0.0 for target in targets.values()]
-    rounds = max(_FEWEST_ROUNDS, _FEWEST_REQUESTS // streams, round(speeds[0] * chat.settings.seconds / streams))
-
-    async def measure(target: Target, repeat: int) -> report.Figures:
-        return await chat.measure(target, Run(streamed, streams, rounds * streams, f"{repeat} {name}", seed=repeat))
-
-    each = {one: partial(measure, target) for one, target in targets.items()}
-    return await report.in_turns(name, each, repeats=chat.settings.repeats, headline="requests_per_second")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run: `requests` requests, `streams` at the same time."""
-
-    streamed: bool
-    streams: int
-    requests: int
-    label: str
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """How targets are asked; `vllm` sends streamed requests where it is there. `weights` have the tokenizer."""
-
-    settings: Settings
-    weights: Path
-    vllm: LoadGenerator | None
-
-    async def measure(self, target: Target, run: Run) -> report.Figures:
-        """Do one run. Raises `BenchError`."""
-        if run.streamed and self.vllm is not None:
-            meter = Meter(target.server.pid)
-            job = VllmJob(vllm_arguments(self.weights, target.server, self.settings, run), target.server.key)
-            found = await self.vllm.run(job)
-            used = usage_figures(meter.stop(), found["total_output_tokens"], found["load_cpu_seconds"])
-            return vllm_figures(found) | used
-        counts = {"streams": run.streams, "requests": run.requests}
-        asked = target.server.chat(run.label, self.settings.max_tokens, streamed=run.streamed, **counts)
-        result, usage = await target.measure(asked)
-        return answer_figures(result) | usage_figures(usage, result.tokens, result.cpu_seconds)
+    panels = {
+        heading: {target: line(target, name) for target in rows[0].medians} for name, heading in _LATENCIES.items()
+    }
+    report.save_plot(file, "streamed requests/s answered (points: requests in flight)", panels, yscale="log")
 
 
 def answer_figures(result: LoadResult) -> report.Figures:
@@ -207,28 +194,6 @@ def vllm_figures(result: dict[str, Any]) -> report.Figures:
         "requests": result["completed"],
         "wall_seconds": result["duration"],
     }
-
-
-def vllm_arguments(weights: Path, server: Server, settings: Settings, run: Run) -> list[str]:
-    """Return the command line of `vllm bench serve` for a run."""
-    options = {
-        "backend": "openai-chat",
-        "base-url": f"http://{server.host}:{server.port}",
-        "endpoint": "/v1/chat/completions",
-        "model": weights,
-        "served-model-name": server.model,
-        "dataset-name": "random",
-        "random-input-len": settings.prompt_tokens,
-        "random-output-len": settings.max_tokens,
-        "num-prompts": run.requests,
-        "max-concurrency": run.streams,
-        "seed": run.seed,
-        "temperature": 0,
-        "ready-check-timeout-sec": 0,
-        "percentile-metrics": "ttft,itl,e2el",
-        "metric-percentiles": "50,95,99",
-    }
-    return [*(f"--{name}={value}" for name, value in options.items()), "--ignore-eos", "--disable-tqdm"]
 
 
 def usage_figures(used: Usage, tokens: int, load_cpu_seconds: float) -> report.Figures:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from bench import report
 from bench.load import LoadResult, beats
-from bench.servers import HearthServer, Target, Workspace, create_key, open_workspace, running, say
+from bench.servers import Server, create_key, running, say, start_hearth
 
-FAIR, FIRST_COME, B_ALONE, A_ALONE, A_ALONE_FIRST_COME = (
-    "A and B, fair",
-    "A and B, first come",
-    "B alone",
-    "A alone, fair",
-    "A alone, first come",
-)
+FAIR, FIRST_COME, B_ALONE = "A and B, fair", "A and B, first come", "B alone"
+A_ALONE, A_ALONE_FIRST_COME = "A alone, fair", "A alone, first come"
 _QUEUE = 512
 _LEAD_SECONDS = 2.0  # the flood fills the queue before B asks
 _REST_SECONDS = 2.0  # for what is left of the flood, which has disconnected
@@ -28,88 +22,64 @@ _REST_SECONDS = 2.0  # for what is left of the flood, which has disconnected
 _JITTER = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is measured. `seconds` is how long B sends in one run, `flood` how many requests A has in flight."""
-
-    places: int
-    flood: int
-    every_seconds: float
-    repeats: int
-    seconds: float
-    max_tokens: int
-    method: str = "A: closed loop; B: open loop; targets in turns, medians of the repeats"
-
-
-def fair(  # noqa: PLR0913  # one argument per option
-    *,
-    model: report.Model = "service-plus",
-    models: report.Models = Path("models.yaml"),
-    weights_dir: report.WeightsDir = None,
-    places: Annotated[int, typer.Option(min=2, help="Requests generated at the same time (max_num_seqs).")] = 4,
-    flood: Annotated[int, typer.Option(min=1, max=_QUEUE, help="Requests that A keeps in flight.")] = 200,
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two requests of B.")] = 1.0,
-    repeats: report.Repeats = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="How long B sends in one run.")] = 20.0,
-    max_tokens: report.MaxTokens = 64,
-    json: report.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Fair(report.Benchmark):
     """Measure what one key's flood does to another key, with the fair queue and first come, first served."""
-    settings = Settings(places, flood, every, repeats, seconds, max_tokens)
-    small = {"max_num_seqs": places, "max_queued_requests": _QUEUE}
-    unfair = small | {"fair_queue": False, "kept_for_newcomers": 0}
-    with ExitStack() as stack:
-        one, other = [
-            stack.enter_context(open_workspace(models, model, weights_dir, engine=engine))
-            for engine in (small | {"fair_queue": True}, unfair)
+
+    places: Annotated[int, typer.Option(min=2, help="Requests generated at the same time (max_num_seqs).")] = 4
+    flood: Annotated[int, typer.Option(min=1, max=_QUEUE, help="Requests that A keeps in flight.")] = 200
+    every_seconds: Annotated[float, typer.Option("--every", min=0.05, help="Seconds between two requests of B.")] = 1.0
+    repeats: report.Repeats = 3
+    seconds: Annotated[float, typer.Option(min=1, help="How long B sends in one run.")] = 20.0
+    max_tokens: report.MaxTokens = 64
+    method = "A: closed loop; B: open loop; targets in turns, medians of the repeats"
+
+    async def measure(self) -> report.Report:
+        small = {"max_num_seqs": self.places, "max_queued_requests": _QUEUE, "fair_queue": True}
+        unfair = small | {"fair_queue": False, "kept_for_newcomers": 0}
+        with self.workspace(engine=small) as one, self.workspace(engine=unfair) as other:
+            whole = self.begin(one)
+            say("Starting two servers, one with the fair queue and one without.")
+            async with running(one, partial(start_hearth, one), partial(start_hearth, other)) as servers:
+                fairly, first_come = [
+                    partial(self._run, server, await create_key(place, "second"))
+                    for place, server in zip((one, other), servers, strict=True)
+                ]
+                # In this order (and back), those that are compared with each other are neighbours.
+                runs: dict[str, Callable[[int], Awaitable[report.Figures]]] = {
+                    B_ALONE: partial(fairly, flooded=False, asked=True),
+                    FAIR: partial(fairly, flooded=True, asked=True),
+                    A_ALONE: partial(fairly, flooded=True, asked=False),
+                    A_ALONE_FIRST_COME: partial(first_come, flooded=True, asked=False),
+                    FIRST_COME: partial(first_come, flooded=True, asked=True),
+                }
+                for measure in (fairly, first_come):  # warms up
+                    await measure(-1, flooded=True, asked=True, seconds=_LEAD_SECONDS)
+                say("Measuring:")
+                row = await report.in_turns("flood", runs, lambda run, n: run(n), self.repeats, "b_latency_p95_ms")
+        whole.tables = [
+            ("What B feels", [_pair(row, FAIR, B_ALONE), _pair(row, FIRST_COME, B_ALONE)]),
+            ("What A gets", [_pair(row, FAIR, A_ALONE), _pair(row, A_ALONE, A_ALONE_FIRST_COME)]),
         ]
-        asyncio.run(_benchmark(settings, one, other)).deliver(json)
+        return whole
 
-
-async def _benchmark(settings: Settings, one: Workspace, other: Workspace) -> report.Report:
-    whole = report.begin("fair", settings, one)
-    say("Starting two servers, one with the fair queue and one without.")
-    async with running(one, partial(HearthServer.launch, one), partial(HearthServer.launch, other)) as targets:
-        fairly, first_come = [
-            partial(_measure, target, await create_key(place, "second"))
-            for place, target in zip((one, other), targets, strict=True)
-        ]
-        # In this order (and back), those that are compared with each other are neighbours.
-        runs = {
-            B_ALONE: partial(fairly, settings, flooded=False, asked=True),
-            FAIR: partial(fairly, settings, flooded=True, asked=True),
-            A_ALONE: partial(fairly, settings, flooded=True, asked=False),
-            A_ALONE_FIRST_COME: partial(first_come, settings, flooded=True, asked=False),
-            FIRST_COME: partial(first_come, settings, flooded=True, asked=True),
-        }
-        for measure in (fairly, first_come):  # warms up
-            await measure(replace(settings, seconds=_LEAD_SECONDS), -1, flooded=True, asked=True)
-        say("Measuring:")
-        row = await report.in_turns("flood", runs, repeats=settings.repeats, headline="b_latency_p95_ms")
-    whole.tables = [
-        ("What B feels", [_pair(row, FAIR, B_ALONE), _pair(row, FIRST_COME, B_ALONE)]),
-        ("What A gets", [_pair(row, FAIR, A_ALONE), _pair(row, A_ALONE, A_ALONE_FIRST_COME)]),
-    ]
-    return whole
-
-
-async def _measure(  # noqa: PLR0913
-    target: Target, second_key: str, settings: Settings, repeat: int, *, flooded: bool, asked: bool
-) -> report.Figures:
-    """Do one run of A (the server's own key), of B (`second_key`) or of both. Raises `BenchError`."""
-    label = f"{repeat}{flooded}{asked}"
-    job = target.server.chat(
-        f"{label}b",
-        settings.max_tokens,
-        key=second_key,
-        moments=beats(settings.seconds, settings.every_seconds, repeat, _JITTER) if asked else [],
-        seconds=settings.seconds,
-        beside=target.server.chat(f"{label}a", settings.max_tokens, streams=settings.flood) if flooded else None,
-        lead_seconds=_LEAD_SECONDS,
-    )
-    result, _ = await target.measure(job)
-    await asyncio.sleep(_REST_SECONDS)
-    return fair_figures(result)
+    async def _run(  # noqa: PLR0913
+        self, server: Server, second_key: str, repeat: int, *, flooded: bool, asked: bool, seconds: float | None = None
+    ) -> report.Figures:
+        """Do one run of A (the server's own key), of B (`second_key`) or of both. Raises `BenchError`."""
+        label, seconds = f"{repeat}{flooded}{asked}", seconds or self.seconds
+        job = server.chat(
+            f"{label}b",
+            self.max_tokens,
+            key=second_key,
+            moments=beats(seconds, self.every_seconds, repeat, _JITTER) if asked else [],
+            seconds=seconds,
+            beside=server.chat(f"{label}a", self.max_tokens, streams=self.flood) if flooded else None,
+            lead_seconds=_LEAD_SECONDS,
+        )
+        result, _ = await server.measure(job)
+        await asyncio.sleep(_REST_SECONDS)
+        return fair_figures(result)
 
 
 def _pair(row: report.Row, ours: str, theirs: str) -> report.Row:

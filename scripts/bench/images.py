@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 from bench import report
 from bench.load import NUMBER, LoadJob, LoadResult
-from bench.servers import HearthServer, Server, Target, Workspace, open_workspace, running, say
+from bench.servers import Server, Workspace, running, say, start_hearth
 
 from engine import demo
 from engine.config.models import SIZES
@@ -36,56 +35,60 @@ _LEAD_SECONDS = 2.0
 _REST_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is measured. `loads` are parts of what one by one can do, `seconds` is about how long one run takes."""
-
-    sizes: tuple[int, ...]
-    loads: tuple[float, ...]
-    repeats: int
-    seconds: float
-    method: str = "open loop, Poisson; targets in turns, medians of the repeats"
-
-
-def images(  # noqa: PLR0913  # one argument per option
-    *,
-    model: report.Model = "service-image",
-    models: report.Models = Path("models.yaml"),
-    weights_dir: report.WeightsDir = None,
-    sizes: Annotated[str, typer.Option(help="Sizes of images, one set of rows each.")] = "256,512",
-    loads: Annotated[str, typer.Option(help="What is asked for, as parts of what one by one can do.")] = "0.7,1.5",
-    repeats: report.Repeats = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="About how long one run takes.")] = 20.0,
-    json: report.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Images(report.Benchmark):
     """Compare images made one by one, joined as requests and as steps."""
-    edges = tuple(int(size) for size in report.numbers(sizes, "--sizes"))
-    if not set(edges) <= set(SIZES):
-        raise typer.BadParameter(f"{sizes} are not all of {SIZES}", param_hint="--sizes")
-    settings = Settings(edges, report.numbers(loads, "--loads"), repeats, seconds)
-    with ExitStack() as stack:
-        places = {
-            way: stack.enter_context(open_workspace(models, model, weights_dir, engine=engine))
-            for way, engine in _ENGINE.items()
-        }
-        asyncio.run(_benchmark(settings, places)).deliver(json)
 
+    model: report.Model = "service-image"
+    sizes: Annotated[Sequence[int], report.listed(report.numbers, "Sizes; one set of rows each.")] = (256, 512)
+    loads: Annotated[
+        Sequence[float], report.listed(report.numbers, "What is asked for, as parts of what one by one can do.")
+    ] = (0.7, 1.5)
+    repeats: report.Repeats = 3
+    seconds: Annotated[float, typer.Option(min=1, help="About how long one run takes.")] = 20.0
+    method = "open loop, Poisson; targets in turns, medians of the repeats"
 
-async def _benchmark(settings: Settings, places: dict[str, Workspace]) -> report.Report:
-    for place in places.values():
-        use_profile_of_demo(place)
-    whole = report.begin("images", settings, places[STEPS])
-    say(f"Starting three servers: {', '.join(places)}.")
-    async with running(places[STEPS], *(partial(HearthServer.launch, place) for place in places.values())) as found:
-        targets = dict(zip(places, found, strict=True))
-        loaded: list[report.Row] = []
-        short: list[report.Row] = []
-        for size in settings.sizes:
-            speed = await _speed(targets, size)
-            loaded += [await _loaded(settings, targets, size, part, speed) for part in settings.loads]
-            short.append(await _short(settings, targets, size, speed))
-    whole.tables = [("Images", loaded), ("Short images beside long ones", short)]
-    return whole
+    async def measure(self) -> report.Report:
+        if not set(self.sizes) <= set(SIZES):
+            raise typer.BadParameter(f"{self.sizes} are not all of {SIZES}", param_hint="--sizes")
+        with ExitStack() as stack:
+            places = {way: stack.enter_context(self.workspace(engine=engine)) for way, engine in _ENGINE.items()}
+            for place in places.values():
+                use_profile_of_demo(place)
+            whole = self.begin(places[STEPS])
+            say(f"Starting three servers: {', '.join(places)}.")
+            async with running(places[STEPS], *(partial(start_hearth, place) for place in places.values())) as found:
+                servers = dict(zip(places, found, strict=True))
+                loaded: list[report.Row] = []
+                short: list[report.Row] = []
+                for size in self.sizes:
+                    speed = await _speed(servers, size)
+                    loaded += [await self._loaded(servers, size, part, speed) for part in self.loads]
+                    short.append(await self._short(servers, size, speed))
+        whole.tables = [("Images", loaded), ("Short images beside long ones", short)]
+        return whole
+
+    async def _loaded(self, servers: dict[str, Server], size: int, part: float, speed: float) -> report.Row:
+        async def measure(server: Server, repeat: int) -> report.Figures:
+            at = self._moments(part * speed, seed=repeat)
+            return await _measure(server, image_job(server, size, f"{repeat} {part}", moments=at))
+
+        return await report.in_turns(f"{size}x{size}, load {part:g}", servers, measure, self.repeats, "latency_p95_ms")
+
+    async def _short(self, servers: dict[str, Server], size: int, speed: float) -> report.Row:
+        """Short images now and then, on a server that always makes long ones."""
+
+        async def measure(server: Server, repeat: int) -> report.Figures:
+            long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
+            at = self._moments(_SHORT_LOAD * speed, seed=1000 + repeat)
+            how: dict[str, Any] = {"moments": at, "beside": long, "lead_seconds": _LEAD_SECONDS}
+            return await _measure(server, image_job(server, size, f"{repeat} short", ("standard",), **how))
+
+        case = f"{size}x{size}, short beside long"
+        return await report.in_turns(case, servers, measure, self.repeats, "latency_p95_ms")
+
+    def _moments(self, rate: float, seed: int) -> list[float]:
+        return poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=seed)
 
 
 def use_profile_of_demo(place: Workspace) -> None:
@@ -101,47 +104,19 @@ def use_profile_of_demo(place: Workspace) -> None:
         place.models.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
-async def _speed(targets: dict[str, Target], size: int) -> float:
-    """Warm every target up and return how many images/s one by one makes when it always has work."""
+async def _speed(servers: dict[str, Server], size: int) -> float:
+    """Warm every server up and return how many images/s one by one makes when it always has work."""
     speed = 0.0
-    for way, target in targets.items():
+    for way, server in servers.items():
         for label in ("warm", "speed"):
-            figures = await _measure(target, image_job(target.server, size, label, streams=4, requests=_FEWEST_IMAGES))
+            figures = await _measure(server, image_job(server, size, label, streams=4, requests=_FEWEST_IMAGES))
             speed = figures["images_per_second"] or 0.0 if way == ONE_BY_ONE else speed
     say(f"{size}x{size}: one by one makes {speed:.2f} images/s, every third of them hd. Measuring:")
     return speed
 
 
-async def _loaded(settings: Settings, targets: dict[str, Target], size: int, part: float, speed: float) -> report.Row:
-    count = max(_FEWEST_IMAGES, round(part * speed * settings.seconds))
-
-    async def measure(target: Target, repeat: int) -> report.Figures:
-        at = poisson(part * speed, count, seed=repeat)
-        return await _measure(target, image_job(target.server, size, f"{repeat} {part}", moments=at))
-
-    each = {way: partial(measure, target) for way, target in targets.items()}
-    return await report.in_turns(
-        f"{size}x{size}, load {part:g}", each, repeats=settings.repeats, headline="latency_p95_ms"
-    )
-
-
-async def _short(settings: Settings, targets: dict[str, Target], size: int, speed: float) -> report.Row:
-    """Short images now and then, on a server that always makes long ones."""
-    count = max(_FEWEST_IMAGES, round(_SHORT_LOAD * speed * settings.seconds))
-
-    async def measure(target: Target, repeat: int) -> report.Figures:
-        long = image_job(target.server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
-        at = poisson(_SHORT_LOAD * speed, count, seed=1000 + repeat)
-        how: dict[str, Any] = {"moments": at, "beside": long, "lead_seconds": _LEAD_SECONDS}
-        return await _measure(target, image_job(target.server, size, f"{repeat} short", ("standard",), **how))
-
-    each = {way: partial(measure, target) for way, target in targets.items()}
-    case = f"{size}x{size}, short beside long"
-    return await report.in_turns(case, each, repeats=settings.repeats, headline="latency_p95_ms")
-
-
-async def _measure(target: Target, job: LoadJob) -> report.Figures:
-    result, used = await target.measure(job)
+async def _measure(server: Server, job: LoadJob) -> report.Figures:
+    result, used = await server.measure(job)
     await asyncio.sleep(_REST_SECONDS)
     return image_figures(result, used.engine_cpu_seconds)
 

