@@ -28,6 +28,7 @@ from server.auth.metering import Meter
 from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Gate, RequestContext
+from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings, database_url
@@ -68,6 +69,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.settings = settings
     app.state.base_url = app.state.certificate = None  # known once a socket listens
     app.state.terminate = False
+    app.state.bodies = Bodies(settings.max_bodies_bytes)
     app.state.metrics = Metrics(config.models)
     app.state.metrics_page = CachedPage()
     errors.install(app)

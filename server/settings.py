@@ -117,6 +117,9 @@ class Settings(BaseSettings):
     weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")
+    max_bodies_bytes: int = Field(
+        512 * 2**20, ge=2**20, description="request bodies in memory together; more of a key that has its share get 503"
+    )
     max_running_requests: int = Field(
         1024, ge=1, description="of all keys; more of a key that has its share are refused at once (503)"
     )

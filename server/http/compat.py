@@ -49,6 +49,7 @@ NAMES: tuple[ForeignName, ...] = (
     _needed(f"{_CYCLE}.transport", "written to, past `send`"),
     _needed(f"{_CYCLE}.message_event", "set when the client has left"),
     _needed(f"{_CYCLE}.chunked_encoding", "whether a piece can be written past `send`"),
+    _needed(f"{_CYCLE}.expected_content_length", "set: a body without chunks ends with its connection"),
     _needed(f"{_CYCLE}.flow", "leads to the two below"),
     _needed("uvicorn.protocols.http.flow_control.FlowControl.write_paused", "whether the client keeps up"),
     _needed("uvicorn.protocols.http.flow_control.FlowControl.resume_reading", "to notice a client that leaves", ""),

@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 import struct
+import sys
 import termios
 from collections import deque
 from contextlib import suppress
@@ -104,6 +105,15 @@ class Connection:
         """Whether `write` may be called now; if not, `send` has to, which may wait."""
         cycle = self._cycle
         return bool(cycle.chunked_encoding and cycle.response_started and not cycle.flow.write_paused)
+
+    def end_with_connection(self) -> None:
+        """Let the body that follows end with its connection: HTTP/1.0 knows no chunks. Before an answer's head."""
+        self._cycle.chunked_encoding, self._cycle.expected_content_length = False, sys.maxsize
+
+    def last_comes(self, size: int) -> None:
+        """Say how many bytes are still to come of a body, where uvicorn counts them."""
+        if not self._cycle.chunked_encoding:
+            self._cycle.expected_content_length = size
 
     def disconnected(self) -> asyncio.Future[None]:
         """Return a future that is done once the client has left. The request's body must have been read."""

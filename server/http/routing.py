@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -15,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from server.auth.access import RequiresScope
-from server.errors import ApiError
+from server.errors import ApiError, overloaded
 from server.http.disconnect import ClientDisconnectedError
 from server.http.protocol import header_of
 
@@ -23,6 +25,8 @@ _MOST_PARTS = 100_000  # checking so many takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
 _BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
+_BODY_SECONDS = 300.0  # for all of it
+_PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
 # Only a text with one of these can hold a number out of range; most bodies need no second look.
 _BIG_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}")
@@ -41,20 +45,56 @@ class StrictRoute(APIRoute):
             for below in self.dependant.dependencies:
                 if isinstance(below.call, RequiresScope):
                     below.call.check(request)
-            await _read_into(request)
-            return await handler(request)
+            bodies: Bodies = request.app.state.bodies
+            with bodies.held_for(request.state.record.key) as held:
+                await _read_into(request, bodies, held)
+                return await handler(request)
 
         return handler if self.body_field is None else strict_handler
 
 
-async def _read_into(request: Request) -> None:
+class Bodies:
+    """The bodies in memory, of all requests together. Belongs to one event loop.
+
+    Once they are too many, those of a key are refused that has its equal share of the room, or more.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes: Counter[str | None] = Counter()
+        # Parsing holds the interpreter's lock: more at a time would leave the event loop little of it.
+        self.parsing = asyncio.Semaphore(_PARSED_AT_A_TIME)
+
+    @contextmanager
+    def held_for(self, owner: str | None) -> Iterator[Callable[[int], None]]:
+        """Count a body, piece by piece, until the block ends. The function that is given raises `ApiError` 503."""
+        held = 0
+
+        def add(size: int) -> None:
+            nonlocal held
+            held += size
+            self._bytes[owner] += size
+            if self._bytes.total() > self._most_bytes < self._bytes[owner] * len(self._bytes):
+                raise overloaded("Too many large request bodies are in memory here. Send fewer at the same time.")
+
+        try:
+            yield add
+        finally:
+            self._bytes[owner] -= held
+            if not self._bytes[owner]:
+                del self._bytes[owner]
+
+
+async def _read_into(request: Request, bodies: Bodies, held: Callable[[int], None]) -> None:
     _check_content_type(request.scope)
-    body = await _read_capped(request, request.app.state.settings.max_body_bytes)
+    body = await read_capped(request, request.app.state.settings.max_body_bytes, held)
     # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
     request._body = body  # noqa: SLF001
-    large = len(body) > _LARGE_BODY_BYTES
-    value = await asyncio.to_thread(parse_strict_json, body) if large else parse_strict_json(body)
-    request._json = value  # noqa: SLF001
+    if len(body) <= _LARGE_BODY_BYTES:
+        request._json = parse_strict_json(body)  # noqa: SLF001
+        return
+    async with bodies.parsing:
+        request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
 
 
 def _check_content_type(scope: Scope) -> None:
@@ -72,21 +112,29 @@ def _check_content_type(scope: Scope) -> None:
         )
 
 
-async def _read_capped(request: Request, limit: int) -> bytes:
+async def read_capped(
+    request: Request, limit: int, held: Callable[[int], None], *, seconds: float = _BODY_SECONDS
+) -> bytes:
+    """Return the body. Raises `ApiError` for one that is too large, or takes too long."""
     chunks: list[bytes] = []
     size, more = 0, True
+    now = asyncio.get_running_loop().time
+    deadline = now() + seconds
     while more:
         try:
-            async with asyncio.timeout(_BODY_PAUSE_SECONDS):
+            async with asyncio.timeout_at(min(now() + _BODY_PAUSE_SECONDS, deadline)):
                 message = await request.receive()
         except TimeoutError as error:
             sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
+            if now() >= deadline:
+                sentence = f"The body did not come within {seconds:.0f} s. Send less at once."
             raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size <= limit:
+            held(len(chunk))
             chunks.append(chunk)
         elif size > limit + _DRAIN_BYTES:
             break

@@ -125,7 +125,10 @@ class StreamedResponse(Response):
         """Send the events until they end, the client leaves, or the server does. What fails before is raised."""
         record: RequestRecord = scope["state"]["record"]
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        body = Body(send, start, Connection.of(scope))
+        connection = Connection.of(scope)
+        if scope["http_version"] == "1.0":
+            connection.end_with_connection()
+        body = Body(send, start, connection)
         last = b""
         try:
             async with CancelOnDisconnect(scope, self._drain), _keep_alive(body, self._keep_alive_seconds):
@@ -188,6 +191,8 @@ class Body:
             if not self.begun:
                 await self._send(self._start)
                 self.begun = True
+            if not more:
+                self._connection.last_comes(len(data))
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
