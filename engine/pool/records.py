@@ -69,7 +69,7 @@ class CompiledModels:
     """By model and folder, what its code was made for. Other processes write it, too.
 
     vLLM compiles a model at its first start, for a minute or two on a CPU, and keeps the code in its cache
-    (engine/backends/vllm/patches.py has it load that). A start on a CPU uses what is there and never waits for it.
+    (engine/backends/vllm/plugin.py has it load that). A start on a CPU uses what is there and never waits for it.
     """
 
     def __init__(self, data_dir: Path | None, versions: Callable[[], str]) -> None:

@@ -245,7 +245,7 @@ def end_engine(engine: Any, timeout_seconds: float) -> None:
 
     vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector: eleven descriptors and three
     threads of every engine, until that runs; and those of the first engine for ever, because it is frozen and no longer
-    collected (server/heap.py).
+    collected (server/serve.py).
     """
     engine.shutdown(timeout=timeout_seconds)
     processes = processes_of(engine)
