@@ -50,6 +50,7 @@ _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its m
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
 _loading = _Patch("load compiled code", "optional", "On a CPU a compiled model is compiled again at each start.")
 _metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
+_kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
 
@@ -147,6 +148,12 @@ NAMES: tuple[ForeignName, ...] = (
     *(_metrics(f"vllm.v1.metrics.loggers.PrometheusStatLogger.{name}", "our own registry") for name in _LOGGED),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
+    _kernels("vllm.engine.arg_utils.AsyncEngineArgs.ir_op_priority", "has vLLM take our kernels"),
+    _kernels("vllm.ir.ops.rms_norm", "the operation that the kernel is registered for"),
+    _kernels("vllm.ir.ops.fused_add_rms_norm", "likewise"),
+    _kernels("vllm.ir.op.IrOp.register_impl", "registers a kernel", "provider supported supports_args inplace"),
+    _kernels("vllm.ir.op.IrOp.impls", "what is registered"),
+    _kernels("vllm.platforms.interface.Platform.import_kernels", "loads vLLM's compiled kernels", ""),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),
     _prompts("transformers.tokenization_utils_tokenizers.TokenizersBackend._tokenizer", "the tokenizer alone"),
     _prompts(f"{_HF}.resolve_chat_template", "which template", "tokenizer chat_template tools model_config"),

@@ -22,13 +22,21 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 
 
 def register() -> None:
-    """Called once by vLLM in each of its processes; the one that serves HTTP stays as it is."""
+    """Called once by vLLM in each of its processes; the one that serves HTTP only registers the kernels."""
+    if runs_on_cpu():
+        apply("cpu kernels", _register_kernels)
     if multiprocessing.parent_process() is None:
         return
     tie_to_parent()
     gc.set_threshold(*_GC_THRESHOLDS)
     for name, change in patches().items():
         apply(name, change)
+
+
+def _register_kernels() -> None:
+    from engine.backends.vllm.kernels import register_kernels
+
+    register_kernels()
 
 
 def patches() -> dict[str, Callable[[], None]]:

@@ -94,6 +94,13 @@ def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
     )
 
 
+def _kernels() -> dict[str, list[str]]:
+    from engine.backends.vllm.kernels import kernel_priority, register_kernels
+
+    register_kernels()
+    return kernel_priority()
+
+
 def _engine_arguments(launch: Launch) -> dict[str, Any]:
     spec, engine = launch.spec, launch.spec.engine
     images = engine.max_images if "vision" in spec.capabilities else 0
@@ -122,6 +129,9 @@ def _engine_arguments(launch: Launch) -> dict[str, Any]:
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         cache_gib = cache_gib or 1.0
+        kernels = None if launch.compiled else compat.apply("cpu kernels", _kernels)
+        if kernels is not None:
+            arguments["ir_op_priority"] = kernels
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments

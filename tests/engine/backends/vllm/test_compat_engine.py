@@ -30,6 +30,7 @@ RENAMED = {
     "cache at start": "initialize_kv_cache_tensors",
     "compile models only": "TorchCompileWithNoGuardsWrapper",
     "metrics": "_histogram_cls",
+    "cpu kernels": "ir_op_priority",
     "text prompts": "resolve_chat_template_kwargs",
     "text steps": "track_weight_version",
 }
