@@ -56,6 +56,7 @@ def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     unused = cast("Any", None)  # its processes are not ours to start
     launch = start.Launch(spec, folder, unused, unused, unused, unused, compiled=_is_compiled(spec))
     arguments = start._engine_arguments(launch)  # noqa: SLF001  # so that they cannot drift apart
+    arguments.pop("ir_op_priority", None)  # kernels that Hearth's plugin brings
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}
     return [arguments.pop("model"), *flags(arguments)]
