@@ -341,6 +341,8 @@ class Admission:
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
         self._queue.charge(claim, answer_tokens)
         self._growing.pop(claim, None)
+        if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
+            self._growth_read_at = -math.inf
         self._sequences -= claim.sequences
         self._kv_tokens -= _kv_tokens(claim)
         self._running[claim.owner] -= claim.sequences

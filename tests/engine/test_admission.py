@@ -273,6 +273,18 @@ async def test_answers_that_grow_beyond_what_was_expected_keep_others_out_but_no
     await house.close()
 
 
+async def test_what_an_answer_leaves_is_seen_at_once():
+    house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
+    large = await house.ask("a", prompt=5_000, answer=10, made=lambda: 10)
+    second = await house.ask("a", prompt=3_900, answer=10, made=lambda: 10)
+    house.now = 1.0
+    waiting = await house.ask("a", prompt=100, answer=10)
+    assert house.served == [large, second]
+    await house.finish(large)  # at the same moment, and the other one runs on
+    assert waiting in house.served
+    await house.close()
+
+
 async def test_a_cache_that_is_nearly_full_takes_only_newcomers():
     house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
     await house.ask("a", prompt=9_100, answer=10, made=lambda: 10)
