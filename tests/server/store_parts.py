@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import func, make_url, select
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from server.store import ApiKey, Database, KeyStore
+from server.store import ApiKey, Database, KeyStore, migrations
 from server.store.keys import parse
 from server.store.schema import quota_day
 
@@ -55,6 +56,18 @@ async def authenticate(store: KeyStore, text: str) -> ApiKey | None:
     """The usable key with this text, asked of the store without a cache."""
     parsed = parse(text)
     return None if parsed is None else await store.check(parsed)
+
+
+async def opened_by_the_first_release(url: str) -> None:
+    """Make the tables of schema 0001."""
+    from alembic import command
+
+    if url.startswith("sqlite"):
+        Path(make_url(url).database or "").parent.mkdir(exist_ok=True)
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.run_sync(lambda plain: command.upgrade(migrations.config(plain), "0001"))
+    await engine.dispose()
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""The schema's version: which one this release wants, and how a database gets there.
+"""The schema's version: which one this release wants, and how a database gets there. The way back is a backup.
 
-Alembic is imported only when there is something to do. Versions are numbers padded to four digits, so that
-a database from a newer release can be told from a foreign one. A new one: `python -m server.store.migrations
-"add usage"`, edit the file, and raise HEAD.
+Alembic is imported only when there is something to do. Versions are numbers padded to four digits, so that a database
+from a newer release can be told from a foreign one. A new one: a file like those in `versions/`, and raise HEAD.
 """
 
 from __future__ import annotations
@@ -19,23 +18,18 @@ VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's data
 _ADVISORY_LOCK = 7310577104  # any number that no other program on the same database is likely to take
 
 
-def config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, without an ini file; for work on `connection`, if one is given."""
+def config(connection: Connection) -> Config:
+    """Alembic's configuration for work on `connection`, without an ini file."""
     from alembic.config import Config
 
-    if connection is not None and connection.dialect.name == "postgresql":
+    if connection.dialect.name == "postgresql":
         # SQLite's transaction keeps other processes out; here two may come at once, and the second finds it done
         connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-    folder = Path(__file__).parent
-    settings = Config()
+    settings = Config(attributes={"connection": connection})
     # Config parses with interpolation: a percent sign in the installation path would be a reference
-    settings.set_main_option("script_location", str(folder).replace("%", "%%"))
-    settings.set_main_option("version_locations", str(folder / "versions").replace("%", "%%"))
-    settings.set_main_option("path_separator", "newline")
-    settings.set_main_option("file_template", "%%(rev)s_%%(slug)s")
-    settings.attributes["connection"] = connection
+    settings.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     return settings
 
 
@@ -49,10 +43,3 @@ def upgrade(connection: Connection) -> None:
     from alembic import command
 
     command.upgrade(config(connection), HEAD)
-
-
-def downgrade(connection: Connection, version: str) -> None:
-    """Take the schema back to `version` ("base": no tables), and what only newer ones hold with it."""
-    from alembic import command
-
-    command.downgrade(config(connection), version)

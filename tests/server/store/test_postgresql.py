@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from postgres_parts import PASSWORD, Postgres
 from sqlalchemy.engine import make_url
+from store_parts import opened_by_the_first_release
 
 from server.store import (
     Ask,
@@ -23,7 +24,6 @@ from server.store import (
     StoreUnavailableError,
     Usage,
     UsageBook,
-    migrations,
 )
 from server.store.keys import new_key
 from server.store.schema import utc_now
@@ -88,8 +88,7 @@ async def test_a_backup_is_left_to_pg_dump(postgres: Postgres, tmp_path: Path) -
 
 async def test_the_schema_changes_once_when_several_open_an_old_database(postgres: Postgres) -> None:
     url = postgres.new_database()
-    async with await Database.open(url) as database, database.writing() as connection:
-        await connection.run_sync(migrations.downgrade, "0001")
+    await opened_by_the_first_release(url)
     opened = await asyncio.gather(*(Database.open(url) for _ in range(5)))
     for database in opened:
         await KeyStore(database).create("laptop", "standard")

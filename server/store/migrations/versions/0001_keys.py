@@ -26,7 +26,3 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.DateTime(timezone=True)),
         sa.Column("last_used_at", sa.DateTime(timezone=True)),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("api_key")

@@ -53,12 +53,3 @@ def upgrade() -> None:
         sa.Column("detail", sa.JSON, nullable=False),
     )
     op.create_index("audit_by_at", "audit", ["at"])
-
-
-def downgrade() -> None:
-    # Keys stay, and those that were replaced keep their end; usage, audit and the limits of single keys are lost
-    for name in ("audit", "usage_hour", "quota_day", "bucket"):
-        op.drop_table(name)
-    with op.batch_alter_table("api_key") as table:
-        for name in (*LIMITS, "replaced_by", "notes"):
-            table.drop_column(name)
