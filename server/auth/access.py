@@ -16,7 +16,7 @@ from server.store import SCOPES, ApiKey, KeyFieldError, KeyLimits
 from server.store.keys import LIMITS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequiresScope:
     """What every dependency that requires a scope of the request's key is built on."""
 
@@ -38,20 +38,14 @@ class RequiresScope:
 class KeyWith(RequiresScope):
     """A dependency that gives the request's key if it has `scope`, and a 403 otherwise."""
 
-    __slots__ = ()
-
     async def __call__(self, request: Request) -> ApiKey:
-        """Raise `ApiError` 403."""
         return self.check(request)
 
 
 class KeyIfSent(RequiresScope):
     """The same for what a setting may open: None where no key was sent."""
 
-    __slots__ = ()
-
     async def __call__(self, request: Request) -> ApiKey | None:
-        """Raise `ApiError` 403."""
         return None if request.state.key is None else self.check(request)
 
 

@@ -83,10 +83,10 @@ def restore(
             "it was started). Nothing was changed."
         )
     with only_one(folder):  # so that none starts meanwhile
-        done = put_back(file, Path(url.database or ""), utc_now())
-    if done.aside:
-        typer.echo(f"The database of before was moved aside: {', '.join(map(str, done.aside))}.")
-    typer.echo(f"{file} is {url.database} now: {done.keys} keys, schema {done.version}, sound, mode 600.")
+        version, keys, aside = put_back(file, Path(url.database or ""), utc_now())
+    if aside:
+        typer.echo(f"The database of before was moved aside: {', '.join(map(str, aside))}.")
+    typer.echo(f"{file} is {url.database} now: {keys} keys, schema {version}, sound, mode 600.")
     typer.echo("Keys that were revoked since that backup work again: revoke them anew. Then start the server.")
 
 

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -163,68 +163,65 @@ class Status(_Part):
 async def read_status(app: FastAPI) -> Status:
     """Look at everything once. What belongs to the event loop is read on it, processes and GPUs in a thread (50 ms)."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
-    health, swaps, running = engine.health(), engine.swaps, drain.running
     loads = {load.id: load for load in engine.loads()}
-    draining, recent = drain.draining, app.state.metrics.last_minute
-    families, ram, hardware = await asyncio.to_thread(_inspect, {name: load.pids for name, load in loads.items()})
+    families, ram, hardware = await asyncio.to_thread(_inspect, loads.values())
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
-
-    def state(one: ModelHealth) -> ModelState:
-        load = loads.get(one.id)
-        return _model(one, load, _memory(one.id, load, ram.get(one.id), gpus), recent)
-
-    found = {one.status for one in health}
+    models = []
+    for health in engine.health():
+        load = loads.get(health.id) or ModelLoad(health.id, running=0, waiting=0)
+        models.append(_model(health, load, _memory(load, ram.get(load.id), gpus), app.state.metrics.last_minute))
+    found = {model.status for model in models}
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
     started_at = psutil.Process().create_time()
     return Status(
-        status="draining" if draining else next((state for state in ("failed", "loading") if state in found), "ready"),
+        status="draining"
+        if drain.draining
+        else next((state for state in ("failed", "loading") if state in found), "ready"),
         version=importlib.metadata.version("hearth-inference"),
         pid=os.getpid(),
         base_url=app.state.base_url,
         started_at=iso(datetime.fromtimestamp(started_at, UTC)) or "",
         uptime_seconds=round(time.time() - started_at, 1),
-        requests_running=running,
-        swaps=swaps,
+        requests_running=drain.running,
+        swaps=engine.swaps,
         ram_total_bytes=hardware.ram_bytes,
         ram_available_bytes=hardware.ram_available_bytes,
-        models=[state(one) for one in health],
+        models=models,
         gpus=gpus,
         no_gpus=hardware.problem,
         paths=Paths(**{name: path and str(path.absolute()) for name, path in paths.items()}),
     )
 
 
-def _inspect(pids: Mapping[str, Sequence[int]]) -> tuple[dict[int, str], dict[str, int], Hardware]:
+def _inspect(loads: Iterable[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
     """Return whose each process is, what the models' processes have in RAM, and the machine. Blocks."""
     families: dict[int, str] = {}
     ram: dict[str, int] = {}
-    for model, own in pids.items():
-        for pid in own:
+    for load in loads:
+        for pid in load.pids:
             with contextlib.suppress(psutil.Error):  # ended meanwhile
                 process = psutil.Process(pid)
                 for one in (process, *process.children(recursive=True)):
-                    families[one.pid] = model
+                    families[one.pid] = load.id
                     with contextlib.suppress(psutil.Error):
-                        ram[model] = ram.get(model, 0) + one.memory_full_info().uss
+                        ram[load.id] = ram.get(load.id, 0) + one.memory_full_info().uss
     return families, ram, read_hardware(server_pid=os.getpid())
 
 
 def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
-    holders = [GpuHolder(**asdict(one), model=families.get(one.pid)) for one in gpu.holders]
     return GpuState(
         index=gpu.index,
         name=gpu.name,
         total_bytes=gpu.total_bytes,
         used_bytes=gpu.total_bytes - gpu.free_bytes,
         others_bytes=gpu.foreign_bytes,
-        holders=holders,
+        holders=[GpuHolder(**asdict(one), model=families.get(one.pid)) for one in gpu.holders],
     )
 
 
-def _memory(model: str, load: ModelLoad | None, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
-    planned = {} if load is None or load.served is None else load.served.planned_bytes
-    later = {} if load is None or load.later_bytes is None else load.later_bytes
-    used_bytes = [one.used_bytes for gpu in gpus for one in gpu.holders if one.model == model]
+def _memory(load: ModelLoad, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
+    planned, later = load.served.planned_bytes if load.served else {}, load.later_bytes or {}
+    used_bytes = [one.used_bytes for gpu in gpus for one in gpu.holders if one.model == load.id]
     known = [used for used in used_bytes if used is not None]
     return Memory(
         planned_gpu_bytes=_on_gpus(planned),
@@ -240,25 +237,24 @@ def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
     return sum(size for place, size in planned.items() if place is not None) or None
 
 
-_FROM_HEALTH = ("id", "status", "phase", "progress", "remaining_seconds", "restarts")
-
-
-def _model(health: ModelHealth, load: ModelLoad | None, memory: Memory, recent: LastMinute) -> ModelState:
-    served = None if load is None else load.served
-    served_with = None
-    if load is not None and served is not None:
-        served_with = ServedWith(source=served.source, folder=served.folder, compiled=load.compiled)
-    reason, done = health.error or health.reason, recent.of(health.id)
+def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMinute) -> ModelState:
+    served, done, reason = load.served, recent.of(health.id), health.error or health.reason
+    loaded = ServedWith(source=served.source, folder=served.folder, compiled=load.compiled) if served else None
     return ModelState(
-        **{name: getattr(health, name) for name in _FROM_HEALTH},
+        id=health.id,
+        status=health.status,
+        phase=health.phase,
+        progress=health.progress,
         for_seconds=health.elapsed_seconds,
-        reason=None if reason is None else reason.removeprefix(f"{health.id}: "),  # the reader is told the model first
-        served_with=served_with,
+        remaining_seconds=health.remaining_seconds,
+        reason=reason and reason.removeprefix(f"{health.id}: "),  # the reader is told the model first
+        restarts=health.restarts,
+        served_with=loaded,
         gpus=[place for place in served.planned_bytes if place is not None] if served else [],
         memory=memory,
-        pids=list(load.pids) if load else [],
-        running=load.running if load else 0,
-        waiting=health.waiting + (load.waiting if load else 0),
+        pids=list(load.pids),
+        running=load.running,
+        waiting=health.waiting + load.waiting,
         last_minute=LastMinuteWork(
             seconds=round(recent.seconds, 1),
             tokens_per_second=round(done.completion_tokens / recent.seconds, 1),

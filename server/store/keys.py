@@ -34,9 +34,6 @@ LARGEST_LIMIT = 2**31 - 1
 LONGEST_OVERLAP = timedelta(days=366)
 
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
-PUBLIC_ID_LENGTH = 12
-SECRET_LENGTH = 43  # 62**43 > 2**256
-_CHECKSUM_LENGTH = 6
 _KEY = re.compile(r"(hk_([0-9A-Za-z]{12})_[0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 _PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
 _NAMED = re.compile(r"(?:hk_)?([0-9A-Za-z]{12})(?:_.*)?", re.DOTALL)
@@ -91,8 +88,8 @@ class ParsedKey:
 
 def new_key() -> str:
     """Make the text of a key, with a 256 bit secret from the system's random source. To be shown once."""
-    public_id = "".join(secrets.choice(ALPHABET) for _ in range(PUBLIC_ID_LENGTH))
-    body = f"hk_{public_id}_{_base62(secrets.randbits(256), SECRET_LENGTH)}"
+    public_id = "".join(secrets.choice(ALPHABET) for _ in range(12))
+    body = f"hk_{public_id}_{_base62(secrets.randbits(256), 43)}"  # 62**43 > 2**256
     return body + _checksum(body)
 
 
@@ -115,7 +112,7 @@ def public_id_in(text: str) -> str | None:
 
 
 def _checksum(body: str) -> str:
-    return _base62(zlib.crc32(body.encode("ascii")), _CHECKSUM_LENGTH)
+    return _base62(zlib.crc32(body.encode("ascii")), 6)
 
 
 def _base62(number: int, length: int) -> str:
@@ -183,7 +180,13 @@ class KeyStore:
         now = self.clock()
         _check_end(expires_at, now)
         async with self._changing(public_id) as (connection, old):
-            _check_rotatable(old, now)
+            _check_not_revoked(old)
+            if old.replaced_by is not None:
+                already = f"The key {public_id} was replaced by {old.replaced_by}. Rotate that one."
+                raise KeyFieldError("public_id", already)
+            if not old.usable_at(now):
+                ended = f"The key {public_id} has expired. Create a new one, or move its end."
+                raise KeyFieldError("public_id", ended)
             if expires_at is None and old.expires_at is not None:
                 expires_at = now + (old.expires_at - old.created_at)
             successor = replace(old, created_at=now, expires_at=expires_at, last_used_at=None)
@@ -215,7 +218,12 @@ class KeyStore:
         """
         async with self._changing(public_id) as (connection, old):
             _check_not_revoked(old)
-            new = _changed(old, changes)
+            limits = replace(old.limits, **{name: changes.pop(name) for name in LIMITS if name in changes})
+            if "scopes" in changes:
+                changes["scopes"] = frozenset(changes["scopes"])
+            if "models" in changes:
+                changes["models"] = _unique(changes["models"])
+            new = replace(old, **changes, limits=limits)
             _check(new)
             before, after = _row_of(old), _row_of(new)
             different = {name: value for name, value in after.items() if before[name] != value}
@@ -327,24 +335,13 @@ async def _found(connection: AsyncConnection, public_id: str, *, lock: bool = Fa
 def _key_of(row: RowMapping) -> ApiKey:
     values = {column.name: row[column.name] for column in _COLUMNS}
     limits = KeyLimits(**{name: values.pop(name) for name in LIMITS})
-    values["scopes"] = frozenset(row["scopes"])
-    values["models"] = None if row["models"] is None else tuple(row["models"])
-    return ApiKey(**values, limits=limits)
+    return ApiKey(**values | {"scopes": frozenset(row["scopes"]), "models": _unique(row["models"]), "limits": limits})
 
 
 def _row_of(key: ApiKey) -> dict[str, Any]:
     values = {column.name: getattr(key, column.name) for column in _COLUMNS if column.name not in LIMITS}
     values["scopes"] = sorted(key.scopes, key=SCOPES.index)
     return values | asdict(key.limits)
-
-
-def _changed(key: ApiKey, changes: dict[str, Any]) -> ApiKey:
-    limits = replace(key.limits, **{name: changes.pop(name) for name in LIMITS if name in changes})
-    if "scopes" in changes:
-        changes["scopes"] = frozenset(changes["scopes"])
-    if "models" in changes:
-        changes["models"] = _unique(changes["models"])
-    return replace(key, **changes, limits=limits)
 
 
 def _unique(models: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -375,9 +372,11 @@ def _check(key: ApiKey) -> None:
 
 def _check_end(expires_at: datetime | None, now: datetime) -> None:
     """Raise KeyFieldError for an end that has no time zone or has passed."""
-    if expires_at is not None and expires_at.tzinfo is None:
+    if expires_at is None:
+        return
+    if expires_at.tzinfo is None:
         raise KeyFieldError("expires_at", "An expiry date must carry its time zone.")
-    if expires_at is not None and expires_at <= now:
+    if expires_at <= now:
         raise KeyFieldError("expires_at", "The expiry date has passed already.")
 
 
@@ -386,18 +385,13 @@ def _check_not_revoked(key: ApiKey) -> None:
         raise KeyFieldError("public_id", f"The key {key.public_id} is revoked, which is for good. Create a new one.")
 
 
-def _check_rotatable(key: ApiKey, now: datetime) -> None:
-    _check_not_revoked(key)
-    if key.replaced_by is not None:
-        raise KeyFieldError("public_id", f"The key {key.public_id} was replaced by {key.replaced_by}. Rotate that one.")
-    if not key.usable_at(now):
-        raise KeyFieldError("public_id", f"The key {key.public_id} has expired. Create a new one, or move its end.")
-
-
 def _audited(key: ApiKey) -> dict[str, Any]:
     entry = {"name": key.name, "tier": key.tier, "scopes": sorted(key.scopes), "expires_at": _iso(key.expires_at)}
-    entry |= {"models": None if key.models is None else list(key.models)}
-    return entry | {name: limit for name, limit in asdict(key.limits).items() if limit is not None}
+    return (
+        entry
+        | {"models": key.models}
+        | {name: limit for name, limit in asdict(key.limits).items() if limit is not None}
+    )
 
 
 def _iso(at: datetime | None) -> str | None:

@@ -11,8 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,14 @@ class SqliteFile:
             max_overflow=0,
             pool_timeout=self._busy_timeout_seconds,
         )
+
+        def set_up(connection: Any, _record: object) -> None:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("PRAGMA foreign_keys = ON")
+                cursor.execute(f"PRAGMA synchronous = {'NORMAL' if blocking else 'FULL'}")
+
         plain = getattr(engine, "sync_engine", engine)
-        event.listen(plain, "connect", _set_up_unsynced if blocking else _set_up)
+        event.listen(plain, "connect", set_up)
         event.listen(plain, "begin", _begin)
         return engine
 
@@ -81,14 +86,12 @@ class SqliteFile:
 
     def check(self) -> None:
         # Open connections would go on with the deleted file, where no revocation ever arrives
-        try:
-            same = _identity_of(self._path) == self._identity
-        except OSError:
-            same = False
-        if not same:
-            raise StoreUnavailableError(
-                "The key database was removed or replaced while the server was running. Restart the server."
-            )
+        with suppress(OSError):
+            if _identity_of(self._path) == self._identity:
+                return
+        raise StoreUnavailableError(
+            "The key database was removed or replaced while the server was running. Restart the server."
+        )
 
     def error_message(self, error: BaseException) -> str:
         if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):
@@ -101,17 +104,6 @@ class SqliteFile:
     async def backup(self, path: Path) -> None:
         self.check()
         await asyncio.to_thread(_back_up, self._path, path)
-
-
-def _set_up(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.close()
-
-
-def _set_up_unsynced(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def _begin(connection: Connection) -> None:
@@ -196,19 +188,17 @@ def _judge(path: Path, connection: sqlite3.Connection) -> str | None:
 
 def _switch_to_wal(path: Path, connection: sqlite3.Connection, deadline: float) -> None:
     """WAL lets requests read keys while somebody writes. The file remembers it, so this happens once."""
-    if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
-        return
-    while True:
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    while mode != "wal":
         try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal":
+                return
         except sqlite3.OperationalError as error:
             # SQLite does not wait here when two processes make the switch at once
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-        else:
-            break
-    if mode != "wal":
+            continue
         raise StoreError(
             f"The file system of {path} does not allow SQLite's write-ahead log. Use a local disk, not a network share."
         )
@@ -252,21 +242,13 @@ def _back_up(database: Path, path: Path) -> None:
         os.close(copy)
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What was put there, and where the old files are now."""
-
-    version: str
-    keys: int
-    aside: tuple[Path, ...]
-
-
-def restore(backup: Path, database: Path, now: datetime) -> Restored:
+def restore(backup: Path, database: Path, now: datetime) -> tuple[str, int, list[Path]]:
     """Check `backup` and put a copy of it, mode 0600, at `database`; the old files, with their log, are kept aside.
 
-    Copying over the file by hand does nothing where a log is left of a server that was killed: SQLite replays it over
-    the copy. That no server runs meanwhile is the caller's to see to. Blocks. Raises StoreError, and then the old
-    database is as it was (or aside, if the disk failed in the last step).
+    Returns schema version, number of keys, and where the old files are now. Copying over the file by hand does nothing
+    where a log is left of a server that was killed: SQLite replays it over the copy. That no server runs meanwhile is
+    the caller's to see to. Blocks. Raises StoreError, and then the old database is as it was (or aside, if the disk
+    failed in the last step).
     """
     if not backup.is_file():
         raise StoreError(f"There is no file {backup}. Name one that `hearth backup` wrote.")
@@ -290,7 +272,7 @@ def restore(backup: Path, database: Path, now: datetime) -> Restored:
             f"{database} cannot be written: {error.strerror}. Check that the data directory belongs to you and that "
             "its disk is not full."
         ) from error
-    return Restored(version, keys, aside)
+    return version, keys, aside
 
 
 def _checked_copy(backup: Path, part: Path) -> tuple[str, int]:
@@ -329,7 +311,7 @@ def _delete(part: Path) -> None:
         _beside(part, suffix).unlink(missing_ok=True)
 
 
-def _move_aside(database: Path, ending: str) -> tuple[Path, ...]:
+def _move_aside(database: Path, ending: str) -> list[Path]:
     """Rename the files so that SQLite still takes them for one database."""
     moved = []
     for suffix in _SUFFIXES:
@@ -337,6 +319,5 @@ def _move_aside(database: Path, ending: str) -> tuple[Path, ...]:
         if old.exists():
             if new.exists():
                 raise StoreError(f"{new} exists already. Run this again in a second.")
-            old.rename(new)
-            moved.append(new)
-    return tuple(moved)
+            moved.append(old.rename(new))
+    return moved
