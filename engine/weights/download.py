@@ -474,27 +474,22 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile
                 "folder. Nothing was fetched. Do not use this repository."
             )
     start = f"{subfolder}/" if subfolder else ""
-    files = tuple(
-        _file(address, sibling, sibling.rfilename.removeprefix(start))
-        for sibling in siblings
-        if sibling.rfilename.startswith(start)
-    )
-    if len({file.path for file in files}) != len(files):
-        raise WeightsError(f"{address} lists a file twice. Nothing was fetched. Do not use this repository.")
-    return files
-
-
-def _file(address: str, sibling: Any, path: str) -> ModelFile:
-    sha256 = getattr(sibling.lfs, "sha256", None)
-    try:
-        return ModelFile(
-            path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=None if sha256 else sibling.blob_id
-        )
-    except ValueError as error:
-        raise WeightsError(
-            f"{address} does not say size and hash of {shown(path)}, so nobody could tell whether it arrives whole. "
-            "Use a hub that does."
-        ) from error
+    files: dict[str, ModelFile] = {}
+    for sibling in siblings:
+        if not sibling.rfilename.startswith(start):
+            continue
+        path, sha256 = sibling.rfilename.removeprefix(start), getattr(sibling.lfs, "sha256", None)
+        if path in files:
+            raise WeightsError(f"{address} lists a file twice. Nothing was fetched. Do not use this repository.")
+        git_sha1 = None if sha256 else sibling.blob_id
+        try:
+            files[path] = ModelFile(path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=git_sha1)
+        except ValueError as error:
+            raise WeightsError(
+                f"{address} does not say size and hash of {shown(path)}, so nobody could tell whether it arrives "
+                "whole. Use a hub that does."
+            ) from error
+    return tuple(files.values())
 
 
 def _range(response: Any) -> tuple[int, str]:

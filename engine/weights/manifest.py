@@ -40,22 +40,6 @@ def _plain(path: str) -> str:
 PlainPath = Annotated[str, AfterValidator(_plain)]
 
 
-class Origin(Spec):
-    """Where a model is from."""
-
-    repository: Annotated[str, Field(pattern=REPOSITORY)]
-    revision: Annotated[str, Field(pattern=COMMIT)]
-    """The commit, whatever name was asked for."""
-    subfolder: PlainPath | Literal[""] = ""
-    """Of the repository, where only that was fetched."""
-
-    def is_of(self, repository: str, subfolder: str) -> bool:
-        return (self.repository, self.subfolder) == (repository, subfolder)
-
-    def origin(self) -> dict[str, Any]:
-        return self.model_dump(include=set(Origin.model_fields))
-
-
 class ModelFile(Spec):
     path: PlainPath
     size_bytes: Annotated[int, Field(ge=0)]
@@ -65,8 +49,19 @@ class ModelFile(Spec):
     """Git's own hash of the file, which a hub gives for the small ones."""
 
 
-class Listing(Origin):
+class Listing(Spec):
+    repository: Annotated[str, Field(pattern=REPOSITORY)]
+    revision: Annotated[str, Field(pattern=COMMIT)]
+    """The commit, whatever name was asked for."""
+    subfolder: PlainPath | Literal[""] = ""
+    """Of the repository, where only that was fetched."""
     files: Annotated[tuple[ModelFile, ...], Field(strict=False)]
+
+    def is_of(self, repository: str, subfolder: str) -> bool:
+        return (self.repository, self.subfolder) == (repository, subfolder)
+
+    def origin(self) -> dict[str, Any]:
+        return self.model_dump(include={"repository", "revision", "subfolder"})
 
 
 def _each_once_with_hash(files: tuple[ModelFile, ...]) -> tuple[ModelFile, ...]:
@@ -75,7 +70,7 @@ def _each_once_with_hash(files: tuple[ModelFile, ...]) -> tuple[ModelFile, ...]:
     return files
 
 
-class Manifest(Origin):
+class Manifest(Listing):
     format: Literal[1] = 1
     files: Annotated[tuple[ModelFile, ...], Field(strict=False, min_length=1), AfterValidator(_each_once_with_hash)]
 

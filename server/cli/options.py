@@ -40,7 +40,6 @@ class Commands(TyperGroup):
     """Commands that may raise what our own parts raise: its message is said on stderr, and they end."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one of them."""
         try:
             return super().invoke(ctx)
         except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError, HardwareError) as error:
@@ -68,8 +67,7 @@ def hardware_for(settings: Settings, gpus: str | None = None, ram_gib: float | N
     """Return the machine to plan for: an imagined one, or this one, where what a running server has counts as free."""
     if gpus is not None:
         return imagined(gpus) if ram_gib is None else imagined(gpus, ram_gib=ram_gib)
-    machine = read_hardware(running_pid(settings.data_dir))
-    return with_ram(machine, settings.ram_gib)
+    return with_ram(read_hardware(running_pid(settings.data_dir)), settings.ram_gib)
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +21,7 @@ from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for
 from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, table
 
-Missing = tuple[ModelSpec, VariantSpec]
-"""A model and the variant that the plan has for it, which is not here."""
+Missing = list[tuple[ModelSpec, VariantSpec]]
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
 
 Gpus = Annotated[str | None, typer.Option(help="Plan for an imagined machine: 2x24GiB, 1x24GiB+1x48GiB, or cpu.")]
@@ -49,15 +47,9 @@ def plan(  # noqa: PLR0913 - one argument per option
     found = make_plan(config, hardware, footprints, folders)
     missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
-        not_here = [
-            {
-                "model": spec.id,
-                "folder": variant.id,
-                "repository": variant.repository,
-                "about_bytes": int(variant.weights_gib * GIB),
-            }
-            for spec, variant in missing
-        ]
+        keys = ("model", "folder", "repository", "about_bytes")
+        rows = [(spec.id, one.id, one.repository, int(one.weights_gib * GIB)) for spec, one in missing]
+        not_here = [dict(zip(keys, row, strict=True)) for row in rows]
         tell(as_data(found, hardware) | {"not_here": not_here}, as_json=True)
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(hardware)}\n\n{found.message}.\nSmallest change: {found.change}.")
@@ -97,20 +89,19 @@ def _row(one: Placed) -> tuple[str, ...]:
     return (one.id, name, licence, where(one), memory, cache, chats, state)
 
 
-def missing_of(config: Config, weights_dir: Path, found: Plan) -> list[Missing]:
-    """Return what the plan wants and the weights directory lacks; whatever voices are there will do."""
+def missing_of(config: Config, weights_dir: Path, found: Plan) -> Missing:
+    """Return each model whose variant of the plan is not here, and that; whatever voices are there will do."""
     missing = []
     for model, variant in found.chosen.items():
         spec = config.models[model]
-        is_speech = isinstance(spec, SpeechModelSpec)
-        if variant is None or variant not in spec.variants:
-            continue
-        if not (is_there(weights_dir / spec.weights) if is_speech else is_complete(weights_dir / variant.id)):
-            missing.append((spec, variant))
+        if variant is not None and variant in spec.variants:
+            is_speech = isinstance(spec, SpeechModelSpec)
+            if not (is_there(weights_dir / spec.weights) if is_speech else is_complete(weights_dir / variant.id)):
+                missing.append((spec, variant))
     return missing
 
 
-def _show_missing(missing: Sequence[Missing], options: list[str], now: Plan | Refusal | None, *, named: bool) -> None:
+def _show_missing(missing: Missing, options: list[str], now: Plan | Refusal | None, *, named: bool) -> None:
     """Say what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined."""
     fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
     if fetched:

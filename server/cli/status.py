@@ -20,11 +20,8 @@ from server.settings import load_settings
 from server.terminal import HEARTH, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
-_WATCH_SECONDS = 2.0
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
 _AT_ONCE_SECONDS = 3.0  # a folder that is missing, a plan that has no room
-_POLL_SECONDS = 0.1
-_FAILED = 2
 _COLUMNS = ("model", "state", "served with", "memory", "running", "waiting", "last minute", "restarts")
 _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
 
@@ -48,16 +45,14 @@ def status(
         return
     tell(found.model_dump(mode="json"), *shown(found), as_json=as_json)
     if found.status == "failed":
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(2)
 
 
 def _read(data_dir: Path) -> Status:
     """Ask the server of this directory. Raises `StatusError`, or `InstanceError` where none runs."""
-    found = ask(data_dir, _ANSWER_SECONDS)
-    if found is not None:
+    if (found := ask(data_dir, _ANSWER_SECONDS)) is not None:
         return found
-    pid = running_pid(data_dir)
-    if pid is not None:
+    if (pid := running_pid(data_dir)) is not None:
         raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")
     raise no_server(data_dir)
 
@@ -65,12 +60,11 @@ def _read(data_dir: Path) -> Status:
 def _watch(data_dir: Path, found: Status) -> None:
     with contextlib.suppress(KeyboardInterrupt), Live(Group(*shown(found)), auto_refresh=False) as live:
         while True:
-            time.sleep(_WATCH_SECONDS)
+            time.sleep(2)
             live.update(Group(*shown(_read(data_dir))), refresh=True)
 
 
 def shown(found: Status) -> list[RenderableType]:
-    """Return what a person sees, from top to bottom."""
     reasons = [f"{model.id}: {model.reason}" for model in found.models if model.reason]
     lines = [*reasons, *map(_gpu_line, found.gpus), _machine_line(found)]
     return [_headline(found), table(_COLUMNS, map(_row, found.models)), *map(Text, lines)]
@@ -102,7 +96,6 @@ def _row(model: ModelState) -> tuple[str | Text, ...]:
 
 
 def served_with(model: ModelState) -> str:
-    """Say in words what a model was loaded with."""
     served = model.served_with
     if served is None:
         return "-"
@@ -112,7 +105,6 @@ def served_with(model: ModelState) -> str:
 
 
 def memory_text(memory: Memory) -> str:
-    """Say what a model takes, and what was planned for it."""
     parts = []
     for name, taken, planned, following in (
         ("GPU", memory.gpu_bytes, memory.planned_gpu_bytes, memory.next_gpu_bytes),
@@ -128,7 +120,6 @@ def memory_text(memory: Memory) -> str:
 
 
 def work_text(model: ModelState) -> str:
-    """Say what a model got done lately."""
     work = model.last_minute
     counts = {"tokens/s": work.tokens_per_second, "images": work.images, "s of speech": work.audio_seconds}
     return ", ".join(f"{count:g} {what}" for what, count in counts.items() if count) or "-"
@@ -169,9 +160,7 @@ def duration(seconds: float) -> str:
 def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
     """Have the running server read models.yaml, voices and certificate again, and say what came of it.
 
-    No answer is cut short.
-
-    Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
+    No answer is cut short. Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
     asked_at_ns = time.monotonic_ns()
     settings = load_settings(data_dir=data_dir, models=models)
@@ -194,8 +183,7 @@ def _show_outcome(outcome: Outcome) -> bool:
     if outcome.refused is not None:
         typer.echo(f"The server (process {outcome.pid}) did not take models.yaml over: {outcome.refused}", err=True)
         renewed = certificate is not None and certificate.renewed
-        rest = "But the TLS certificate is renewed." if renewed else "Everything stays as it was."
-        typer.echo(rest, err=True)
+        typer.echo("But the TLS certificate is renewed." if renewed else "Everything stays as it was.", err=True)
     else:
         typer.echo(f"The server (process {outcome.pid}) has read {outcome.path} again.")
         for sentence in outcome.sentences() or ["nothing has changed"]:
@@ -218,7 +206,7 @@ def _settled(data_dir: Path, changed: set[str]) -> bool:
             states = [state for state in found.models if state.id in changed] if found is not None else []
         if all(state.status != "loading" for state in states) or time.monotonic() > deadline:
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0.1)
     for state in states:
         if state.status == "failed":
             typer.echo(f"{state.id} cannot be served: {state.reason}", err=True)
