@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from engine.config.yaml import shown
 from engine.files import sync_folder, sync_folders, write_atomically
-from engine.weights import selection
+from engine.weights import safety
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 from engine.weights.manifest import (
     Digest,
@@ -37,7 +37,6 @@ from engine.weights.manifest import (
     size_problem,
     write_manifest,
 )
-from engine.weights.safety import COMMIT, check_file, check_folder_name, check_repository, is_plain, is_there
 
 T = TypeVar("T")
 
@@ -115,7 +114,7 @@ class Pull:
 
     def __init__(self, weights_dir: Path, name: str) -> None:
         self.name = name
-        self.target = weights_dir / check_folder_name(name)
+        self.target = weights_dir / safety.check_folder_name(name)
         self.root = weights_dir / FOLDER / name.replace("%", "%25").replace("/", "%2F")
         self.model = self.root / "model"
         self.parts = self.root / "parts"
@@ -145,15 +144,15 @@ class Pull:
     def choose(self, report: Report) -> None:
         """Fetch the descriptions, and choose by them which files the model needs. Raises `WeightsError`."""
         by_path = {file.path: file for file in self.listing.files}
-        for path in selection.descriptions(by_path):
+        for path in safety.descriptions(by_path):
             if (size := by_path[path].size_bytes) > _LARGEST_DESCRIPTION_BYTES:
                 raise WeightsError(f"{self.listing.repository} lists {path} with {size} bytes: that is none.")
             self._complete(by_path[path], silent)
-            check_file(self.model, self.model / path)
-        self.files = tuple(by_path[path] for path in selection.chosen(by_path, self.model))
+            safety.check_file(self.model, self.model / path)
+        self.files = tuple(by_path[path] for path in safety.chosen(by_path, self.model))
         self.keep_only(self.files)
         # What an older folder of the model has is taken over, without a second copy.
-        for file in self.files if is_there(self.target) else ():
+        for file in self.files if safety.is_there(self.target) else ():
             if size_problem(self.model, file) and not problem_of(self.target, file, report):
                 self._place(file).unlink(missing_ok=True)
                 self._place(file).hardlink_to(self.target / file.path)
@@ -177,7 +176,7 @@ class Pull:
         """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
         try:
             self._complete_all(report)
-            selection.check_loadable(self.model)
+            safety.check_loadable(self.model)
             return self._finish()
         except OSError as error:
             raise disk_error(error, self.target.parent) from error
@@ -234,7 +233,7 @@ class Pull:
         old = self.root / "old"
         shutil.rmtree(old, ignore_errors=True)
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        if is_there(self.target):
+        if safety.is_there(self.target):
             self.target.rename(old)
         self.model.rename(self.target)
         sync_folder(self.target.parent)
@@ -339,8 +338,8 @@ def _gib(size_bytes: int) -> str:
 
 def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
     """Return what is in the folder's place, if it may be touched. Raises `WeightsError` if it may not."""
-    folder = weights_dir / check_folder_name(wanted.folder)
-    if not is_there(folder):
+    folder = weights_dir / safety.check_folder_name(wanted.folder)
+    if not safety.is_there(folder):
         return None
     manifest = None if folder.is_symlink() else read_manifest(folder)
     if manifest is None:
@@ -370,7 +369,7 @@ class _Hub:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         from huggingface_hub import HfApi
 
-        self._repository, self._subfolder = check_repository(wanted.repository), wanted.subfolder
+        self._repository, self._subfolder = safety.check_repository(wanted.repository), wanted.subfolder
         self._first_pause, self._stop = wanted.first_pause_seconds, stop
         self._api = HfApi(endpoint=wanted.endpoint, library_name="hearth")
         self._endpoint = str(self._api.endpoint)
@@ -391,7 +390,8 @@ class _Hub:
                 "in its place?"
             ) from error
         commit = str(info.sha)
-        if re.fullmatch(COMMIT, commit) is None or (re.fullmatch(COMMIT, revision or "") and commit != revision):
+        pinned = re.fullmatch(safety.COMMIT, revision or "") is not None
+        if re.fullmatch(safety.COMMIT, commit) is None or (pinned and commit != revision):
             raise WeightsError(
                 f"{self._address} answers with the revision {shown(commit)!r}, not {revision or 'main'}."
             )
@@ -468,7 +468,7 @@ class _Hub:
 def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile, ...]:
     """Check every name before anything is fetched: a list with tricks in it is not to be trusted at all."""
     for sibling in siblings:
-        if not isinstance(sibling.rfilename, str) or not is_plain(sibling.rfilename):
+        if not isinstance(sibling.rfilename, str) or not safety.is_plain(sibling.rfilename):
             raise WeightsError(
                 f"{address} lists a file {shown(str(sibling.rfilename))!r}, which would lie outside of the model's "
                 "folder. Nothing was fetched. Do not use this repository."

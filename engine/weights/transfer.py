@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.weights import selection
 from engine.weights.download import FOLDER, Part, Pull, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.manifest import (
@@ -24,7 +23,7 @@ from engine.weights.manifest import (
     read_manifest,
     required_manifest,
 )
-from engine.weights.safety import check_folder_name, is_there
+from engine.weights.safety import check_folder_name, is_there, may_be_carried
 
 _CHUNK_BYTES = 2**20
 _DEEPEST = 3
@@ -89,7 +88,7 @@ def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest
     """Copy a verified folder to `root`/`name`; False if it was there already. Raises `WeightsError` or `LoadError`."""
     manifest = required_manifest(source)
     # It may have been written by anybody: it can only name what a pull would have fetched.
-    other = next((file.path for file in manifest.files if not selection.may_be_carried(file.path)), None)
+    other = next((file.path for file in manifest.files if not may_be_carried(file.path)), None)
     if other is not None:
         raise WeightsError(
             f"{source.name} lists {other}, which is neither weights in safetensors nor text that belongs to a model: "

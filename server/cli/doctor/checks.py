@@ -22,7 +22,7 @@ from engine.voices.catalogue import Catalogue, Voices
 from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
-from server.cli.doctor.findings import Case, Finding, ok, problem, skipped, warning
+from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.cli.weights import verified
 from server.http.tls import TlsError, certificate_of

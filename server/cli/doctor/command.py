@@ -15,8 +15,8 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
+from server.cli.doctor import Finding, case_of, ok, problem, skipped
 from server.cli.doctor.checks import CHECKS
-from server.cli.doctor.findings import Finding, case_of, ok, problem, skipped
 from server.cli.doctor.selftest import selftest
 from server.cli.options import AsJson, DataDir, Models, WeightsDir, tell
 from server.cli.status import standing

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import httpx2
 
 from engine import AWAITS_TURN, Config
+from server.cli.doctor import Case, Finding, problem, skipped, warning
 from server.cli.doctor.checks import trusting
-from server.cli.doctor.findings import Case, Finding, problem, skipped, warning
 from server.cli.options import in_store
 from server.observability.status import Status
 from server.settings import Settings

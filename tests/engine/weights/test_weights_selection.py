@@ -15,7 +15,7 @@ from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.weights.download import Wanted
 from engine.weights.manifest import MANIFEST, is_complete
-from engine.weights.selection import check_loadable
+from engine.weights.safety import check_loadable
 
 
 @pytest.fixture
