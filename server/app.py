@@ -32,7 +32,11 @@ from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings, database_url
-from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
+from server.store.database import Database
+from server.store.key_cache import KeyCache
+from server.store.keys import KeyStore
+from server.store.limits import Buckets, Quotas
+from server.store.usage import UsageBook
 
 _ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin, monitoring)
 

@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from engine import Config, ConfigError, Engine, load_config
 from server.http.tls import TlsError
 from server.instance import Difference, Outcome, Renewal, write_outcome
-from server.store import Actor, AuditLog, StoreUnavailableError
+from server.store.audit import Actor, AuditLog
+from server.store.schema import StoreUnavailableError
 
 _log = logging.getLogger("hearth.reload")
 

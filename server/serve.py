@@ -32,7 +32,8 @@ from server.instance import only_one
 from server.observability.status import read_status, status_socket
 from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
-from server.store import SCOPES, Database, KeyStore
+from server.store.database import Database
+from server.store.keys import SCOPES, KeyStore
 from server.terminal import HEARTH, keys_command, time_left
 
 _log = logging.getLogger("hearth.serve")

@@ -23,7 +23,7 @@ from server.auth.access import KeyIfSent
 from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse
-from server.store import ApiKey
+from server.store.keys import ApiKey
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"], route_class=StrictRoute)
 _KeyIfSent = Annotated[ApiKey | None, Depends(KeyIfSent("audio"))]

@@ -23,7 +23,8 @@ from server.http.disconnect import Drain, until_disconnect
 from server.http.streaming import Encoder, StreamedResponse, TokenEvents
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
-from server.store import Actor, ApiKey
+from server.store.audit import Actor
+from server.store.keys import ApiKey
 
 
 class Answer(Encoder):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from server.api.caller import TheAccess
 from server.api.schema import Model, ModelList
 from server.auth.access import KeyWith
-from server.store import ApiKey
+from server.store.keys import ApiKey
 
 router = APIRouter(prefix="/v1", tags=["models"])
 _Key = Annotated[ApiKey, Depends(KeyWith("models"))]

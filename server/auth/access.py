@@ -12,8 +12,8 @@ from fastapi import Request
 from engine import Config, Engine, ModelInfo, TierSpec
 from engine.config.messages import near_miss
 from server.errors import ApiError
-from server.store import SCOPES, ApiKey, KeyFieldError, KeyLimits
-from server.store.keys import LIMITS
+from server.store.keys import LIMITS, SCOPES, ApiKey, KeyLimits
+from server.store.schema import KeyFieldError
 
 
 @dataclass(frozen=True)

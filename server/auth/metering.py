@@ -22,19 +22,10 @@ from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import Metrics
-from server.store import (
-    ApiKey,
-    Ask,
-    Buckets,
-    Level,
-    QuotaExceeded,
-    Quotas,
-    QuotaTaken,
-    Refused,
-    StoreUnavailableError,
-    Usage,
-    UsageBook,
-)
+from server.store.keys import ApiKey
+from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
+from server.store.schema import StoreUnavailableError
+from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120
 _Stream = TypeVar("_Stream", bound=Stream[Any])

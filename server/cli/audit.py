@@ -14,9 +14,9 @@ from server.cli.options import AsJson, DataDir, in_store, read_time, tell
 from server.instance import InstanceError, only_one, running_pid
 from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
-from server.store import AuditEntry, AuditLog, StoreError
+from server.store.audit import AuditEntry, AuditLog
 from server.store.database import parse_url
-from server.store.schema import utc_now
+from server.store.schema import StoreError, utc_now
 from server.store.sqlite import SQLITE
 from server.store.sqlite import restore as put_back
 from server.terminal import HEARTH, table

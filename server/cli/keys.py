@@ -17,8 +17,8 @@ from server.auth.access import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import future, span
 from server.settings import Settings, load_settings
-from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, Database, KeyLimits, KeyStore
-from server.store.keys import LIMITS
+from server.store.database import Database
+from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore
 from server.store.schema import utc_now
 from server.terminal import HEARTH, table
 

@@ -23,8 +23,9 @@ from server.instance import InstanceError, running_pid
 from server.observability.moments import MomentError
 from server.observability.status import StatusError
 from server.settings import Settings, SettingsError, database_url
-from server.store import Database, KeyFieldError, KeyNotFoundError, StoreError
+from server.store.database import Database
 from server.store.keys import public_id_in
+from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError
 from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH, keys_command, print_rich
 

@@ -17,9 +17,10 @@ from server.api.admin.usage import UsageSum, groups
 from server.cli.options import AsJson, DataDir, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import past
 from server.settings import load_settings
-from server.store import Database, GroupBy, KeyStore, UsageBook, UsageRow
+from server.store.database import Database
+from server.store.keys import KeyStore
 from server.store.schema import utc_now
-from server.store.usage import FIELDS
+from server.store.usage import FIELDS, GroupBy, UsageBook, UsageRow
 from server.terminal import table
 
 _LEVELS = "▁▂▃▄▅▆▇█"

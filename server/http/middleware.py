@@ -20,7 +20,9 @@ from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
-from server.store import ApiKey, KeyCache, StoreUnavailableError
+from server.store.key_cache import KeyCache
+from server.store.keys import ApiKey
+from server.store.schema import StoreUnavailableError
 
 # The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})

@@ -27,7 +27,7 @@ from engine.types import ModelStatus
 from server.http.disconnect import Drain
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
-from server.store import Usage
+from server.store.usage import Usage
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)

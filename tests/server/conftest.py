@@ -13,7 +13,8 @@ from postgres_parts import Postgres, missing_reason
 from serving import Server
 from small_models import LIMITED_CHAT
 
-from server.store import Database, sqlite_url
+from server.store.database import Database
+from server.store.sqlite import sqlite_url
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

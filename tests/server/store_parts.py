@@ -12,8 +12,9 @@ from pathlib import Path
 from sqlalchemy import func, make_url, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from server.store import ApiKey, Database, KeyStore, migrations
-from server.store.keys import parse
+from server.store import migrations
+from server.store.database import Database
+from server.store.keys import ApiKey, KeyStore, parse
 from server.store.schema import quota_day
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 WRITERS = """
 import asyncio, os, sys
 import aiosqlite, alembic.command
-from server.store import Database, KeyStore
+from server.store.database import Database
+from server.store.keys import KeyStore
 
 def say(line):
     os.write(1, (line + "\\n").encode())

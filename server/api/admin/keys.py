@@ -22,7 +22,8 @@ from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.observability.moments import iso, moment
-from server.store import DEFAULT_SCOPES, SCOPES, ApiKey, KeyCache, KeyLimits
+from server.store.key_cache import KeyCache
+from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey, KeyLimits
 
 Moment = Annotated[
     datetime,

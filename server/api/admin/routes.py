@@ -15,7 +15,7 @@ from server.auth.access import KeyWith
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
-from server.store import AuditLog
+from server.store.audit import AuditLog
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 

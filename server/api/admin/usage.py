@@ -12,8 +12,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJson
 from server.api.schema import Asked
 from server.errors import ApiError
 from server.observability.moments import iso, past
-from server.store import ApiKey, GroupBy, UsageBook, UsageRow
+from server.store.keys import ApiKey
 from server.store.schema import utc_now
+from server.store.usage import GroupBy, UsageBook, UsageRow
 from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["usage"])

@@ -22,7 +22,7 @@ from chat_parts import CHAT, HELLO, MODEL, assert_error
 from serving import Key, Server, contents, poll_until
 
 from server.http.middleware import OPEN_PATHS, needs_key
-from server.store import SCOPES
+from server.store.keys import SCOPES
 
 pytestmark = pytest.mark.engine
 

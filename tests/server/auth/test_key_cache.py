@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from store_parts import held, moved_away, run_python
 
-from server.store import ApiKey, Database, KeyCache, KeyStore, StoreUnavailableError, sqlite_url
-from server.store.keys import ParsedKey, new_key
+from server.store.database import Database
+from server.store.key_cache import KeyCache
+from server.store.keys import ApiKey, KeyStore, ParsedKey, new_key
+from server.store.schema import StoreUnavailableError
+from server.store.sqlite import sqlite_url
 
 
 class Clock:
@@ -54,7 +57,7 @@ async def test_a_key_revoked_by_another_process_stops_working_after_the_ttl(file
     async with KeyCache(KeyStore(database), ttl_seconds=5, clock=clock) as cache:
         assert await cache.authenticate(text) == key
         program = (
-            "import asyncio, sys; from server.store import Database, KeyStore\n"
+            "import asyncio, sys; from server.store.database import Database; from server.store.keys import KeyStore\n"
             "async def main():\n"
             "    async with await Database.open(sys.argv[1]) as database:\n"
             "        await KeyStore(database).revoke(sys.argv[2])\n"

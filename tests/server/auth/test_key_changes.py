@@ -12,17 +12,10 @@ import pytest
 from sqlalchemy import text as sql
 from store_parts import authenticate
 
-from server.store import (
-    Actor,
-    AuditLog,
-    Database,
-    KeyFieldError,
-    KeyLimits,
-    KeyNotFoundError,
-    KeyStore,
-    StoreError,
-    local_actor,
-)
+from server.store.audit import Actor, AuditLog, local_actor
+from server.store.database import Database
+from server.store.keys import KeyLimits, KeyStore
+from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -14,7 +14,10 @@ from server.auth.access import limits_of
 from server.auth.metering import KeyLimiter, Meter
 from server.errors import ApiError
 from server.observability.metrics import Metrics
-from server.store import ApiKey, Buckets, Database, KeyLimits, Quotas, UsageBook
+from server.store.database import Database
+from server.store.keys import ApiKey, KeyLimits
+from server.store.limits import Buckets, Quotas
+from server.store.usage import UsageBook
 
 CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")
 

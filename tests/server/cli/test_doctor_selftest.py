@@ -20,8 +20,9 @@ from server.cli.doctor import Case, Finding, case_of, checks
 from server.cli.doctor.selftest import selftest
 from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings
-from server.store import ApiKey, AuditLog, Database, KeyStore
-from server.store.audit import AuditEntry
+from server.store.audit import AuditEntry, AuditLog
+from server.store.database import Database
+from server.store.keys import ApiKey, KeyStore
 
 YAML = """\
 models:

@@ -14,7 +14,9 @@ from store_parts import authenticate
 from typer.testing import CliRunner
 
 from server.cli.keys import app
-from server.store import ApiKey, Database, KeyStore, sqlite_url
+from server.store.database import Database
+from server.store.keys import ApiKey, KeyStore
+from server.store.sqlite import sqlite_url
 
 if TYPE_CHECKING:
     Keys = Callable[..., Result]

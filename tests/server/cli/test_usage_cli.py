@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 from server.cli import app
 from server.cli.usage import charts
-from server.store import Database, KeyStore, Usage, UsageBook, sqlite_url
+from server.store.database import Database
+from server.store.keys import KeyStore
+from server.store.sqlite import sqlite_url
+from server.store.usage import Usage, UsageBook
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -12,7 +12,9 @@ from typing import Any
 from server.http.disconnect import Drain
 from server.http.middleware import Gate
 from server.observability.access_log import RequestRecord
-from server.store import Database, KeyCache, KeyStore
+from server.store.database import Database
+from server.store.key_cache import KeyCache
+from server.store.keys import KeyStore
 from server.store.sqlite import sqlite_url
 
 MOST = 6

@@ -17,7 +17,10 @@ from store_parts import held
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.store import Actor, AuditLog, Database, KeyStore, local_actor, sqlite_url
+from server.store.audit import Actor, AuditLog, local_actor
+from server.store.database import Database
+from server.store.keys import KeyStore
+from server.store.sqlite import sqlite_url
 
 AUDIT = "/v1/admin/audit"
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

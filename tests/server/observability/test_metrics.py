@@ -14,7 +14,7 @@ from serving import CANARY, ROOT, Server, async_poll_until
 
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import CACHED_SECONDS, CachedPage, Metrics
-from server.store import Usage
+from server.store.usage import Usage
 
 CHATS = ("service-plus", "service-pro")
 

@@ -17,7 +17,7 @@ from server.cli.status import duration, memory_text, served_with, shown, work_te
 from server.instance import only_one
 from server.observability.metrics import LastMinute
 from server.observability.status import FILE, Status, StatusError, ask, status_socket
-from server.store import Usage
+from server.store.usage import Usage
 
 GIB = 2**30
 MODEL: dict[str, Any] = {

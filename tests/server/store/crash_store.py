@@ -17,7 +17,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.store import AuditLog, Database, KeyStore, sqlite_url
+from server.store.audit import AuditLog
+from server.store.database import Database
+from server.store.keys import KeyStore
+from server.store.sqlite import sqlite_url
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +32,8 @@ from datetime import timedelta
 import aiosqlite, alembic.command
 if "postgresql" in sys.argv[1]:
     import psycopg
-from server.store import Database, KeyStore
+from server.store.database import Database
+from server.store.keys import KeyStore
 
 def say(line):
     os.write(1, (line + "\\n").encode())

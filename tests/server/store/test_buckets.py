@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 from store_parts import ROOT, held
 
-from server.store import (
-    Ask,
-    Buckets,
-    Database,
-    Level,
-    Refused,
-    StoreUnavailableError,
-    sqlite_url,
-)
-from server.store.schema import bucket
+from server.store.database import Database
+from server.store.limits import Ask, Buckets, Level, Refused
+from server.store.schema import StoreUnavailableError, bucket
+from server.store.sqlite import sqlite_url
 
 DAY = 24 * 3600
 
@@ -68,7 +62,8 @@ def passed(answers: list[Level | Refused]) -> int:
 
 _TAKER = """
 import asyncio, sys
-from server.store import Ask, Buckets, Database, Level
+from server.store.database import Database
+from server.store.limits import Ask, Buckets, Level
 
 async def main():
     async with (

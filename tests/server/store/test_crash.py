@@ -10,12 +10,14 @@ from asyncio.subprocess import Process
 import pytest
 from crash_store import ROOT, check_nothing_is_lost, kill_writers
 
-from server.store import Ask, Buckets, Database, Level
+from server.store.database import Database
+from server.store.limits import Ask, Buckets, Level
 
 # Takes one at a time, gives half of it back at once, and says so.
 _SPENDER = """
 import asyncio, sys
-from server.store import Ask, Buckets, Database
+from server.store.database import Database
+from server.store.limits import Ask, Buckets
 
 async def main():
     async with await Database.open(sys.argv[1]) as database, Buckets(database, return_every_seconds=0.05) as buckets:

@@ -13,20 +13,12 @@ from postgres_parts import PASSWORD, Postgres
 from sqlalchemy.engine import make_url
 from store_parts import opened_by_the_first_release
 
-from server.store import (
-    Ask,
-    Buckets,
-    Database,
-    KeyCache,
-    KeyStore,
-    Level,
-    StoreError,
-    StoreUnavailableError,
-    Usage,
-    UsageBook,
-)
-from server.store.keys import new_key
-from server.store.schema import utc_now
+from server.store.database import Database
+from server.store.key_cache import KeyCache
+from server.store.keys import KeyStore, new_key
+from server.store.limits import Ask, Buckets, Level
+from server.store.schema import StoreError, StoreUnavailableError, utc_now
+from server.store.usage import Usage, UsageBook
 
 
 async def refused(url: str) -> str:

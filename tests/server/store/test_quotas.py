@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from store_parts import moved_away, quota_used
 
-from server.store import Database, Quotas, QuotaTaken
+from server.store.database import Database
+from server.store.limits import Quotas, QuotaTaken
 
 NOON = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 

@@ -19,12 +19,15 @@ from typer.testing import CliRunner
 
 from server.cli import app
 from server.instance import only_one
-from server.store import Database, KeyStore, sqlite_url
+from server.store.database import Database
+from server.store.keys import KeyStore
+from server.store.sqlite import sqlite_url
 
 # Writes a key into the log of the database and dies as by kill -9, so that nobody folds the log back.
 KILLED = """
 import asyncio, os, sys
-from server.store import Database, KeyStore
+from server.store.database import Database
+from server.store.keys import KeyStore
 
 async def main():
     database = await Database.open(sys.argv[1])

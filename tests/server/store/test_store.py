@@ -16,9 +16,11 @@ from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import create_async_engine
 from store_parts import authenticate, held, moved_away, opened_by_the_first_release, run_python, writers
 
-from server.store import Database, KeyLimits, KeyStore, StoreError, StoreUnavailableError, migrations, sqlite_url
-from server.store.keys import new_key, parse
-from server.store.schema import api_key, utc_now
+from server.store import migrations
+from server.store.database import Database
+from server.store.keys import KeyLimits, KeyStore, new_key, parse
+from server.store.schema import StoreError, StoreUnavailableError, api_key, utc_now
+from server.store.sqlite import sqlite_url
 
 
 async def fill(file: Path, count: int = 60) -> None:
@@ -92,7 +94,7 @@ async def test_the_migrations_make_the_tables_that_the_code_describes(database: 
 def test_an_up_to_date_database_opens_without_loading_alembic(file: Path) -> None:
     asyncio.run(fill(file, 1))
     program = (
-        "import asyncio, sys; from server.store import Database\n"
+        "import asyncio, sys; from server.store.database import Database\n"
         "async def main():\n"
         "    async with await Database.open(sys.argv[1]): print('alembic' in sys.modules)\n"
         "asyncio.run(main())"

@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 from store_parts import held, quota_used
 
-from server.store import (
-    Database,
-    QuotaExceeded,
-    Quotas,
-    QuotaTaken,
-    StoreUnavailableError,
-    Usage,
-    UsageBook,
-)
+from server.store.database import Database
+from server.store.limits import QuotaExceeded, Quotas, QuotaTaken
+from server.store.schema import StoreUnavailableError
+from server.store.usage import Usage, UsageBook
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
