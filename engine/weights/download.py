@@ -45,14 +45,12 @@ FOLDER = ".partial"
 _CHUNK_BYTES = 2**18
 # Some stores answer a plain request for more than 50 GB with an error, and a slice of the same file gladly.
 _SLICE_BYTES = 8 * 2**30
-_ANSWER_SECONDS = 30
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # So many attempts in a row may bring nothing; each byte that arrives starts the count again.
 _ATTEMPTS = 6
 _FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
 _PAUSE_GROWS_TO = 30  # times the first one
 _LONGEST_ASKED_SECONDS = 300  # a hub that asks for a longer pause is an error
-_FILES_AT_ONCE = 4  # one connection rarely fills a line
 _SPARE_BYTES = 64 * 2**20
 _LARGEST_DESCRIPTION_BYTES = 64 * 2**20  # they are fetched before it is known whether there is room
 
@@ -189,7 +187,7 @@ class Pull:
 
         # The largest last would have one connection work alone at the end.
         files = sorted(self.files, key=lambda file: -file.size_bytes)
-        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+        with ThreadPoolExecutor(4) as threads:  # one connection rarely fills a line
             fetches = [threads.submit(self._complete, file, watched) for file in files]
             try:
                 ended, _ = wait(fetches, return_when=FIRST_EXCEPTION)
@@ -380,9 +378,7 @@ class _Hub:
         """Return the files of a commit, branch or tag; None is the branch main. Raises `WeightsError`."""
         try:
             info = self._patiently(
-                lambda: self._api.model_info(
-                    self._repository, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS
-                )
+                lambda: self._api.model_info(self._repository, revision=revision, files_metadata=True, timeout=30)
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise WeightsError(

@@ -22,7 +22,6 @@ from server.store.sqlite import restore as put_back
 from server.terminal import HEARTH, table
 
 _COLUMNS = ("when (UTC)", "who", "from", "what", "of", "detail")
-_CHANGES = {"key.update", "key.expire"}
 
 
 def audit(
@@ -94,7 +93,7 @@ def _detail_text(entry: AuditEntry) -> str:
     """Write what an entry holds; in a change, two values are the one before and the one after."""
     parts = []
     for name, value in entry.detail.items():
-        if entry.action in _CHANGES and isinstance(value, list) and len(value) == 2:
+        if entry.action in {"key.update", "key.expire"} and isinstance(value, list) and len(value) == 2:
             parts.append(f"{name} {_value(value[0])} -> {_value(value[1])}")
         elif value is not None:
             parts.append(f"{name} {_value(value)}")

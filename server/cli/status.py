@@ -41,7 +41,10 @@ def status(
         refuse("--watch is for people; --json says it once.")
     found = _read(folder)
     if watch:
-        _watch(folder, found)
+        with contextlib.suppress(KeyboardInterrupt), Live(Group(*shown(found)), auto_refresh=False) as live:
+            while True:
+                time.sleep(2)
+                live.update(Group(*shown(_read(folder))), refresh=True)
         return
     tell(found.model_dump(mode="json"), *shown(found), as_json=as_json)
     if found.status == "failed":
@@ -55,13 +58,6 @@ def _read(data_dir: Path) -> Status:
     if (pid := running_pid(data_dir)) is not None:
         raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")
     raise no_server(data_dir)
-
-
-def _watch(data_dir: Path, found: Status) -> None:
-    with contextlib.suppress(KeyboardInterrupt), Live(Group(*shown(found)), auto_refresh=False) as live:
-        while True:
-            time.sleep(2)
-            live.update(Group(*shown(_read(data_dir))), refresh=True)
 
 
 def shown(found: Status) -> list[RenderableType]:

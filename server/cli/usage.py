@@ -25,7 +25,6 @@ from server.terminal import table
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 10
-_WIDTH_IN_PIPES = 160
 
 
 def usage(  # noqa: PLR0913 - one argument per option
@@ -88,7 +87,7 @@ def _drawn(
         return [drawn]
     step = timedelta(hours=1) if "hour" in group_by else timedelta(days=1)
     counts = [(row.start, row.usage.requests, _tokens(row)) for row in rows if row.start is not None]
-    width = Console().width if sys.stdout.isatty() else _WIDTH_IN_PIPES
+    width = Console().width if sys.stdout.isatty() else 160
     return [drawn, *charts(counts, span, step, width=width)]
 
 

@@ -38,8 +38,6 @@ from server.observability.status import ServedWith, StatusError, ask
 from server.settings import Settings, load_settings
 from server.terminal import HEARTH, size_text, table
 
-_ANSWER_SECONDS = 5.0
-_LINE_SECONDS = 10.0
 _COLUMNS = ("folder", "repository", "revision", "size", "state", "for")
 _MEANINGS = {
     "complete": "complete",
@@ -266,7 +264,7 @@ def serving(config: Config, settings: Settings, folder: str) -> list[str]:
     """Return the models that the running server serves from a folder, or may: those that it cannot tell of yet."""
     possible = users(config, folder)
     try:
-        running = ask(settings.data_dir, _ANSWER_SECONDS) if possible else None
+        running = ask(settings.data_dir, 5) if possible else None
     except StatusError:
         running = None
     loaded = {} if running is None else {model.id: model.served_with for model in running.models}
@@ -414,7 +412,7 @@ def _progress(what: str, total: int, there: int = 0, *, quiet: bool) -> Iterator
                 bars.update(everything, completed=together)
                 if done >= size and not drawn:
                     sys.stderr.write(f"{what}: {path} ({size_text(size)})\n")
-                elif now - written >= _LINE_SECONDS and not drawn:
+                elif now - written >= 10 and not drawn:
                     written, rate = now, max(1.0, (together - there) / (now - started))
                     progress = f"{size_text(together)} of {size_text(total)}, {size_text(rate)}/s"
                     sys.stderr.write(f"{what}: {progress}, {(total - together) / rate / 60:.0f} min left\n")

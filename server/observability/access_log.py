@@ -18,11 +18,8 @@ import msgspec
 
 from engine import ChatResult, ChatStep, Usage
 
-_FILE_BYTES = 64 * 2**20
-_FILES_KEPT = 4
 # Lines of this long are written together: a thread that is woken for each of them takes the event loop's time.
 _FLUSH_SECONDS = 0.1
-_WARN_AGAIN_SECONDS = 60.0
 
 _log = logging.getLogger("hearth.server")
 
@@ -93,7 +90,7 @@ class _LinesFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802  # logging's names
         """Say so once a minute; logging would print the lines with a trace, ten times a second."""
-        if time.monotonic() - self._warned_at > _WARN_AGAIN_SECONDS:
+        if time.monotonic() - self._warned_at > 60:
             self._warned_at = time.monotonic()
             _log.warning("The access log cannot be written (%s): lines are lost. Is the disk full?", sys.exc_info()[1])
 
@@ -104,10 +101,10 @@ class AccessLog:
     Belongs to the event loop that runs. Close it at the end: a process that is killed loses the last lines.
     """
 
-    def __init__(self, folder: Path, *, file_bytes: int = _FILE_BYTES) -> None:
+    def __init__(self, folder: Path, *, file_bytes: int = 64 * 2**20) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # set-up may have made it, for everybody to read
-        self._file = _LinesFile(folder / "access.jsonl", maxBytes=file_bytes, backupCount=_FILES_KEPT, encoding="utf-8")
+        self._file = _LinesFile(folder / "access.jsonl", maxBytes=file_bytes, backupCount=4, encoding="utf-8")
         self._thread = ThreadPoolExecutor(1, "access-log")  # one write after the other
         self._loop = asyncio.get_running_loop()
         self._lines: list[str] = []

@@ -18,8 +18,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from server.store.database import Database
 from server.store.schema import audit, utc_now
 
-_LARGEST_ANSWER = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Actor:
@@ -86,6 +84,6 @@ class AuditLog:
         query = select(audit).order_by(audit.c.at.desc(), audit.c.id.desc())
         if since is not None:
             query = query.where(audit.c.at >= since)
-        query = query.limit(max(1, min(limit, _LARGEST_ANSWER)))
+        query = query.limit(max(1, min(limit, 10_000)))
         async with self._database.reading() as connection:
             return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]

@@ -25,9 +25,8 @@ from server.store.audit import Actor, write_entry
 from server.store.database import Database
 from server.store.schema import KeyFieldError, KeyNotFoundError, api_key, utc_now
 
-SCOPES = ("chat", "batch", "images", "audio", "models", "metrics", "admin")
-OPERATOR_SCOPES = frozenset({"metrics", "admin"})  # they show or change what concerns everybody
-DEFAULT_SCOPES = tuple(scope for scope in SCOPES if scope not in OPERATOR_SCOPES)
+DEFAULT_SCOPES = ("chat", "batch", "images", "audio", "models")
+SCOPES = (*DEFAULT_SCOPES, "metrics", "admin")  # these two show or change what concerns everybody
 NAME_LENGTH = 64
 NOTES_LENGTH = 1000
 LARGEST_LIMIT = 2**31 - 1
@@ -164,7 +163,9 @@ class KeyStore:
         _check_end(expires_at, key.created_at)
         async with self._database.writing() as connection:
             text, key = await _insert_key(connection, key)
-            await write_entry(connection, key.created_at, by, "key.create", key.public_id, _audited(key))
+            detail = {"name": name, "tier": tier, "scopes": sorted(key.scopes), "expires_at": _iso(expires_at)}
+            detail |= {"models": key.models} | {field: own for field, own in asdict(limits).items() if own is not None}
+            await write_entry(connection, key.created_at, by, "key.create", key.public_id, detail)
         return text, key
 
     async def rotate(
@@ -383,15 +384,6 @@ def _check_end(expires_at: datetime | None, now: datetime) -> None:
 def _check_not_revoked(key: ApiKey) -> None:
     if key.revoked_at is not None:
         raise KeyFieldError("public_id", f"The key {key.public_id} is revoked, which is for good. Create a new one.")
-
-
-def _audited(key: ApiKey) -> dict[str, Any]:
-    entry = {"name": key.name, "tier": key.tier, "scopes": sorted(key.scopes), "expires_at": _iso(key.expires_at)}
-    return (
-        entry
-        | {"models": key.models}
-        | {name: limit for name, limit in asdict(key.limits).items() if limit is not None}
-    )
 
 
 def _iso(at: datetime | None) -> str | None:

@@ -16,9 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from server.store.migrations import HEAD, VERSION_TABLE
 from server.store.schema import StoreError, known_version
 
-_POOL = 5
 _STATEMENT_TIMEOUT_SECONDS = 30
-_RECYCLE_SECONDS = 1800  # before a firewall forgets an idle connection
 _TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
 
 
@@ -52,11 +50,11 @@ class PostgresqlServer:
                 "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
             },
             hide_parameters=True,  # errors must not carry hashes
-            pool_size=1 if blocking else _POOL,
+            pool_size=1 if blocking else 5,
             max_overflow=0,
             pool_timeout=self._busy_timeout_seconds,
             pool_pre_ping=True,  # the server may have been restarted since
-            pool_recycle=_RECYCLE_SECONDS,
+            pool_recycle=1800,  # seconds, before a firewall forgets an idle connection
         )
         event.listen(getattr(engine, "sync_engine", engine), "begin", _begin)
         return engine

@@ -25,7 +25,6 @@ from server.store.schema import StoreError, StoreUnavailableError, known_version
 
 SQLITE = "sqlite+aiosqlite"
 FILE_NAME = "hearth.db"
-_READERS = 4  # each is a thread; a key lookup takes well under a millisecond
 _SUFFIXES = ("", "-wal", "-shm")  # the database first: a log without its database is refused by every start
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _VERSION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our constant
@@ -64,7 +63,7 @@ class SqliteFile:
             ),
             connect_args={"timeout": self._busy_timeout_seconds, "isolation_level": None},
             hide_parameters=True,  # errors must not carry hashes
-            pool_size=1 if blocking else _READERS + 1,
+            pool_size=1 if blocking else 5,  # each is a thread; a key lookup takes well under a millisecond
             max_overflow=0,
             pool_timeout=self._busy_timeout_seconds,
         )
@@ -130,7 +129,12 @@ def prepare(path: Path, *, busy_timeout_seconds: float) -> str | None:
     try:
         _create(path)
         with _connected(path, "ro", busy_timeout_seconds) as connection:
-            version = _judge(path, connection)
+            problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
+            if problems != ["ok"]:
+                raise StoreError(f"The key database {path} is damaged (SQLite: {problems[0]}). {_REMEDY}")
+            tables = {row[0] for row in connection.execute(_TABLES)}
+            row = connection.execute(_VERSION).fetchone() if VERSION_TABLE in tables else None
+            version = known_version(str(path), tables, row and str(row[0]))
         with _connected(path, "rw", busy_timeout_seconds) as connection:
             _switch_to_wal(path, connection, time.monotonic() + busy_timeout_seconds)
     except sqlite3.Error as error:
@@ -175,15 +179,6 @@ def _create(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # SQLite gives its -wal and -shm files the mode of the database
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-
-
-def _judge(path: Path, connection: sqlite3.Connection) -> str | None:
-    problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(5)")]
-    if problems != ["ok"]:
-        raise StoreError(f"The key database {path} is damaged (SQLite: {problems[0]}). {_REMEDY}")
-    tables = {row[0] for row in connection.execute(_TABLES)}
-    row = connection.execute(_VERSION).fetchone() if VERSION_TABLE in tables else None
-    return known_version(str(path), tables, row and str(row[0]))
 
 
 def _switch_to_wal(path: Path, connection: sqlite3.Connection, deadline: float) -> None:

@@ -17,8 +17,6 @@ from server.cli.options import hardware_for
 from server.observability.status import Status
 from server.settings import Settings
 
-Verdict = Literal["ok", "warning", "problem", "skipped"]
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -45,7 +43,7 @@ class Case:
 class Finding:
     """How one thing is, and what to do about it where it is not well."""
 
-    verdict: Verdict
+    verdict: Literal["ok", "warning", "problem", "skipped"]
     message: str
     remedy: str | None = None
     seconds: float | None = None

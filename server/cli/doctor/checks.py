@@ -34,15 +34,7 @@ from server.terminal import HEARTH, keys_command, size_text
 
 _BASE64 = 4 / 3
 _SECRETS = (FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm", "image-links.key")
-_SOON_SECONDS = 21 * 86400
 _INVALID = {9: "is not valid yet: is the clock right?", 10: "has expired"}  # by OpenSSL's X509_V_ERR_CERT_...
-_ANSWER_SECONDS = 10.0
-# CUDA 13 dropped what is older than Turing; before that Volta was the oldest that vLLM is built for.
-_OLDEST_SINCE_CUDA_13 = (7, 5)
-_OLDEST = (7, 0)
-_LITTLE_DISK = 0.05
-_NO_DISK_BYTES = 256 * 2**20
-_OTHERS_BYTES = 2**30
 
 
 def settings(case: Case) -> Iterator[Finding]:
@@ -55,10 +47,8 @@ def settings(case: Case) -> Iterator[Finding]:
     if case.running is None:
         return
     paths = case.running.paths
-    for option, ours, theirs in (
-        ("--models", given.models, paths.models),
-        ("--weights-dir", given.weights_dir, paths.weights_dir),
-    ):
+    both = {"--models": (given.models, paths.models), "--weights-dir": (given.weights_dir, paths.weights_dir)}
+    for option, (ours, theirs) in both.items():
         if str(ours.absolute()) != theirs:
             yield warning(
                 f"the running server uses {theirs}, and {ours} is looked at here",
@@ -157,7 +147,7 @@ def tls(case: Case) -> Iterator[Finding]:
         return
     at = urlsplit(case.running.base_url)
     try:
-        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=_ANSWER_SECONDS)  # looks only
+        served = ssl.get_server_certificate((at.hostname or "", at.port or 443), timeout=10)  # looks only
         same = ssl.PEM_cert_to_DER_cert(served) == ssl.PEM_cert_to_DER_cert(_first_certificate(given.tls_cert))
     except (OSError, ValueError):  # who does not answer is the self-test's to tell, and a broken file was told above
         return
@@ -194,7 +184,7 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
         return
     until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
     message = f"the certificate {given.tls_cert} is valid until {until}"
-    yield ok(message) if ends_at - now > _SOON_SECONDS else warning(message, renew)
+    yield ok(message) if ends_at - now > 21 * 86400 else warning(message, renew)
     yield from _name(given, given.tls_cert, pair.context)
 
 
@@ -369,7 +359,8 @@ def gpu(case: Case) -> Iterator[Finding]:
 
 
 def _each_gpu(case: Case) -> Iterator[Finding]:
-    oldest = _OLDEST_SINCE_CUDA_13 if case.cuda.torch is not None and case.cuda.torch[0] >= 13 else _OLDEST
+    # CUDA 13 dropped what is older than Turing; before that Volta was the oldest that vLLM is built for.
+    oldest = (7, 5) if case.cuda.torch is not None and case.cuda.torch[0] >= 13 else (7, 0)
     for one in case.hardware.gpus:
         if one.compute_capability and one.compute_capability < oldest:
             yield problem(
@@ -380,7 +371,7 @@ def _each_gpu(case: Case) -> Iterator[Finding]:
             continue
         capability = f", compute capability {_dotted(one.compute_capability)}" if one.compute_capability else ""
         yield ok(f"GPU {one.index}, {one.name}, {gib(one.total_bytes)}{capability}, {_driver(case)}")
-        if one.foreign_bytes >= _OTHERS_BYTES:
+        if one.foreign_bytes >= 2**30:
             holders = [f"{holder.name} (process {holder.pid})" for holder in one.holders if not holder.ours]
             yield warning(
                 f"{gib(one.foreign_bytes)} of GPU {one.index} are taken by others: "
@@ -433,12 +424,12 @@ def disk_usage(folder: Path) -> tuple[int, int, int]:
 
 def disk(case: Case) -> Iterator[Finding]:
     """What is left where data and weights are."""
-    for name, folder in (("data", case.settings.data_dir), ("weights", case.settings.weights_dir)):
+    for name, folder in {"data": case.settings.data_dir, "weights": case.settings.weights_dir}.items():
         total, _, free = disk_usage(folder)
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
-        if free < _NO_DISK_BYTES:
+        if free < 256 * 2**20:
             yield problem(message, "make room: without it neither keys nor usage can be written")
-        elif free < _LITTLE_DISK * total:
+        elif free < 0.05 * total:
             yield warning(message, f"make room: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
         else:
             yield ok(message)

@@ -24,7 +24,6 @@ from server.observability.status import Status, StatusError, ask
 from server.settings import SettingsError, load_settings
 from server.terminal import HEARTH
 
-_ANSWER_SECONDS = 10.0
 _COLORS = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "bright_black"}
 
 
@@ -46,18 +45,14 @@ def doctor(  # noqa: PLR0913 - one argument per option
         count[finding.verdict] += 1
         rows.append({"area": area, **asdict(finding)})
         if not as_json:
-            _show(area, finding)
+            took = "" if finding.seconds is None else f" ({finding.seconds * 1000:.0f} ms)"
+            verdict = typer.style(f"{finding.verdict:<8}", fg=_COLORS[finding.verdict])
+            typer.echo(f"{verdict} {area:<10} {finding.message}{took}")
+            if finding.remedy is not None:
+                typer.echo(f"{'':<19} -> {finding.remedy}")
     tell({"well": not count["problem"], **count, "findings": rows}, f"\n{_counted(count)}.", as_json=as_json)
     if count["problem"]:
         raise typer.Exit(1)
-
-
-def _show(area: str, finding: Finding) -> None:
-    took = "" if finding.seconds is None else f" ({finding.seconds * 1000:.0f} ms)"
-    verdict = typer.style(f"{finding.verdict:<8}", fg=_COLORS[finding.verdict])
-    typer.echo(f"{verdict} {area:<10} {finding.message}{took}")
-    if finding.remedy is not None:
-        typer.echo(f"{'':<19} -> {finding.remedy}")
 
 
 def _counted(count: Counter[str]) -> str:
@@ -82,7 +77,7 @@ def _findings(
     except EngineError as error:
         yield "models", problem(error.message, "docs/models-yaml.md explains every key")
     try:
-        running = ask(given.data_dir, _ANSWER_SECONDS)
+        running = ask(given.data_dir, 10)
         yield "server", _server(running)
     except StatusError as error:
         yield "server", problem(str(error))

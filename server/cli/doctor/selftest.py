@@ -25,14 +25,10 @@ from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH
 
 _LONGEST_SECONDS = 300.0  # an image of a large model
-_CONNECT_SECONDS = 5.0
-_KEY_LIVES = timedelta(minutes=30)
-_KEY_NAME = "hearth doctor"
 # Its own, so that a tier's limits do not make the test fail.
 _LIMITS = KeyLimits(
     requests_per_minute=600, tokens_per_minute=1_000_000, parallel_requests=8, batch_items=8, images_per_day=100
 )
-_MOST_WORDS = 160
 _ERROR = re.compile(rb'"error":\s*\{.*?"message":\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 
 
@@ -47,7 +43,6 @@ class Call(NamedTuple):
 
 _HELLO = [{"role": "user", "content": "Say hello."}]
 _SHORT = {"messages": _HELLO, "max_tokens": 8, "temperature": 0}
-_RESPONSES = {"input": "Hi.", "max_output_tokens": 16, "store": False}
 _TOKENS = rb'"completion_tokens":\s*[1-9]'
 _COMMON = (
     Call("health/live", "/health/live", rb'"status":\s*"'),
@@ -63,7 +58,9 @@ _OF_CHAT = (
     Call("chat, streamed", "/v1/chat/completions", rb"\ndata: \[DONE\]\s*\Z", {**_SHORT, "stream": True}),
     Call("messages", "/v1/messages", rb'"content":\s*\[\s*\{', _SHORT),
     Call("count_tokens", "/v1/messages/count_tokens", rb'"input_tokens":\s*[1-9]', {"messages": _HELLO}),
-    Call("responses", "/v1/responses", rb'"output":\s*\[\s*\{', _RESPONSES),
+    Call(
+        "responses", "/v1/responses", rb'"output":\s*\[\s*\{', {"input": "Hi.", "max_output_tokens": 16, "store": False}
+    ),
     Call("completions", "/v1/completions", _TOKENS, {"prompt": "Hello", "max_tokens": 8}),
 )
 
@@ -129,11 +126,10 @@ def _cut_short(error: httpx2.HTTPError, tls_cert: str | None) -> Finding:
 def _key(settings: Settings, config: Config) -> Iterator[str]:
     """Make a key that may use models and read metrics, and change nothing; delete it in the end, whatever happens."""
     tier = max(config.tiers.values(), key=lambda one: len(one.models)).id
-    expires_at, scopes = utc_now() + _KEY_LIVES, (*DEFAULT_SCOPES, "metrics")
-
+    scopes, end = (*DEFAULT_SCOPES, "metrics"), utc_now() + timedelta(minutes=30)
     text, key = in_store(
         settings,
-        lambda database: KeyStore(database).create(_KEY_NAME, tier, scopes, expires_at=expires_at, limits=_LIMITS),
+        lambda database: KeyStore(database).create("hearth doctor", tier, scopes, expires_at=end, limits=_LIMITS),
     )
     try:
         yield text
@@ -151,7 +147,7 @@ def _client(running: Status, key: str) -> httpx2.Client:
     return httpx2.Client(
         base_url=(running.base_url or "").removesuffix("/v1"),
         headers={"Authorization": f"Bearer {key}"},
-        timeout=httpx2.Timeout(_LONGEST_SECONDS, connect=_CONNECT_SECONDS),
+        timeout=httpx2.Timeout(_LONGEST_SECONDS, connect=5),
         verify=True if cert is None else trusting(Path(cert)),
         trust_env=False,  # a proxy of this machine's user has no business here
     )
@@ -208,7 +204,7 @@ def _tried(client: httpx2.Client, call: Call) -> Finding:
     seconds = round(time.monotonic() - began, 4)
     content = response.content
     failure = _ERROR.search(content)  # a stream and a batch have it in an answer of status 200
-    words = json.loads(failure[1]) if failure else content[:_MOST_WORDS].decode(errors="replace")
+    words = json.loads(failure[1]) if failure else content[:160].decode(errors="replace")
     if response.status_code != httpx2.codes.OK:
         return problem(f"{call.name}: HTTP {response.status_code}: {words}")
     if failure or not re.search(call.pattern, content):
