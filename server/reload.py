@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from engine import Config, ConfigError, Engine, load_config
 from server.http.tls import TlsError
 from server.instance import Difference, Outcome, Renewal, write_outcome
-from server.store.audit import Actor, AuditLog
-from server.store.schema import StoreUnavailableError
+from server.store.audit import Actor, write_entry
+from server.store.schema import StoreUnavailableError, utc_now
 
 _log = logging.getLogger("hearth.reload")
 
@@ -75,7 +75,8 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
         detail = {"added": models.added, "changed": models.changed, "removed": models.removed}
         try:
-            await AuditLog(app.state.database).record("config.reload", config.path.name, detail, by=by)
+            async with app.state.database.writing() as connection:
+                await write_entry(connection, utc_now(), by, "config.reload", config.path.name, detail)
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
         return Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, engine.later())

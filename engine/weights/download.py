@@ -156,7 +156,6 @@ class Pull:
                 self._place(file).hardlink_to(self.target / file.path)
 
     def keep_only(self, files: Iterable[ModelFile]) -> None:
-        """Drop every other file."""
         kept = {place / file.path for file in files for place in (self.model, self.parts)}
         for place in (self.model, self.parts):
             for path in place.rglob("*") if place.is_dir() else ():
@@ -165,7 +164,6 @@ class Pull:
 
     @property
     def missing_bytes(self) -> int:
-        """How much is still to be fetched and written."""
         missing = [file for file in self.files if size_problem(self.model, file)]
         begun = [self.parts / file.path for file in missing]
         return sum(file.size_bytes for file in missing) - sum(path.stat().st_size for path in begun if path.is_file())
@@ -395,7 +393,6 @@ class _Hub:
         return Listing(repository=self._repository, revision=commit, subfolder=self._subfolder, files=files)
 
     def fetch(self, listing: Listing, part: Part) -> None:
-        """Write the rest of a file. Raises `WeightsError`."""
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(

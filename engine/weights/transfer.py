@@ -189,5 +189,4 @@ def _unfinished(weights_dir: Path) -> Iterator[LocalFolder]:
 
 
 def _size(place: Path) -> int:
-    """Bytes of the files below, each counted once."""
     return sum(path.lstat().st_size for path in place.rglob("*") if not path.is_dir() or path.is_symlink())

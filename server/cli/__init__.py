@@ -71,5 +71,4 @@ def serve(  # noqa: PLR0913  # one argument per flag
 
 
 def main() -> None:
-    """Run the command line."""
     app()

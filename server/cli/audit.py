@@ -14,7 +14,7 @@ from server.cli.options import AsJson, DataDir, in_store, read_time, tell
 from server.instance import InstanceError, only_one, running_pid
 from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
-from server.store.audit import AuditEntry, AuditLog
+from server.store.audit import AuditEntry, read_entries
 from server.store.database import parse_url
 from server.store.schema import StoreError, utc_now
 from server.store.sqlite import SQLITE
@@ -33,7 +33,7 @@ def audit(
 ) -> None:
     """Show who changed keys and configuration, the newest first."""
     start = None if since is None else read_time("--since", since, past, utc_now())
-    entries = in_store(load_settings(data_dir=data_dir), lambda database: AuditLog(database).read(limit, start))
+    entries = in_store(load_settings(data_dir=data_dir), lambda database: read_entries(database, limit, start))
     nothing = "Nothing was changed since then." if since else "Nothing was changed yet."
     rows = [
         (f"{one.at:%Y-%m-%d %H:%M:%S}", one.actor, one.origin, one.action, one.object, _detail_text(one))

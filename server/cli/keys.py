@@ -281,7 +281,6 @@ def _data(key: ApiKey, tiers: Tiers | None) -> Data:
 
 
 def _limit_rows(data: Data) -> dict[str, str]:
-    """Return every limit and whose it is."""
     limits, rows = data["effective_limits"], {}
     for name, own in data["limits"].items():
         limit = own if limits is None else limits[name]
@@ -309,7 +308,6 @@ def _sentence(data: Data) -> str:
 
 
 def _state(key: ApiKey) -> str:
-    """Say in a word or two whether it works."""
     if key.revoked_at is not None:
         return f"revoked {_day(key.revoked_at)}"
     if key.expires_at is None:

@@ -49,7 +49,6 @@ class RequestRecord:
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
     def seconds(self) -> float:
-        """How long it has taken so far."""
         return time.monotonic() - self.started
 
     def first_token(self) -> None:
@@ -58,7 +57,6 @@ class RequestRecord:
             self.time_to_first_token_seconds = round(self.seconds(), 4)
 
     def used(self, usage: Usage) -> None:
-        """Note the tokens of the answer so far."""
         self.prompt_tokens, self.completion_tokens = usage.prompt_tokens, usage.completion_tokens
 
     def streamed(self, last: ChatStep | None) -> None:
@@ -68,7 +66,6 @@ class RequestRecord:
             self.finish_reason = last.deltas[-1].finish_reason if last.deltas else None
 
     def answered(self, result: ChatResult) -> None:
-        """Note a whole answer."""
         self.used(result.usage)
         self.finish_reason = result.choices[0].finish_reason
 

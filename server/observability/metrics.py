@@ -59,14 +59,12 @@ class LastMinute:
         return min(_MINUTE_SECONDS, max(self._clock() - self._began_at, 1.0))
 
     def add(self, model: str, usage: Usage) -> None:
-        """Count an answer that has ended."""
         second, done = int(self._clock()), self._recent(model)
         if done and done[-1][0] == second:
             usage += done.pop()[1]
         done.append((second, usage))
 
     def of(self, model: str) -> Usage:
-        """Return what this model has done."""
         return sum((usage for _, usage in self._recent(model)), Usage())
 
     def _recent(self, model: str) -> deque[tuple[int, Usage]]:
@@ -105,7 +103,6 @@ class Metrics:
         self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
 
     def finished(self, record: RequestRecord) -> None:
-        """Count an HTTP request that has ended."""
         model = self._known(record.model)
         route = record.route or _NONE
         method = record.method if record.method in _METHODS else _NONE
@@ -174,7 +171,6 @@ def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:
 
 class _Families(dict[str, Metric], Collector):
     def collect(self) -> Iterable[Metric]:
-        """Yield each family once."""
         return self.values()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.database import Database
-from server.store.schema import audit, utc_now
+from server.store.schema import audit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +65,10 @@ async def write_entry(  # noqa: PLR0913, PLR0917 - the columns of one row
     )
 
 
-class AuditLog:
-    """The entries in a database. Both methods may raise StoreUnavailableError."""
-
-    def __init__(self, database: Database, clock: Callable[[], datetime] = utc_now) -> None:
-        self._database = database
-        self._clock = clock
-
-    async def record(
-        self, action: str, object_: str, detail: Mapping[str, Any] | None = None, *, by: Actor | None = None
-    ) -> None:
-        """Write an entry for a change that is not in the database, such as `config.reload`."""
-        async with self._database.writing() as connection:
-            await write_entry(connection, self._clock(), by, action, object_, detail)
-
-    async def read(self, limit: int = 100, since: datetime | None = None) -> list[AuditEntry]:
-        """The newest entries first, at most `limit` (1 to 10,000); with `since`, none from before it."""
-        query = select(audit).order_by(audit.c.at.desc(), audit.c.id.desc())
-        if since is not None:
-            query = query.where(audit.c.at >= since)
-        query = query.limit(max(1, min(limit, 10_000)))
-        async with self._database.reading() as connection:
-            return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]
+async def read_entries(database: Database, limit: int = 100, since: datetime | None = None) -> list[AuditEntry]:
+    """The newest entries first, at most `limit` (1 to 10,000); with `since`, none from before it."""
+    query = select(audit).order_by(audit.c.at.desc(), audit.c.id.desc()).limit(max(1, min(limit, 10_000)))
+    if since is not None:
+        query = query.where(audit.c.at >= since)
+    async with database.reading() as connection:
+        return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]

@@ -63,7 +63,6 @@ class Database:
 
     @property
     def kind(self) -> str:
-        """`sqlite` or `postgresql`."""
         return self._engine.dialect.name
 
     def upsert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
@@ -195,13 +194,11 @@ class SideTasks:
         self.start(repeat())
 
     async def cancel(self) -> None:
-        """End all that was begun, and wait for it."""
         for task in self._tasks:
             task.cancel()
         await self.finish()
 
     async def finish(self) -> None:
-        """Wait until all that was begun has ended."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -218,7 +215,6 @@ class WrittenLater:
 
     @cached_property
     def tasks(self) -> SideTasks:
-        """What ends with it."""
         return SideTasks()
 
     async def flush(self) -> None:

@@ -256,7 +256,6 @@ class KeyStore:
             await write_entry(connection, self.clock(), by, "key.delete", public_id, {"name": key.name})
 
     async def list(self) -> list[ApiKey]:
-        """All keys, oldest first."""
         query = select(*_COLUMNS).order_by(api_key.c.created_at, api_key.c.public_id)
         async with self._database.reading() as connection:
             return [_key_of(row) for row in (await connection.execute(query)).mappings()]
@@ -267,7 +266,6 @@ class KeyStore:
             return await _found(connection, public_id)
 
     async def count_active(self) -> int:
-        """How many keys work right now."""
         alive = or_(api_key.c.expires_at.is_(None), api_key.c.expires_at > self.clock())
         query = select(func.count()).select_from(api_key).where(api_key.c.revoked_at.is_(None), alive)
         async with self._database.reading() as connection:
@@ -372,7 +370,6 @@ def _check(key: ApiKey) -> None:
 
 
 def _check_end(expires_at: datetime | None, now: datetime) -> None:
-    """Raise KeyFieldError for an end that has no time zone or has passed."""
     if expires_at is None:
         return
     if expires_at.tzinfo is None:

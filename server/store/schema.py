@@ -38,16 +38,11 @@ class StoreUnavailableError(StoreError):
 
 
 class KeyNotFoundError(StoreError):
-    """No key has this public id."""
-
     def __init__(self, public_id: str) -> None:
         super().__init__(f"There is no key {public_id}. `hearth keys list` shows all of them.")
-        self.public_id = public_id
 
 
 class KeyFieldError(StoreError):
-    """`field` of a new key cannot be what was asked for."""
-
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field

@@ -15,7 +15,7 @@ from server.auth.access import KeyWith
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
-from server.store.audit import AuditLog
+from server.store.audit import read_entries
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 
@@ -84,7 +84,7 @@ class Reloaded(BaseModel):
 @router.get("/audit")
 async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> EntryList:
     """List changes of keys and configuration, the newest first."""
-    entries = await AuditLog(request.app.state.database).read(query.limit, query.since)
+    entries = await read_entries(request.app.state.database, query.limit, query.since)
     return EntryList(data=[Entry.model_validate(entry) for entry in entries])
 
 

@@ -20,7 +20,7 @@ from server.cli.doctor import Case, Finding, case_of, checks
 from server.cli.doctor.selftest import selftest
 from server.observability.status import LastMinuteWork, Memory, ModelState, Paths, Status
 from server.settings import database_url, load_settings
-from server.store.audit import AuditEntry, AuditLog
+from server.store.audit import AuditEntry, read_entries
 from server.store.database import Database
 from server.store.keys import ApiKey, KeyStore
 
@@ -107,7 +107,7 @@ def case(tmp_path: Path) -> Case:
 
 async def kept(case: Case) -> tuple[list[ApiKey], list[AuditEntry]]:
     async with await Database.open(database_url(case.settings)) as database:
-        return await KeyStore(database).list(), await AuditLog(database).read()
+        return await KeyStore(database).list(), await read_entries(database)
 
 
 def tried(case: Case, base_url: str, tls_cert: Path | None = None) -> list[Finding]:

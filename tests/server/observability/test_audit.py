@@ -17,7 +17,7 @@ from store_parts import held
 from typer.testing import CliRunner
 
 from server.cli import app
-from server.store.audit import Actor, AuditLog, local_actor
+from server.store.audit import Actor, local_actor, write_entry
 from server.store.database import Database
 from server.store.keys import KeyStore
 from server.store.sqlite import sqlite_url
@@ -36,8 +36,9 @@ async def fill(folder: Path) -> str:
         store = KeyStore(database)
         _, key = await store.create("[red] door", "standard", notes="private words")
         await store.update(key.public_id, tier="enhanced")
-        old = AuditLog(database, lambda: datetime.now(UTC) - timedelta(days=40))
-        await old.record("config.reload", "models.yaml", {"added": ["pro"]}, by=Actor("0123456789Ab", "192.0.2.7"))
+        long_ago, admin = datetime.now(UTC) - timedelta(days=40), Actor("0123456789Ab", "192.0.2.7")
+        async with database.writing() as connection:
+            await write_entry(connection, long_ago, admin, "config.reload", "models.yaml", {"added": ["pro"]})
         return key.public_id
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from server.store.audit import AuditLog
+from server.store.audit import read_entries
 from server.store.database import Database
 from server.store.keys import KeyStore
 from server.store.sqlite import sqlite_url
@@ -106,7 +106,7 @@ async def check_nothing_is_lost(url: str, told: Acknowledged) -> None:
     """Opening checks the database's integrity; then every acknowledged change is there, with its audit entry."""
     async with await Database.open(url) as database:
         keys = {key.public_id: key for key in await KeyStore(database).list()}
-        entries = await AuditLog(database).read(limit=10_000)
+        entries = await read_entries(database, limit=10_000)
         if database.kind == "sqlite":
             async with database.reading() as connection:
                 assert (await connection.exec_driver_sql("PRAGMA integrity_check")).scalars().all() == ["ok"]
