@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -25,12 +26,13 @@ from engine.files import sync_folder, sync_folders, write_atomically
 from engine.weights import safety
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 from engine.weights.manifest import (
-    Digest,
     Listing,
     Manifest,
     ModelFile,
     Report,
     is_complete,
+    is_right,
+    new_hash,
     problem_of,
     read_manifest,
     silent,
@@ -73,31 +75,31 @@ class Wanted:
 class Part:
     """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes so far."""
 
-    def __init__(self, stream: BinaryIO, file: ModelFile, report: Report) -> None:
+    def __init__(self, stream: BufferedRandom, file: ModelFile, report: Report) -> None:
         self.file, self.done = file, stream.seek(0, os.SEEK_END)
-        self._stream, self._digest, self._report = stream, Digest(file), report
+        self._stream, self._report = stream, report
         if self.done > file.size_bytes:
             self.restart()
         stream.seek(0)
-        self._digest.read(stream)
+        self._content = hashlib.file_digest(stream, lambda: new_hash(file))
         report(file.path, self.done, file.size_bytes)
 
     def write(self, chunk: bytes) -> None:
         if self.done + len(chunk) > self.file.size_bytes:
             raise _wrong_size(self.file, f"more than {self.file.size_bytes}")
-        self._digest.update(chunk)
+        self._content.update(chunk)
         self._stream.write(chunk)
         self.done += len(chunk)
         self._report(self.file.path, self.done, self.file.size_bytes)
 
     def restart(self) -> None:
         self._stream.truncate(0)
-        self._digest, self.done = Digest(self.file), 0
+        self._content, self.done = new_hash(self.file), 0
 
     def matches(self) -> bool:
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        return self._digest.matches()
+        return is_right(self.file, self._content)
 
 
 class Pull:

@@ -8,7 +8,7 @@ import hashlib
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -138,10 +138,13 @@ def problem_of(folder: Path, file: ModelFile, report: Report) -> str | None:
     problem = size_problem(folder, file)
     if problem is not None:
         return problem
-    digest = Digest(file)
+    content, done = new_hash(file), 0
     with (folder / file.path).open("rb") as stream:
-        digest.read(stream, lambda done: report(file.path, done, file.size_bytes))
-    return None if digest.matches() else f"{file.path} is damaged: its content has changed"
+        while chunk := stream.read(_CHUNK_BYTES):
+            content.update(chunk)
+            done += len(chunk)
+            report(file.path, done, file.size_bytes)
+    return None if is_right(file, content) else f"{file.path} is damaged: its content has changed"
 
 
 def verify(folder: Path, report: Report = silent) -> list[str]:
@@ -158,26 +161,14 @@ def verify(folder: Path, report: Report = silent) -> list[str]:
     return [problem for problem in problems if problem] + [f"{name} does not belong to the model" for name in strangers]
 
 
-class Digest:
-    """The hash of a file while it goes by, and whether it is the one that the file should have."""
+def new_hash(file: ModelFile) -> Any:
+    """Return what the content of a file is fed to (`update`), of the kind that is known of it."""
+    if file.sha256 is not None:
+        return hashlib.sha256()
+    # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
+    return hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
 
-    def __init__(self, file: ModelFile) -> None:
-        self._expected = file.sha256
-        self._hash = hashlib.sha256()
-        if file.sha256 is None:
-            self._expected = file.git_sha1
-            # Git hashes a header of its own first: "blob", the size in decimal, a zero byte.
-            self._hash = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-        self.update = self._hash.update
 
-    def read(self, stream: BinaryIO, report: Callable[[int], None] = lambda _: None) -> None:
-        """Hash the rest of a file. `report` is told how many bytes have been read."""
-        done = 0
-        report(done)
-        while chunk := stream.read(_CHUNK_BYTES):
-            self.update(chunk)
-            done += len(chunk)
-            report(done)
-
-    def matches(self) -> bool:
-        return self._hash.hexdigest() == self._expected
+def is_right(file: ModelFile, fed: Any) -> bool:
+    """Whether what was fed to a `new_hash` is the file's content."""
+    return bool(fed.hexdigest() == (file.sha256 or file.git_sha1))
