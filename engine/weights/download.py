@@ -54,7 +54,6 @@ _FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
 _PAUSE_GROWS_TO = 30  # times the first one
 _LONGEST_ASKED_SECONDS = 300  # a hub that asks for a longer pause is an error
 _SPARE_BYTES = 64 * 2**20
-_LARGEST_DESCRIPTION_BYTES = 64 * 2**20  # they are fetched before it is known whether there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class Pull:
         """Fetch the descriptions, and choose by them which files the model needs. Raises `WeightsError`."""
         by_path = {file.path: file for file in self.listing.files}
         for path in safety.descriptions(by_path):
-            if (size := by_path[path].size_bytes) > _LARGEST_DESCRIPTION_BYTES:
+            if (size := by_path[path].size_bytes) > 64 * 2**20:  # it is not known yet whether there is room
                 raise WeightsError(f"{self.listing.repository} lists {path} with {size} bytes: that is none.")
             self._complete(by_path[path], silent)
             safety.check_file(self.model, self.model / path)

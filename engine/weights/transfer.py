@@ -26,7 +26,6 @@ from engine.weights.manifest import (
 from engine.weights.safety import check_folder_name, is_there, may_be_carried
 
 _CHUNK_BYTES = 2**20
-_DEEPEST = 3
 State = Literal["complete", "damaged", "own", "partial"]
 _DESCRIPTIONS = (MANIFEST, "config.json", "model_index.json")
 _MODEL_FILES = (".safetensors", ".onnx")
@@ -75,8 +74,8 @@ def found_below(folder: Path) -> dict[str, Path]:
         return {"": folder}
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not there, or is no folder.")
-    fetched = (one.folder for one in local_folders(folder) if one.state in {"complete", "damaged"})
-    found = {name: folder / name for name in fetched}
+    there = local_folders(folder)
+    found = {one.folder: folder / one.folder for one in there if one.state in {"complete", "damaged"}}
     if not found:
         raise WeightsError(
             f"{folder} holds no model with a {MANIFEST}. Name the folder that `hearth weights export` wrote."
@@ -143,11 +142,10 @@ def remove(weights_dir: Path, folder: str) -> int:
                 pull.target.unlink()
             elif pull.target.exists():
                 # One rename, so that nothing half removed is ever loaded.
-                replaced = pull.root / "gone"
-                shutil.rmtree(replaced, ignore_errors=True)
-                pull.target.rename(replaced)
-            for unfinished in (pull.model, pull.parts):
-                shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.rmtree(pull.root / "gone", ignore_errors=True)
+                pull.target.rename(pull.root / "gone")
+            shutil.rmtree(pull.model, ignore_errors=True)
+            shutil.rmtree(pull.parts, ignore_errors=True)
     except OSError as error:
         raise disk_error(error, weights_dir) from error
     return size
@@ -164,7 +162,7 @@ def _folders(weights_dir: Path) -> Iterator[LocalFolder]:
         for one in [one for one in folders if not one.startswith(".") and (place / one).is_symlink()]:
             # Links are the owner's own, and are not walked into: what lies there may be anything.
             yield LocalFolder((place / one).relative_to(weights_dir).as_posix(), "own", 0)
-        deep = len(place.relative_to(weights_dir).parts) >= _DEEPEST
+        deep = len(place.relative_to(weights_dir).parts) >= 3
         folders[:] = [] if deep else [one for one in folders if not one.startswith(".")]
 
 

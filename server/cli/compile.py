@@ -37,10 +37,8 @@ def compile_models(
     config = load_config(settings.models)
     chosen = _chosen(config, names or [])
     if not runs_on_cpu():
-        typer.echo(
-            "On a GPU there is nothing to do: a model is compiled at its first start, and vLLM keeps the code.",
-            err=True,
-        )
+        nothing = "On a GPU there is nothing to do: a model is compiled at its first start, and vLLM keeps the code."
+        typer.echo(nothing, err=True)
         tell({"compiled": [], "failed": []}, as_json=as_json)
         return
     _check_tools()

@@ -89,10 +89,8 @@ def create(  # noqa: PLR0913 - one argument per option
     own = _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
 
     async def make(database: Database) -> tuple[str, ApiKey]:
-        scopes = scope or DEFAULT_SCOPES
-        return await KeyStore(database).create(
-            name, tier, scopes, model or None, expires_at, notes=notes, limits=KeyLimits(**own)
-        )
+        rights, limits = (tier, scope or DEFAULT_SCOPES, model or None, expires_at), KeyLimits(**own)
+        return await KeyStore(database).create(name, *rights, notes=notes, limits=limits)
 
     text, key = in_store(settings, make, make_store=True)
     data = _data(key, config.tiers)
@@ -250,9 +248,8 @@ def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) ->
     """End a key for good. It stops working within 10 seconds."""
     key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).revoke(public_id))
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
-    tell(
-        Key.model_validate(key).model_dump(), revoked, "A running server refuses it within 10 seconds.", as_json=as_json
-    )
+    soon = "A running server refuses it within 10 seconds."
+    tell(Key.model_validate(key).model_dump(), revoked, soon, as_json=as_json)
 
 
 def _limits_given(*options: str | None) -> dict[str, int | None]:

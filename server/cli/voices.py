@@ -48,8 +48,8 @@ def voices(  # noqa: PLR0913 - one argument per option
     settings = load_settings(models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     offered = Voices(config, settings.weights_dir)
-    entries = [spec.id for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
-    found = [(entry, voice) for entry in entries for voice in offered.of(entry).voices]
+    entries = {spec.id: offered.of(spec.id) for spec in config.models.values() if isinstance(spec, SpeechModelSpec)}
+    found = [(entry, voice) for entry, catalogue in entries.items() for voice in catalogue.voices]
     try:
         listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found))
     except ApiError as wrong:
@@ -57,10 +57,10 @@ def voices(  # noqa: PLR0913 - one argument per option
     data = [voice.model_dump() for voice in listed.voices]
     remarks = [
         {"served_by": entry, "model": one.model, "voice": one.voice, "message": one.message}
-        for entry in entries
-        for one in offered.of(entry).warnings
+        for entry, catalogue in entries.items()
+        for one in catalogue.warnings
     ]
-    broken = {entry: error.message for entry in entries if (error := offered.of(entry).problem) is not None}
+    broken = {entry: one.problem.message for entry, one in entries.items() if one.problem is not None}
     remarks += [{"served_by": entry, "model": None, "voice": None, "message": broken[entry]} for entry in broken]
     shown: Table | str = f"There is no such voice. `{HEARTH} voices` without options shows all of them."
     if not entries:

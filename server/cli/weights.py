@@ -111,9 +111,10 @@ def verify_command(
     lines = [f"{name}: {'; '.join(problems) or 'all files are what was fetched'}" for name, problems in found.items()]
     nothing = f"Nothing here was fetched. `{HEARTH} weights pull` fetches what the plan wants."
     tell({"weights": listed}, *(lines or [nothing]), as_json=as_json)
-    for name in [name for name, problems in found.items() if problems and not as_json]:
+    damaged = [name for name, problems in found.items() if problems]
+    for name in damaged if not as_json else ():
         typer.echo(f"  To fetch what is damaged: {HEARTH} weights pull {name} --again", err=True)
-    if any(found.values()):
+    if damaged:
         raise typer.Exit(1)
 
 
@@ -263,11 +264,10 @@ def users(config: Config, folder: str) -> list[str]:
 def serving(config: Config, settings: Settings, folder: str) -> list[str]:
     """Return the models that the running server serves from a folder, or may: those that it cannot tell of yet."""
     possible = users(config, folder)
-    try:
+    loaded = {}
+    with contextlib.suppress(StatusError):
         running = ask(settings.data_dir, 5) if possible else None
-    except StatusError:
-        running = None
-    loaded = {} if running is None else {model.id: model.served_with for model in running.models}
+        loaded = {model.id: model.served_with for model in running.models} if running else {}
     return [model for model in possible if is_served(loaded.get(model), folder)]
 
 
@@ -311,14 +311,9 @@ def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> di
 
 
 def _row(folder: str, manifest: Manifest, fetched_bytes: int) -> dict[str, Any]:
-    return {
-        "folder": folder,
-        "repository": manifest.repository,
-        "revision": manifest.revision,
-        "files": len(manifest.files),
-        "size_bytes": manifest.size_bytes,
-        "fetched_bytes": fetched_bytes,
-    }
+    origin = {"folder": folder, "repository": manifest.repository, "revision": manifest.revision}
+    sizes = {"files": len(manifest.files), "size_bytes": manifest.size_bytes, "fetched_bytes": fetched_bytes}
+    return origin | sizes
 
 
 def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
@@ -344,11 +339,12 @@ def verified(folder: Path, name: str, *, quiet: bool) -> list[str]:
 
 def _all_complete(root: Path) -> list[str]:
     """Name every folder that was fetched whole; say on standard error what is left out."""
-    found = local_folders(root)
-    for one in found:
-        if one.state != "complete":
+    names = []
+    for one in local_folders(root):
+        if one.state == "complete":
+            names.append(one.folder)
+        else:
             typer.echo(f"{one.folder} is left out: {_MEANINGS[one.state]}.", err=True)
-    names = [one.folder for one in found if one.state == "complete"]
     if not names:
         raise WeightsError(f"Nothing in {root} was fetched whole. `{HEARTH} weights pull` fetches what the plan wants.")
     return names
@@ -356,11 +352,8 @@ def _all_complete(root: Path) -> list[str]:
 
 def _check_there(root: Path, folders: Sequence[str]) -> None:
     """Raise `WeightsError` before anything is done or asked, where no such folder is there or was ever begun."""
-    absent = [
-        folder
-        for folder in dict.fromkeys(map(check_folder_name, folders))
-        if not any(os.path.lexists(place) for place in (root / folder, Pull(root, folder).root))
-    ]
+    wanted = dict.fromkeys(map(check_folder_name, folders))
+    absent = [one for one in wanted if not any(map(os.path.lexists, (root / one, Pull(root, one).root)))]
     if absent:
         here = ", ".join(dict.fromkeys(one.folder for one in local_folders(root)))
         known = f"These are there: {here}." if here else "It is empty."

@@ -170,13 +170,11 @@ async def read_status(app: FastAPI) -> Status:
     for health in engine.health():
         load = loads.get(health.id) or ModelLoad(health.id, running=0, waiting=0)
         models.append(_model(health, load, _memory(load, ram.get(load.id), gpus), app.state.metrics.last_minute))
-    found = {model.status for model in models}
+    found = {model.status for model in models} | ({"draining"} if drain.draining else set())
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
     started_at = psutil.Process().create_time()
     return Status(
-        status="draining"
-        if drain.draining
-        else next((state for state in ("failed", "loading") if state in found), "ready"),
+        status=next((state for state in ("draining", "failed", "loading") if state in found), "ready"),
         version=importlib.metadata.version("hearth-inference"),
         pid=os.getpid(),
         base_url=app.state.base_url,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, RowMapping, func, select
+from sqlalchemy import RowMapping, func, select
 
 from server.store.database import Database, WrittenLater
 from server.store.schema import COUNTERS, usage_hour, utc_now
@@ -101,12 +101,10 @@ class UsageBook(WrittenLater):
         Datetimes must be aware. Raises StoreUnavailableError.
         """
         table = usage_hour.c
-        groups: dict[str, ColumnElement[Any]] = {}
-        if "hour" in group_by or "day" in group_by:
-            groups["start"] = table.hour if "hour" in group_by else (table.hour // 24) * 24
-        columns = {"key": table.key_id, "model": table.model, "kind": table.kind}
-        groups |= {name: column for name, column in columns.items() if name in group_by}
-        by = [column.label(name) for name, column in groups.items()]
+        start = table.hour if "hour" in group_by else (table.hour // 24) * 24
+        columns = {"start": start, "key": table.key_id, "model": table.model, "kind": table.kind}
+        named = {"start" if group in {"hour", "day"} else group for group in group_by}
+        by = [column.label(name) for name, column in columns.items() if name in named]
         end = -((_EPOCH - until) // _HOUR)  # rounded up
         wanted = [table.hour >= (since - _EPOCH) // _HOUR, table.hour < end]
         wanted += [table.key_id == key] if key is not None else []

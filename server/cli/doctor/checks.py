@@ -10,7 +10,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -89,15 +89,11 @@ def rights(case: Case) -> Iterator[Finding]:
         yield ok(f"{folder} is made, for its user alone, at the first start")
         return
     wrong = list(_open_to_others(with_running_tls(case)))
-    owner = folder.stat().st_uid
-    if owner != os.geteuid():
-        wrong.append(
-            warning(
-                f"{folder} belongs to {_user(owner)}, and you are {_user(os.geteuid())}",
-                f"run this as the server's user: sudo -u {_user(owner)} {HEARTH} doctor",
-            )
-        )
-    yield from wrong or [ok(f"{folder} and the keys in it are for {_user(owner)} alone")]
+    owner, me = _user(folder.stat().st_uid), _user(os.geteuid())
+    if owner != me:
+        remedy = f"run this as the server's user: sudo -u {owner} {HEARTH} doctor"
+        wrong.append(warning(f"{folder} belongs to {owner}, and you are {me}", remedy))
+    yield from wrong or [ok(f"{folder} and the keys in it are for {owner} alone")]
 
 
 def _open_to_others(given: Settings) -> Iterator[Finding]:
@@ -162,7 +158,7 @@ def with_running_tls(case: Case) -> Settings:
     """Return the settings with certificate and key as the running server was given them, by whatever way."""
     if case.running is None:
         return case.settings
-    given = {"tls_cert": case.running.paths.tls_cert, "tls_key": case.running.paths.tls_key}
+    given = case.running.paths.model_dump(include={"tls_cert", "tls_key"})
     return case.settings.model_copy(update={name: path and Path(path) for name, path in given.items()})
 
 
@@ -182,8 +178,7 @@ def certificate(given: Settings, now: float) -> Iterator[Finding]:
         wrong = _INVALID.get(error.verify_code, error.verify_message)
         yield problem(f"the certificate {given.tls_cert} {wrong}", renew)
         return
-    until = datetime.fromtimestamp(ends_at, UTC).date().isoformat()
-    message = f"the certificate {given.tls_cert} is valid until {until}"
+    message = f"the certificate {given.tls_cert} is valid until {datetime.fromtimestamp(ends_at, UTC):%Y-%m-%d}"
     yield ok(message) if ends_at - now > 21 * 86400 else warning(message, renew)
     yield from _name(given, given.tls_cert, pair.context)
 
@@ -302,8 +297,8 @@ def _missing_room(case: Case) -> Iterator[Finding]:
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
     absent = [variant for _, variant in missing if variant.repository is not None]
-    needed = int(sum(variant.weights_gib for variant in absent) * 2**30)
-    _, _, free = disk_usage(case.settings.weights_dir)
+    needed = sum(variant.weights_gib for variant in absent) * 2**30
+    free = disk_usage(case.settings.weights_dir)[2]
     if needed > free:
         yield warning(
             f"what the plan wants ({', '.join(variant.id for variant in absent)}) takes {size_text(needed)}, and "
@@ -319,20 +314,17 @@ def _folders(weights_dir: Path, *, full: bool) -> Iterator[Finding]:
         yield problem(error.message)
         return
     for one in found:
+        again = f"{HEARTH} weights pull {one.folder} --again"
         if one.state == "damaged":
-            yield problem(
-                f"{one.folder} is not whole: files are missing or have another size",
-                f"{HEARTH} weights pull {one.folder} --again",
-            )
+            yield problem(f"{one.folder} is not whole: files are missing or have another size", again)
         elif one.state == "partial":
             yield warning(
                 f"{one.folder} is half fetched ({size_text(one.size_bytes)})",
                 f"{HEARTH} weights pull {one.folder} goes on; {HEARTH} weights remove {one.folder} frees the room",
             )
         elif one.state == "complete" and full:
-            wrong = verified(weights_dir / one.folder, one.folder, quiet=True)
-            if wrong:
-                yield problem(f"{one.folder}: {'; '.join(wrong)}", f"{HEARTH} weights pull {one.folder} --again")
+            if wrong := verified(weights_dir / one.folder, one.folder, quiet=True):
+                yield problem(f"{one.folder}: {'; '.join(wrong)}", again)
             else:
                 count = len(required_manifest(weights_dir / one.folder).files)
                 yield ok(f"{one.folder}: all {count} files have the content that was fetched (SHA-256)")
@@ -446,27 +438,23 @@ def port(case: Case) -> Iterator[Finding]:
         try:
             probe.bind((host, number))
         except OSError as error:
-            yield problem(
-                f"{host} port {number} cannot be listened on: {error.strerror}",
-                f"stop what listens there (`ss -ltnp sport = :{number}` shows it), or take another port with "
-                "HEARTH_PORT",
-            )
+            see = f"`ss -ltnp sport = :{number}` shows it"
+            remedy = f"stop what listens there ({see}), or take another port with HEARTH_PORT"
+            yield problem(f"{host} port {number} cannot be listened on: {error.strerror}", remedy)
         else:
             yield ok(f"nobody listens on {host} port {number}, where the server will")
 
 
 def clock(case: Case) -> Iterator[Finding]:
     """Compare it with the date of our own files, which cannot be in the future."""
-    shown = datetime.fromtimestamp(case.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    installed = Path(__file__).stat().st_mtime
-    if case.now < installed - 86400:
-        day = datetime.fromtimestamp(installed, UTC).date().isoformat()
-        yield problem(
-            f"it is {shown}, before Hearth was installed ({day}); keys, limits, links and certificates go by it",
-            "set the clock: timedatectl set-ntp true",
-        )
+    now = datetime.fromtimestamp(case.now, UTC)
+    installed = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
+    if now < installed - timedelta(days=1):
+        before = f"it is {now:%Y-%m-%d %H:%M:%S} UTC, before Hearth was installed ({installed:%Y-%m-%d})"
+        remedy = "set the clock: timedatectl set-ntp true"
+        yield problem(f"{before}; keys, limits, links and certificates go by it", remedy)
     else:
-        yield ok(f"it is {shown}; later than the installation. No other clock was asked")
+        yield ok(f"it is {now:%Y-%m-%d %H:%M:%S} UTC; later than the installation. No other clock was asked")
 
 
 def _driver(case: Case) -> str:
