@@ -45,6 +45,7 @@ def test_the_demo_model_may_be_loaded(folder: Path):
         ("config.json", b'"' + b"x" * 5 * 2**20 + b'"', "larger than 4 MiB"),
         ("config.json", b'{"auto_map": {"AutoModel": "evil.Model"}}', "auto_map"),
         ("config.json", b'{"text_config": [{"auto_map": {}}]}', "auto_map"),
+        ("config.json", b'{"x": {"\\u0061uto_map" : null}}', "auto_map"),
         ("model.safetensors", None, "holds no .safetensors file"),
         ("model.safetensors", b"", "cut off or damaged"),
         ("model.safetensors", b"\x02\0\0", "cut off or damaged"),
@@ -67,6 +68,12 @@ def test_a_folder_that_is_broken_or_unsafe_is_refused_by_name(
         check_folder(folder)
     assert "model" in caught.value.message
     assert str(folder.parent) not in caught.value.message
+
+
+def test_a_text_that_speaks_of_code_is_none(folder: Path):
+    config = json.loads((folder / "config.json").read_bytes())
+    replace(folder, "config.json", json.dumps(config | {"notes": ['"auto_map": {}', "auto_map"]}).encode())
+    check_folder(folder)
 
 
 def test_a_download_that_stopped_early_is_noticed_wherever_it_stopped(folder: Path):
