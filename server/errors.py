@@ -114,7 +114,7 @@ def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiErro
 def _of_the_store(error: StoreError) -> ApiError | None:
     """Return what an administrator may be told; None for what only the operator may know."""
     if isinstance(error, StoreUnavailableError):
-        return overloaded(error.message, error.retry_after_seconds)
+        return overloaded(error.message)
     if isinstance(error, KeyNotFoundError):  # what was asked for is not repeated: it may be a whole key
         message = "There is no key with this public id. GET /v1/admin/keys lists all of them."
         return ApiError(404, "not_found", message, param="public_id")

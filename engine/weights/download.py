@@ -23,22 +23,8 @@ from pydantic import ValidationError
 
 from engine.config.yaml import shown
 from engine.files import sync_folder, sync_folders, write_atomically
-from engine.weights import safety
+from engine.weights import manifest, safety
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
-from engine.weights.manifest import (
-    Listing,
-    Manifest,
-    ModelFile,
-    Report,
-    is_complete,
-    is_right,
-    new_hash,
-    problem_of,
-    read_manifest,
-    silent,
-    size_problem,
-    write_manifest,
-)
 
 T = TypeVar("T")
 
@@ -74,13 +60,13 @@ class Wanted:
 class Part:
     """A file on its way: whatever is written to it is hashed and reported. `done` counts the bytes so far."""
 
-    def __init__(self, stream: BufferedRandom, file: ModelFile, report: Report) -> None:
+    def __init__(self, stream: BufferedRandom, file: manifest.ModelFile, report: manifest.Report) -> None:
         self.file, self.done = file, stream.seek(0, os.SEEK_END)
         self._stream, self._report = stream, report
         if self.done > file.size_bytes:
             self.restart()
         stream.seek(0)
-        self._content = hashlib.file_digest(stream, lambda: new_hash(file))
+        self._content = hashlib.file_digest(stream, lambda: manifest.new_hash(file))
         report(file.path, self.done, file.size_bytes)
 
     def write(self, chunk: bytes) -> None:
@@ -93,12 +79,12 @@ class Part:
 
     def restart(self) -> None:
         self._stream.truncate(0)
-        self._content, self.done = new_hash(self.file), 0
+        self._content, self.done = manifest.new_hash(self.file), 0
 
     def matches(self) -> bool:
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        return is_right(self.file, self._content)
+        return manifest.is_right(self.file, self._content)
 
 
 class Pull:
@@ -107,8 +93,8 @@ class Pull:
     `OSError` passes through all but `run`: the caller knows which disk it speaks of.
     """
 
-    listing: Listing
-    files: tuple[ModelFile, ...]
+    listing: manifest.Listing
+    files: tuple[manifest.ModelFile, ...]
     """Those of the listing that are fetched."""
 
     def __init__(self, weights_dir: Path, name: str) -> None:
@@ -121,14 +107,14 @@ class Pull:
         self.stop = Event()
         """Set when the work is to end: Ctrl-C, or another file cannot be had."""
 
-    def recorded(self) -> Listing | None:
+    def recorded(self) -> manifest.Listing | None:
         """Return what an earlier process was fetching."""
         try:
-            return Listing.model_validate_json(self._record.read_bytes())
+            return manifest.Listing.model_validate_json(self._record.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
 
-    def begin(self, listing: Listing, fetch: Callable[[Part], None]) -> None:
+    def begin(self, listing: manifest.Listing, fetch: Callable[[Part], None]) -> None:
         """From now on this is what is fetched: files of anything else are dropped.
 
         `fetch` writes what a part lacks, from a hub or from another folder. It raises `WeightsError`.
@@ -140,23 +126,23 @@ class Pull:
         write_atomically(self._record, listing.model_dump_json(), durable=True)
         self.listing, self.files, self._fetch = listing, listing.files, fetch
 
-    def choose(self, report: Report) -> None:
+    def choose(self, report: manifest.Report) -> None:
         """Fetch the descriptions, and choose by them which files the model needs. Raises `WeightsError`."""
         by_path = {file.path: file for file in self.listing.files}
         for path in safety.descriptions(by_path):
             if (size := by_path[path].size_bytes) > 64 * 2**20:  # it is not known yet whether there is room
                 raise WeightsError(f"{self.listing.repository} lists {path} with {size} bytes: that is none.")
-            self._complete(by_path[path], silent)
+            self._complete(by_path[path], manifest.silent)
             safety.check_file(self.model, self.model / path)
         self.files = tuple(by_path[path] for path in safety.chosen(by_path, self.model))
         self.keep_only(self.files)
         # What an older folder of the model has is taken over, without a second copy.
         for file in self.files if safety.is_there(self.target) else ():
-            if size_problem(self.model, file) and not problem_of(self.target, file, report):
+            if manifest.size_problem(self.model, file) and not manifest.problem_of(self.target, file, report):
                 self._place(file).unlink(missing_ok=True)
                 self._place(file).hardlink_to(self.target / file.path)
 
-    def keep_only(self, files: Iterable[ModelFile]) -> None:
+    def keep_only(self, files: Iterable[manifest.ModelFile]) -> None:
         kept = {place / file.path for file in files for place in (self.model, self.parts)}
         for place in (self.model, self.parts):
             for path in place.rglob("*") if place.is_dir() else ():
@@ -165,11 +151,11 @@ class Pull:
 
     @property
     def missing_bytes(self) -> int:
-        missing = [file for file in self.files if size_problem(self.model, file)]
+        missing = [file for file in self.files if manifest.size_problem(self.model, file)]
         begun = [self.parts / file.path for file in missing]
         return sum(file.size_bytes for file in missing) - sum(path.stat().st_size for path in begun if path.is_file())
 
-    def run(self, report: Report) -> Manifest:
+    def run(self, report: manifest.Report) -> manifest.Manifest:
         """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
         try:
             self._complete_all(report)
@@ -178,7 +164,7 @@ class Pull:
         except OSError as error:
             raise disk_error(error, self.target.parent) from error
 
-    def _complete_all(self, report: Report) -> None:
+    def _complete_all(self, report: manifest.Report) -> None:
         def watched(path: str, done: int, size: int) -> None:
             if self.stop.is_set():
                 raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to go on.")
@@ -198,9 +184,9 @@ class Pull:
         for error in sorted(errors, key=lambda error: isinstance(error, StoppedError)):
             raise error
 
-    def _complete(self, file: ModelFile, report: Report) -> None:
+    def _complete(self, file: manifest.ModelFile, report: manifest.Report) -> None:
         """Have the file whole in `model/`, going on with what is there. Raises `WeightsError`."""
-        if not size_problem(self.model, file):
+        if not manifest.size_problem(self.model, file):
             report(file.path, file.size_bytes, file.size_bytes)
             return
         path = self.parts / file.path
@@ -220,12 +206,12 @@ class Pull:
             "between here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
         )
 
-    def _finish(self) -> Manifest:
+    def _finish(self) -> manifest.Manifest:
         """Write the manifest, last, and put the model in its place."""
         self.keep_only(self.files)
         files = tuple(file.model_copy(update={"sha256": self._sha256(file), "git_sha1": None}) for file in self.files)
-        manifest = Manifest(**self.listing.origin(), files=files)
-        write_manifest(self.model, manifest)
+        made = manifest.Manifest(**self.listing.origin(), files=files)
+        manifest.write_manifest(self.model, made)
         sync_folders(self.model)
         old = self.root / "old"
         shutil.rmtree(old, ignore_errors=True)
@@ -234,14 +220,14 @@ class Pull:
             self.target.rename(old)
         self.model.rename(self.target)
         sync_folder(self.target.parent)
-        return manifest
+        return made
 
-    def _place(self, file: ModelFile) -> Path:
+    def _place(self, file: manifest.ModelFile) -> Path:
         path = self.model / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _sha256(self, file: ModelFile) -> str:
+    def _sha256(self, file: manifest.ModelFile) -> str:
         if file.sha256 is not None:
             return file.sha256
         with (self.model / file.path).open("rb") as stream:  # a small one, of which the hub gives Git's hash only
@@ -285,13 +271,13 @@ def _is_still(number: int, path: Path) -> bool:
 
 
 @contextmanager
-def prepared(weights_dir: Path, wanted: Wanted, report: Report) -> Iterator[Pull | Manifest]:
+def prepared(weights_dir: Path, wanted: Wanted, report: manifest.Report) -> Iterator[Pull | manifest.Manifest]:
     """Find out what is to be fetched; a `Manifest` if nothing is. Raises `WeightsError` or `LoadError`.
 
     Configurations are fetched here already, so that a model that brings code is refused before its weights are.
     """
     there = _there(weights_dir, wanted)
-    is_fine = there is not None and not wanted.again and is_complete(weights_dir / wanted.folder)
+    is_fine = there is not None and not wanted.again and manifest.is_complete(weights_dir / wanted.folder)
     if there is not None and is_fine and wanted.revision in {None, there.revision}:
         yield there
         return
@@ -333,24 +319,24 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.2f} GiB" if size_bytes >= 2**27 else f"{size_bytes / 2**20:.1f} MiB"
 
 
-def _there(weights_dir: Path, wanted: Wanted) -> Manifest | None:
+def _there(weights_dir: Path, wanted: Wanted) -> manifest.Manifest | None:
     """Return what is in the folder's place, if it may be touched. Raises `WeightsError` if it may not."""
     folder = weights_dir / safety.check_folder_name(wanted.folder)
     if not safety.is_there(folder):
         return None
-    manifest = None if folder.is_symlink() else read_manifest(folder)
-    if manifest is None:
+    found = None if folder.is_symlink() else manifest.read_manifest(folder)
+    if found is None:
         raise WeightsError(
             f"{wanted.folder} is there and was not pulled by Hearth (it has no manifest), so it stays as it is. Pick "
             "one: 1. pull under another name with --as; 2. move it away; 3. `hearth weights remove`."
         )
-    if not manifest.is_of(wanted.repository, wanted.subfolder):
-        has = "/".join(part for part in (manifest.repository, manifest.subfolder) if part)
+    if not found.is_of(wanted.repository, wanted.subfolder):
+        has = "/".join(part for part in (found.repository, found.subfolder) if part)
         raise WeightsError(
             f"{wanted.folder} holds {has}. Pick one: 1. pull under another name with --as; 2. `hearth weights remove "
             f"{wanted.folder}` first."
         )
-    return manifest
+    return found
 
 
 class _Hub:
@@ -373,7 +359,7 @@ class _Hub:
         self._address = f"{self._endpoint}/{self._repository}"
         """Where people look at the repository."""
 
-    def listing(self, revision: str | None) -> Listing:
+    def listing(self, revision: str | None) -> manifest.Listing:
         """Return the files of a commit, branch or tag; None is the branch main. Raises `WeightsError`."""
         try:
             info = self._patiently(
@@ -391,9 +377,9 @@ class _Hub:
                 f"{self._address} answers with the revision {shown(commit)!r}, not {revision or 'main'}."
             )
         files = _files(self._address, info.siblings or [], self._subfolder)
-        return Listing(repository=self._repository, revision=commit, subfolder=self._subfolder, files=files)
+        return manifest.Listing(repository=self._repository, revision=commit, subfolder=self._subfolder, files=files)
 
-    def fetch(self, listing: Listing, part: Part) -> None:
+    def fetch(self, listing: manifest.Listing, part: Part) -> None:
         from huggingface_hub import hf_hub_url
 
         url = hf_hub_url(
@@ -459,7 +445,7 @@ class _Hub:
                     raise StoppedError("Stopped.") from error
 
 
-def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile, ...]:
+def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[manifest.ModelFile, ...]:
     """Check every name before anything is fetched: a list with tricks in it is not to be trusted at all."""
     for sibling in siblings:
         if not isinstance(sibling.rfilename, str) or not safety.is_plain(sibling.rfilename):
@@ -468,7 +454,7 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile
                 "folder. Nothing was fetched. Do not use this repository."
             )
     start = f"{subfolder}/" if subfolder else ""
-    files: dict[str, ModelFile] = {}
+    files: dict[str, manifest.ModelFile] = {}
     for sibling in siblings:
         if not sibling.rfilename.startswith(start):
             continue
@@ -477,7 +463,7 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[ModelFile
             raise WeightsError(f"{address} lists a file twice. Nothing was fetched. Do not use this repository.")
         git_sha1 = None if sha256 else sibling.blob_id
         try:
-            files[path] = ModelFile(path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=git_sha1)
+            files[path] = manifest.ModelFile(path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=git_sha1)
         except ValueError as error:
             raise WeightsError(
                 f"{address} does not say size and hash of {shown(path)}, so nobody could tell whether it arrives "
@@ -500,7 +486,7 @@ def _range(response: Any) -> tuple[int, str]:
     return 0, "*" if encoded else response.headers.get("content-length", "*")
 
 
-def _wrong_size(file: ModelFile, found: str) -> WeightsError:
+def _wrong_size(file: manifest.ModelFile, found: str) -> WeightsError:
     return WeightsError(
         f"{file.path} has {found} bytes on the server, but {file.size_bytes} in its list of files. Try again later; if "
         "it stays so, HF_ENDPOINT names a mirror that is broken."

@@ -12,22 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.weights import manifest
 from engine.weights.download import FOLDER, Part, Pull, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
-from engine.weights.manifest import (
-    MANIFEST,
-    Listing,
-    Manifest,
-    Report,
-    is_complete,
-    read_manifest,
-    required_manifest,
-)
 from engine.weights.safety import check_folder_name, is_there, may_be_carried
 
 _CHUNK_BYTES = 2**20
 State = Literal["complete", "damaged", "own", "partial"]
-_DESCRIPTIONS = (MANIFEST, "config.json", "model_index.json")
+_DESCRIPTIONS = (manifest.MANIFEST, "config.json", "model_index.json")
 _MODEL_FILES = (".safetensors", ".onnx")
 
 
@@ -70,7 +62,7 @@ def _open(folder: Path, path: str) -> int:
 
 def found_below(folder: Path) -> dict[str, Path]:
     """Return the model folders in a directory, by their names below it; under "" if it is one itself."""
-    if (folder / MANIFEST).exists():
+    if (folder / manifest.MANIFEST).exists():
         return {"": folder}
     if not folder.is_dir():
         raise WeightsError(f"{folder} is not there, or is no folder.")
@@ -78,16 +70,16 @@ def found_below(folder: Path) -> dict[str, Path]:
     found = {one.folder: folder / one.folder for one in there if one.state in {"complete", "damaged"}}
     if not found:
         raise WeightsError(
-            f"{folder} holds no model with a {MANIFEST}. Name the folder that `hearth weights export` wrote."
+            f"{folder} holds no model with a {manifest.MANIFEST}. Name the folder that `hearth weights export` wrote."
         )
     return found
 
 
-def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest, bool]:
+def carry(source: Path, root: Path, name: str, report: manifest.Report) -> tuple[manifest.Manifest, bool]:
     """Copy a verified folder to `root`/`name`; False if it was there already. Raises `WeightsError` or `LoadError`."""
-    manifest = required_manifest(source)
+    listed = manifest.required_manifest(source)
     # It may have been written by anybody: it can only name what a pull would have fetched.
-    other = next((file.path for file in manifest.files if not may_be_carried(file.path)), None)
+    other = next((file.path for file in listed.files if not may_be_carried(file.path)), None)
     if other is not None:
         raise WeightsError(
             f"{source.name} lists {other}, which is neither weights in safetensors nor text that belongs to a model: "
@@ -95,10 +87,10 @@ def carry(source: Path, root: Path, name: str, report: Report) -> tuple[Manifest
         )
     target = root / check_folder_name(name)
     if is_there(target):
-        if read_manifest(target) == manifest and is_complete(target):
-            return manifest, False
+        if manifest.read_manifest(target) == listed and manifest.is_complete(target):
+            return listed, False
         raise WeightsError(f"{target} is there already and is not the same. Remove it first, or use another name.")
-    listing = Listing(**manifest.origin(), files=manifest.files)
+    listing = manifest.Listing(**listed.origin(), files=listed.files)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root, name) as pull:
@@ -168,13 +160,13 @@ def _folders(weights_dir: Path) -> Iterator[LocalFolder]:
 
 def _one(place: Path, name: str) -> LocalFolder:
     try:
-        manifest = read_manifest(place)
+        found = manifest.read_manifest(place)
     except WeightsError:
         return LocalFolder(name, "damaged", _size(place))
-    if manifest is None:
+    if found is None:
         return LocalFolder(name, "own", _size(place))
-    state: State = "complete" if is_complete(place) else "damaged"
-    return LocalFolder(name, state, _size(place), **manifest.origin())
+    state: State = "complete" if manifest.is_complete(place) else "damaged"
+    return LocalFolder(name, state, _size(place), **found.origin())
 
 
 def _unfinished(weights_dir: Path) -> Iterator[LocalFolder]:

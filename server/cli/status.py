@@ -63,13 +63,10 @@ def _read(data_dir: Path) -> Status:
 def shown(found: Status) -> list[RenderableType]:
     reasons = [f"{model.id}: {model.reason}" for model in found.models if model.reason]
     lines = [*reasons, *map(_gpu_line, found.gpus), _machine_line(found)]
-    return [_headline(found), table(_COLUMNS, map(_row, found.models)), *map(Text, lines)]
-
-
-def _headline(found: Status) -> Text:
-    line = Text("Hearth ").append(standing(found), _COLORS.get(found.status, ""))
     at = f" at {found.base_url}" if found.base_url else ""
-    return line.append(f"{at}, version {found.version}, process {found.pid}, up for {duration(found.uptime_seconds)}")
+    first = Text("Hearth ").append(standing(found), _COLORS.get(found.status, ""))
+    first.append(f"{at}, version {found.version}, process {found.pid}, up for {duration(found.uptime_seconds)}")
+    return [first, table(_COLUMNS, map(_row, found.models)), *map(Text, lines)]
 
 
 def standing(found: Status) -> str:

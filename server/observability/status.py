@@ -326,8 +326,6 @@ def _bound(data_dir: Path) -> socket.socket:
         with _near(data_dir) as address:
             listener.bind(address)
         (data_dir / FILE).chmod(0o600)  # before it listens, so that no other user ever gets in
-        listener.listen(16)
-        listener.settimeout(0)
     except OSError:
         listener.close()
         raise

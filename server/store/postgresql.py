@@ -65,8 +65,11 @@ class PostgresqlServer:
                 return await self._judge(connection)
         except (exc.DBAPIError, OSError) as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
+            password = str(self._url.password or self._url.query.get("password") or "")
+            if password and password in reason:
+                reason = "its words hold the password and are left out"
             raise StoreError(
-                f"The key database {self._shown} cannot be used (PostgreSQL: {self._without_password(reason)}). Check "
+                f"The key database {self._shown} cannot be used (PostgreSQL: {reason}). Check "
                 "that the server runs, that host, port, user, password and database in the URL are right, and that "
                 "pg_hba.conf lets this machine in."
             ) from error
@@ -113,10 +116,6 @@ class PostgresqlServer:
     def _shown(self) -> str:
         host = self._url.host or self._url.query.get("host") or "this machine"
         return f"{self._url.database!r} on {host}"
-
-    def _without_password(self, text: str) -> str:
-        password = str(self._url.password or self._url.query.get("password") or "")
-        return "its words hold the password and are left out" if password and password in text else text
 
 
 def _begin(connection: Connection) -> None:

@@ -32,9 +32,7 @@ class StoreError(Exception):
 
 
 class StoreUnavailableError(StoreError):
-    """It cannot answer now. The message is safe to show; `retry_after_seconds` is an honest guess."""
-
-    retry_after_seconds = 5
+    """It cannot answer now. The message is safe to show."""
 
 
 class KeyNotFoundError(StoreError):

@@ -50,15 +50,12 @@ def doctor(  # noqa: PLR0913 - one argument per option
             typer.echo(f"{verdict} {area:<10} {finding.message}{took}")
             if finding.remedy is not None:
                 typer.echo(f"{'':<19} -> {finding.remedy}")
-    tell({"well": not count["problem"], **count, "findings": rows}, f"\n{_counted(count)}.", as_json=as_json)
-    if count["problem"]:
-        raise typer.Exit(1)
-
-
-def _counted(count: Counter[str]) -> str:
     words = [f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")]
     words.append("1 line is well" if count["ok"] == 1 else f"{count['ok']} lines are well")
-    return ", ".join([*words, *([f"{count['skipped']} skipped"] if count["skipped"] else [])])
+    words += [f"{count['skipped']} skipped"] if count["skipped"] else []
+    tell({"well": not count["problem"], **count, "findings": rows}, f"\n{', '.join(words)}.", as_json=as_json)
+    if count["problem"]:
+        raise typer.Exit(1)
 
 
 def _findings(
