@@ -39,7 +39,6 @@ _ATTEMPTS = 6
 _FIRST_ATTEMPTS = 3  # at the list of files, where there is no network
 _PAUSE_GROWS_TO = 30  # times the first one
 _LONGEST_ASKED_SECONDS = 300  # a hub that asks for a longer pause is an error
-_SPARE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +114,7 @@ class Pull:
             return None
 
     def begin(self, listing: manifest.Listing, fetch: Callable[[Part], None]) -> None:
-        """From now on this is what is fetched: files of anything else are dropped.
-
-        `fetch` writes what a part lacks, from a hub or from another folder. It raises `WeightsError`.
-        """
+        """From now on this is what is fetched: other files are dropped. `fetch` writes what a part lacks."""
         before = self.recorded()
         self.keep_only(set(listing.files) & set(before.files) if before else ())
         self.model.mkdir(parents=True, exist_ok=True)
@@ -209,8 +205,12 @@ class Pull:
     def _finish(self) -> manifest.Manifest:
         """Write the manifest, last, and put the model in its place."""
         self.keep_only(self.files)
-        files = tuple(file.model_copy(update={"sha256": self._sha256(file), "git_sha1": None}) for file in self.files)
-        made = manifest.Manifest(**self.listing.origin(), files=files)
+        files = []
+        for file in self.files:
+            with (self.model / file.path).open("rb") as stream:  # of small ones the hub gives Git's hash only
+                sha256 = file.sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
+            files.append(file.model_copy(update={"sha256": sha256, "git_sha1": None}))
+        made = manifest.Manifest(**self.listing.origin(), files=tuple(files))
         manifest.write_manifest(self.model, made)
         sync_folders(self.model)
         old = self.root / "old"
@@ -226,12 +226,6 @@ class Pull:
         path = self.model / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
-
-    def _sha256(self, file: manifest.ModelFile) -> str:
-        if file.sha256 is not None:
-            return file.sha256
-        with (self.model / file.path).open("rb") as stream:  # a small one, of which the hub gives Git's hash only
-            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
@@ -305,7 +299,7 @@ def check_room(weights_dir: Path, pulls: Iterable[Pull]) -> None:
     if not any(needed.values()):
         return
     free = shutil.disk_usage(weights_dir).free
-    lacking = sum(needed.values()) + _SPARE_BYTES - free
+    lacking = sum(needed.values()) + 64 * 2**20 - free  # some room is left over
     if lacking > 0:
         listed = ", ".join(f"{folder} {_gib(size)}" for folder, size in needed.items())
         raise WeightsError(
@@ -357,7 +351,6 @@ class _Hub:
         self._api = HfApi(endpoint=wanted.endpoint, library_name="hearth")
         self._endpoint = str(self._api.endpoint)
         self._address = f"{self._endpoint}/{self._repository}"
-        """Where people look at the repository."""
 
     def listing(self, revision: str | None) -> manifest.Listing:
         """Return the files of a commit, branch or tag; None is the branch main. Raises `WeightsError`."""

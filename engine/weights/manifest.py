@@ -18,8 +18,6 @@ from engine.weights.errors import WeightsError, disk_error
 from engine.weights.safety import COMMIT, REPOSITORY, is_plain
 
 MANIFEST = "hearth-manifest.json"
-_LIMIT_BYTES = 16 * 2**20
-_CHUNK_BYTES = 2**20
 # A stranger's file of such a kind would be loaded, or tried. Notes of the owner, like voices.yaml, are welcome.
 _LOADED = (".safetensors", ".json", ".jinja", ".py", ".onnx", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -84,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / MANIFEST
     try:
         found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_size <= _LIMIT_BYTES:
+        if stat.S_ISREG(found.st_mode) and found.st_size <= 16 * 2**20:
             return Manifest.model_validate_json(path.read_bytes())
         cause: Exception | None = None
     except (FileNotFoundError, NotADirectoryError):
@@ -140,7 +138,7 @@ def problem_of(folder: Path, file: ModelFile, report: Report) -> str | None:
         return problem
     content, done = new_hash(file), 0
     with (folder / file.path).open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
+        while chunk := stream.read(2**20):
             content.update(chunk)
             done += len(chunk)
             report(file.path, done, file.size_bytes)

@@ -17,7 +17,6 @@ from engine.weights.download import FOLDER, Part, Pull, check_room, locked
 from engine.weights.errors import WeightsError, disk_error
 from engine.weights.safety import check_folder_name, is_there, may_be_carried
 
-_CHUNK_BYTES = 2**20
 State = Literal["complete", "damaged", "own", "partial"]
 _DESCRIPTIONS = (manifest.MANIFEST, "config.json", "model_index.json")
 _MODEL_FILES = (".safetensors", ".onnx")
@@ -36,7 +35,7 @@ def copy_rest(folder: Path, part: Part) -> None:
                 "whole. Copy the folder again."
             )
         stream.seek(part.done)
-        while chunk := stream.read(_CHUNK_BYTES):
+        while chunk := stream.read(2**20):
             part.write(chunk)
 
 

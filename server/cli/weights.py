@@ -373,8 +373,7 @@ def _carry_all(folders: Mapping[str, Path], root: Path, *, as_json: bool) -> Non
         if not as_json:
             what = f"{size_text(size_bytes)} copied and verified" if copied else "was there already"
             typer.echo(f"{root / name}: {what}.")
-    if as_json:
-        tell({"directory": str(root), "weights": rows}, as_json=True)
+    tell({"directory": str(root), "weights": rows}, as_json=as_json)
 
 
 @contextlib.contextmanager

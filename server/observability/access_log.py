@@ -18,9 +18,6 @@ import msgspec
 
 from engine import ChatResult, ChatStep, Usage
 
-# Lines of this long are written together: a thread that is woken for each of them takes the event loop's time.
-_FLUSH_SECONDS = 0.1
-
 _log = logging.getLogger("hearth.server")
 
 
@@ -111,7 +108,8 @@ class AccessLog:
         """Write the line of a request that has ended. Never waits or fails."""
         self._lines.append(record.line())
         if self._timer is None:
-            self._timer = self._loop.call_later(_FLUSH_SECONDS, self._flush)
+            # Lines are written together: a thread that is woken for each of them takes the event loop's time.
+            self._timer = self._loop.call_later(0.1, self._flush)
 
     def close(self) -> None:
         """Write what is left."""

@@ -42,7 +42,6 @@ _AMOUNTS = {
 # OpenMetrics, which Prometheus would rather have, writes the colon of vLLM's names as something else.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 CACHED_SECONDS = 1.0
-_MINUTE_SECONDS = 60.0
 
 
 class LastMinute:
@@ -56,7 +55,7 @@ class LastMinute:
     @property
     def seconds(self) -> float:
         """The time that `of` covers: a minute, or since the start."""
-        return min(_MINUTE_SECONDS, max(self._clock() - self._began_at, 1.0))
+        return min(60.0, max(self._clock() - self._began_at, 1.0))
 
     def add(self, model: str, usage: Usage) -> None:
         second, done = int(self._clock()), self._recent(model)
@@ -68,7 +67,7 @@ class LastMinute:
         return sum((usage for _, usage in self._recent(model)), Usage())
 
     def _recent(self, model: str) -> deque[tuple[int, Usage]]:
-        done, oldest = self._done.setdefault(model, deque()), int(self._clock()) - _MINUTE_SECONDS
+        done, oldest = self._done.setdefault(model, deque()), int(self._clock()) - 60
         while done and done[0][0] <= oldest:
             done.popleft()
         return done

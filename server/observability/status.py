@@ -31,7 +31,6 @@ from server.observability.moments import iso
 from server.terminal import HEARTH
 
 FILE = "status.sock"
-_MOST_BYTES = 2**24
 _log = logging.getLogger("hearth.status")
 
 
@@ -298,7 +297,7 @@ def ask(data_dir: Path, seconds: float) -> Status | None:
             connection.settimeout(seconds)
             connection.connect(address)
             with connection.makefile("rb") as stream:
-                said = stream.read(_MOST_BYTES)
+                said = stream.read(2**24)
         return Status.model_validate_json(said)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         return None

@@ -75,10 +75,7 @@ class Database:
         await self._engine.dispose()
 
     async def backup(self, path: Path) -> None:
-        """Write a complete copy, mode 0600, while everything goes on. SQLite only; refuses an existing file.
-
-        Raises StoreError.
-        """
+        """Write a complete copy, mode 0600, meanwhile. SQLite only; refuses an existing file. Raises StoreError."""
         await self._place.backup(path)
 
     async def __aenter__(self) -> Self:

@@ -199,10 +199,7 @@ class KeyStore:
         return text, key
 
     async def expire(self, public_id: str, at: datetime | None, *, by: Actor | None = None) -> ApiKey:
-        """Set when a key ends; None: never. An expired key works again with a later end.
-
-        Raises KeyNotFoundError, and KeyFieldError for a date that has passed or a revoked key.
-        """
+        """Set when a key ends; None: never. An expired key works again with a later end. Raises as `update` does."""
         now = self.clock()
         _check_end(at, now)
         async with self._changing(public_id) as (connection, key):
@@ -213,10 +210,7 @@ class KeyStore:
         return replace(key, expires_at=None if at is None else at.astimezone(UTC))
 
     async def update(self, public_id: str, *, by: Actor | None = None, **changes: Any) -> ApiKey:
-        """Change some fields or limits; a limit of None is the tier's again.
-
-        Raises KeyNotFoundError, and KeyFieldError for a value or a revoked key.
-        """
+        """Change fields or limits (None: its tier's). Raises KeyNotFoundError, KeyFieldError (also: it is revoked)."""
         async with self._changing(public_id) as (connection, old):
             _check_not_revoked(old)
             limits = replace(old.limits, **{name: changes.pop(name) for name in LIMITS if name in changes})

@@ -261,6 +261,6 @@ async def test_while_another_process_writes_keys_are_read_and_writes_are_refused
     with held(file):
         assert await authenticate(store, text) == key
         assert await authenticate(store, new_key()) is None
-        with pytest.raises(StoreUnavailableError, match="locked") as caught:
+        with pytest.raises(StoreUnavailableError, match="locked"):
             await store.create("phone", "standard")
     await store.create("phone", "standard")
