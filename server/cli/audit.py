@@ -36,7 +36,7 @@ def audit(
     entries = in_store(load_settings(data_dir=data_dir), lambda database: read_entries(database, limit, start))
     nothing = "Nothing was changed since then." if since else "Nothing was changed yet."
     when = "%Y-%m-%d %H:%M:%S"
-    rows = [(f"{e.at:{when}}", e.actor, e.origin, e.action, e.object, _detail_text(e)) for e in entries]
+    rows = [(f"{one.at:{when}}", one.actor, one.origin, one.action, one.object, _detail_text(one)) for one in entries]
     shown = table(_COLUMNS, rows) if rows else nothing
     tell({"entries": [asdict(entry) | {"at": iso(entry.at)} for entry in entries]}, shown, as_json=as_json)
 
