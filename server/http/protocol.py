@@ -14,6 +14,7 @@ import struct
 import sys
 import termios
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -84,7 +85,7 @@ class Connection:
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
         self._cycle = cycle
         self._loop = loop
-        self._watchers: list[asyncio.Future[None]] = []
+        self._on_disconnect: set[Callable[[], None]] = set()
 
     @classmethod
     def of(cls, scope: Scope) -> Connection:
@@ -115,21 +116,22 @@ class Connection:
         if not self._cycle.chunked_encoding:
             self._cycle.expected_content_length = size
 
-    def disconnected(self) -> asyncio.Future[None]:
-        """Return a future that is done once the client has left. The request's body must have been read."""
-        watcher = self._loop.create_future()
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the client has left. The request's body must have been read."""
+        self._on_disconnect.add(callback)
         if self._cycle.disconnected:
-            watcher.set_result(None)
+            self._loop.call_soon(callback)
         else:
             self._cycle.flow.resume_reading()  # a long body has paused it, and what does not read notices nothing
-            self._watchers.append(watcher)
-        return watcher
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Call it no more."""
+        self._on_disconnect.discard(callback)
 
     def client_left(self) -> None:
-        """Mark every future of `disconnected` done."""
-        for watcher in self._watchers:
-            if not watcher.done():
-                watcher.set_result(None)
+        """Call what waits for that."""
+        for callback in tuple(self._on_disconnect):
+            callback()
 
 
 class WriteWatch:
