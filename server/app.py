@@ -25,9 +25,8 @@ from server.api.openapi import describe
 from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
-from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
-from server.http.middleware import Gate, RequestContext
+from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
@@ -103,7 +102,11 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            _image_files(settings) as image_files,
+            ImageFiles(
+                settings.data_dir / "images",
+                retention_seconds=settings.image_retention_hours * 3600,
+                max_bytes=int(settings.image_folder_gib * 2**30),
+            ) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
@@ -119,14 +122,6 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         app.state.access_log.close()
-
-
-def _image_files(settings: Settings) -> ImageFiles:
-    return ImageFiles(
-        settings.data_dir / "images",
-        retention_seconds=settings.image_retention_hours * 3600,
-        max_bytes=int(settings.image_folder_gib * 2**30),
-    )
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

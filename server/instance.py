@@ -104,7 +104,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What became of the certificate: whether it is another one now, or why it stays as it was."""
+    """What became of the TLS certificate: whether connections from now on are shown another one than before.
+
+    `refused`: why it stays as it was, for the operator; it names files.
+    """
 
     renewed: bool = False
     refused: str | None = None
@@ -138,7 +141,7 @@ class Outcome:
 
 
 def write_outcome(data_dir: Path, outcome: Outcome) -> None:
-    """Put it in the place of the one before, whole. Blocks. Raises OSError."""
+    """Replace the one before, whole. Blocks. Raises OSError."""
     write_atomically(data_dir / OUTCOME_FILE, msgspec.json.encode(outcome))
 
 

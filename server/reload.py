@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -72,9 +72,8 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         app.state.metrics.models = config.models
         voices = _difference(before, _voices(engine))
         warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
-        detail = {"added": models.added, "changed": models.changed, "removed": models.removed}
         try:
-            await AuditLog(app.state.database).record("config.reload", config.path.name, detail, by=by)
+            await AuditLog(app.state.database).record("config.reload", config.path.name, asdict(models), by=by)
         except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
             _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
         return Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, engine.later())

@@ -43,7 +43,6 @@ class CancelOnDisconnect:
         self._reason: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to watch."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         self._task, self._cancelling = task, task.cancelling()
@@ -53,7 +52,6 @@ class CancelOnDisconnect:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop watching; tell why if that is what ended the block."""
         self._expired.remove_done_callback(self._interrupt)
         self._disconnected.remove_done_callback(self._interrupt)
         self._disconnected.cancel()
@@ -92,7 +90,6 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one running request."""
         self.running += 1
         self._idle.clear()
         try:

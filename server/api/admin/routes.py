@@ -12,6 +12,7 @@ from server.api.admin.usage import Past
 from server.api.caller import TheActor
 from server.api.schema import Asked, Shown
 from server.auth.access import KeyWith
+from server.instance import Difference, Renewal
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
@@ -46,23 +47,6 @@ class EntryList(BaseModel):
     data: list[Entry]
 
 
-class ChangedVoices(BaseModel):
-    """Ids of voices."""
-
-    added: list[str]
-    changed: list[str]
-    removed: list[str]
-
-
-class RenewedCertificate(BaseModel):
-    """What became of the TLS certificate."""
-
-    renewed: bool
-    """Connections that begin from now on are shown another one than before."""
-    refused: str | None
-    """Why it stays as it was: the files that are there now cannot be used. For the operator, with their names."""
-
-
 class Reloaded(BaseModel):
     """What is served since models.yaml and the voices were read again."""
 
@@ -72,12 +56,12 @@ class Reloaded(BaseModel):
     added: list[str]
     changed: list[str]
     removed: list[str]
-    voices: ChangedVoices
+    voices: Difference
     warnings: list[str]
     """Why voices are hidden or cannot speak, whether that is new or not."""
     later: list[str]
     """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
-    certificate: RenewedCertificate | None
+    certificate: Renewal | None
     """null: this server speaks plain HTTP."""
 
 
@@ -98,13 +82,13 @@ async def status(request: Request) -> Status:
 async def reload(request: Request, by: TheActor) -> Reloaded:
     """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
     applied = await take_over(request.app, by)
-    renewal, config = renew_certificate(request.app), request.app.state.engine.config
+    config = request.app.state.engine.config
     return Reloaded(
         models=list(config.models),
         tiers=list(config.tiers),
         **asdict(applied.models),
-        voices=ChangedVoices(**asdict(applied.voices)),
+        voices=applied.voices,
         warnings=list(applied.warnings),
         later=list(applied.later),
-        certificate=None if renewal is None else RenewedCertificate(**asdict(renewal)),
+        certificate=renew_certificate(request.app),
     )
