@@ -40,7 +40,6 @@ class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the app, from the outside in."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
         app: ASGIApp = Gate(routed, settings.max_running_requests)
@@ -48,7 +47,6 @@ class HearthApp(FastAPI):
         return RequestContext(Cors(app, origins) if origins else app)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the description of the API, made once."""
         if self.openapi_schema is None:
             self.openapi_schema = describe(super().openapi())
         return self.openapi_schema

@@ -50,13 +50,8 @@ class ApiError(Exception):
         return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
     def response(self) -> Response:
-        """Return the whole HTTP answer."""
-        return Response(
-            msgspec.json.encode({"error": self.body()}),
-            self.status,
-            self.headers,
-            media_type="application/json",
-        )
+        content = msgspec.json.encode({"error": self.body()})
+        return Response(content, self.status, self.headers, media_type="application/json")
 
 
 def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> ApiError:

@@ -112,7 +112,6 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell the person at the terminal."""
         gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
         answering = status_socket(self._app.state.settings.data_dir, partial(read_status, self._app))
@@ -120,7 +119,8 @@ class _Server(uvicorn.Server):
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
         self._tasks.append(asyncio.create_task(self._end_when_unservable()))
-        self._systemd.listening()
+        # Models may still be loading, which takes minutes and is asked of /health/ready.
+        self._systemd.send("READY=1", "STATUS=Listening; loading the models")
 
     def on_signal(self) -> None:
         """Drain at the first signal; end at once at the second."""
@@ -131,13 +131,12 @@ class _Server(uvicorn.Server):
                 drain.cut()
             self.should_exit = True
             return
-        self._systemd.stopping()
+        self._systemd.send("STOPPING=1", "STATUS=Draining")
         self._banner.draining(drain.running, self._app.state.settings.drain_seconds)
         self._tasks.append(asyncio.create_task(self._drain(drain)))
 
     def on_reload(self) -> None:
-        """Read models.yaml again, and the certificate."""
-        self._systemd.reloading()
+        self._systemd.send("STATUS=Read models.yaml again")  # and no RELOADING=1: answers go on
         if hasattr(self._app.state, "drain"):
             self._tasks.append(asyncio.create_task(reload_config(self._app)))
         else:  # nothing has been loaded by the old models.yaml
@@ -278,7 +277,6 @@ class Banner:
                     await engine.wait_for_change()
 
     def draining(self, running: int, seconds: float) -> None:
-        """Say that the server is ending."""
         requests = "1 running request has" if running == 1 else f"{running} running requests have"
         self._say(
             f"Shutting down: {requests} up to {seconds:.0f} s. A second signal ends at once."
@@ -287,7 +285,6 @@ class Banner:
         )
 
     def close(self) -> None:
-        """Stop drawing."""
         self._bars.stop()
 
     def _greet(self) -> None:
@@ -355,18 +352,6 @@ class Systemd:
         meant_for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self._watchdog_seconds = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 if meant_for_us else 0.0
 
-    def listening(self) -> None:
-        """The service is up: models may still be loading, which takes minutes and is asked of /health/ready."""
-        self._send("READY=1", "STATUS=Listening; loading the models")
-
-    def reloading(self) -> None:
-        """Only a word for `systemctl status`: answers go on."""
-        self._send("STATUS=Read models.yaml again")
-
-    def stopping(self) -> None:
-        """The service is ending; what still runs may finish."""
-        self._send("STOPPING=1", "STATUS=Draining")
-
     async def follow(self, engine: Engine) -> None:
         """Show the models in `systemctl status`, and reset the watchdog from the event loop that serves."""
         if not self._address:
@@ -376,14 +361,14 @@ class Systemd:
             ready = [health.status == "ready" for health in engine.health()]
             status = f"STATUS={sum(ready)} of {len(ready)} models ready"
             if status != reported or self._watchdog_seconds:
-                self._send(status, "WATCHDOG=1")
+                self.send(status, "WATCHDOG=1")
                 reported = status
             await asyncio.sleep(self._watchdog_seconds / 3 or 5)
 
-    def _send(self, *states: str) -> None:
+    def send(self, *states: str) -> None:
+        """Tell the service manager, if there is one; a missing one must not stop the server."""
         if not self._address:
             return
-        # A missing manager must not stop the server
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager, suppress(OSError):
             manager.settimeout(0)
             manager.sendto("\n".join(states).encode(), self._address)

@@ -40,13 +40,8 @@ def base_address(value: str | None) -> str | None:
     if value is None:
         return None
     parts = urlsplit(value)
-    if (
-        parts.scheme not in {"http", "https"}
-        or not parts.hostname
-        or "@" in parts.netloc
-        or parts.query
-        or parts.fragment
-    ):
+    more = "@" in parts.netloc or parts.query or parts.fragment
+    if parts.scheme not in {"http", "https"} or not parts.hostname or more:
         raise ValueError("must be an address like https://hearth.example.org or https://hearth.example.org/v1")
     return f"{value.rstrip('/').removesuffix('/v1')}/v1"
 

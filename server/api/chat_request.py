@@ -36,8 +36,6 @@ from server.validation import FieldError
 
 def _token_biases(value: Any) -> Any:
     """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
-    if value is None:
-        return value
     known = isinstance(value, dict) and len(value) <= 1024
     if not known or not all(
         re.fullmatch(r"[0-9]{1,9}", token) and type(bias) in {int, float} and -100 <= bias <= 100
@@ -48,8 +46,6 @@ def _token_biases(value: Any) -> Any:
 
 
 def _template_switches(value: Any) -> Any:
-    if value is None:
-        return value
     known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
     if not known or not all(isinstance(switch, bool) for switch in value.values()):
         raise ValueError("may hold `enable_thinking` (true or false) only")
@@ -152,7 +148,7 @@ class FunctionDefinition(Strict):
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, BeforeValidator(object_schema)] = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(object_schema)] | None = None
     strict: bool | None = None
 
 
@@ -221,7 +217,7 @@ class SampledBody(ModelBody):
     seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    logit_bias: Annotated[Any, AfterValidator(_token_biases)] = None
+    logit_bias: Annotated[dict[str, Any], BeforeValidator(_token_biases)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -235,7 +231,6 @@ class SampledBody(ModelBody):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk about usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def to_engine(self, caller: Caller) -> dict[str, Any]:
@@ -271,7 +266,7 @@ class ChatCompletionBody(SampledBody):
     parallel_tool_calls: bool | None = None
     response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
-    chat_template_kwargs: Annotated[Any, AfterValidator(_template_switches)] = None
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
     """`enable_thinking` only."""
 
     guided_json: _GuidedField = None

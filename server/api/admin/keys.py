@@ -119,7 +119,6 @@ class NewKey(Key):
 
     @classmethod
     def made(cls, text: str, key: ApiKey) -> NewKey:
-        """Show a new key to whoever asked for it."""
         return cls.model_validate({"key": text, **asdict(key)})
 
 

@@ -83,7 +83,6 @@ class UsageSum(BaseModel):
 
     @classmethod
     def of(cls, row: UsageRow) -> UsageSum:
-        """Show what the store has summed up."""
         return cls(start=iso(row.start), key=row.key, model=row.model, kind=row.kind, **asdict(row.usage))
 
 

@@ -53,7 +53,6 @@ class Base64Source(Strict):
 
     @property
     def url(self) -> str:
-        """The same as an address."""
         return f"data:{self.media_type};base64,{self.data}"
 
 

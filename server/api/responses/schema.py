@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from server.api.chat_request import TextFormat
 from server.api.schema import (
     MAX_MESSAGES,
     ModelBody,
@@ -32,8 +33,6 @@ _function_only = refused(
 
 
 def _metadata(value: Any) -> Any:
-    if value is None:
-        return value
     pairs = value.items() if isinstance(value, dict) and len(value) <= 16 else [("", None)]
     if not all(len(name) <= 64 and isinstance(text, str) and len(text) <= 512 for name, text in pairs):
         raise ValueError("must hold at most 16 strings of up to 512 characters, under names of up to 64")
@@ -131,12 +130,6 @@ class NamedTool(Strict):
     name: str
 
 
-class PlainFormat(Strict):
-    """Free text, the default; or any JSON object."""
-
-    type: Literal["text", "json_object"]
-
-
 class ResponseSchema(Strict):
     """JSON that satisfies a schema."""
 
@@ -150,7 +143,7 @@ class ResponseSchema(Strict):
 class TextOptions(Strict):
     """What the text of the answer looks like. `verbosity` is accepted and has no effect."""
 
-    format: Annotated[PlainFormat | ResponseSchema, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormat | ResponseSchema, Field(discriminator="type")] | None = None
 
 
 class ReasoningOptions(Strict):
@@ -179,7 +172,7 @@ class ResponseBody(ModelBody):
     """`message.output_text.logprobs` adds probabilities; the others have no effect."""
     top_logprobs: TopLogprobs | None = None
     stream: bool | None = None
-    metadata: Annotated[Any, AfterValidator(_metadata)] = None
+    metadata: Annotated[dict[str, Any], BeforeValidator(_metadata)] | None = None
     """Comes back with the answer."""
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
