@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,32 +23,26 @@ from server.store import KeyFieldError, KeyNotFoundError, StoreError, StoreUnava
 from server.validation import FieldError, field_path, most_specific, sentence
 
 _log = logging.getLogger("hearth.server")
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A failure with its place in the contract's table. `message` is ours and says what to do next."""
 
-    def __init__(  # noqa: PLR0913  # the parts of an error body
-        self,
-        status: int,
-        code: str | None,
-        message: str,
-        *,
-        type: str = "invalid_request_error",  # noqa: A002  # the name on the wire
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.type = type
-        self.param = param
-        self.headers = dict(headers or {})
+    status: int
+    code: str | None
+    message: str
+    param: str | None = field(default=None, kw_only=True)
+    headers: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the object under `error`, as it goes over the wire."""
-        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
     def response(self) -> Response:
         content = msgspec.json.encode({"error": self.body()})
@@ -57,7 +52,7 @@ class ApiError(Exception):
 def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> ApiError:
     """Make the error of a server that cannot answer now."""
     given = {"Retry-After": str(retry_after_seconds), **headers}
-    return ApiError(503, "server_overloaded", message, type="server_error", headers=given)
+    return ApiError(503, "server_overloaded", message, headers=given)
 
 
 # The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
@@ -86,12 +81,10 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, StoreError) and (known := _of_the_store(error)):
         return known
     _log.error("unexpected failure", exc_info=error)
-    return ApiError(
-        500,
-        "internal_error",
-        "Something went wrong on our side. Try again; if it stays, tell whoever runs this server the x-request-id.",
-        type="server_error",
+    message = (
+        "Something went wrong on our side. Try again; if it stays, tell whoever runs this server the x-request-id."
     )
+    return ApiError(500, "internal_error", message)
 
 
 def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiError:
@@ -101,9 +94,8 @@ def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiErro
         headers["Retry-After"] = str(retry_after)
     elif status == 503:
         headers["x-should-retry"] = "false"  # the official clients would wait minutes for nothing
-    kind = "server_error" if status >= 500 else "invalid_request_error"
     param = getattr(error, "param", None) or ("model" if status == 404 else None)
-    return ApiError(status, code, error.message, type=kind, param=param, headers=headers)
+    return ApiError(status, code, error.message, param=param, headers=headers)
 
 
 def _of_the_store(error: StoreError) -> ApiError | None:

@@ -18,7 +18,7 @@ import engine
 from engine import AudioFormat, GenerationError, SpeechRequest, language_code
 from engine.config.messages import near_miss
 from server.api.caller import Caller, CallerWith, TheAccess
-from server.api.schema import Asked, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
+from server.api.schema import Asked, Listed, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
 from server.auth.access import KeyIfSent
 from server.errors import ApiError
 from server.http.routing import StrictRoute
@@ -191,12 +191,10 @@ class ModelId(BaseModel):
     id: str
 
 
-class SpeechModelList(BaseModel):
+class SpeechModelList(Listed[Model]):
     """The models that speak, twice: `data` as in `GET /v1/models`, `models` for clients that read their ids there."""
 
-    object: Literal["list"] = "list"
     models: list[ModelId]
-    data: list[Model]
 
 
 @router.get("/voices")

@@ -352,4 +352,4 @@ class FieldNames(dict[str, str]):
         ours = max(known, key=len)
         theirs = self[ours] + (param[len(ours) :] if self._with_rest else "")
         message = error.message.replace(f"`{param}`", f"`{theirs}`").replace(f"`{ours}`", f"`{self[ours]}`")
-        return ApiError(error.status, error.code, message, type=error.type, param=theirs, headers=error.headers)
+        return ApiError(error.status, error.code, message, param=theirs, headers=error.headers)

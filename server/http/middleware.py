@@ -121,7 +121,7 @@ class Cors(CORSMiddleware):
             else "Web pages of this origin may not call this server. Whoever runs it can add the origin to the "
             "setting HEARTH_CORS_ORIGINS."
         )
-        refusal = ApiError(403, "origin_not_allowed", sentence, type="permission_error").response()
+        refusal = ApiError(403, "origin_not_allowed", sentence).response()
         refusal.headers["vary"] = answer.headers["vary"]
         return refusal
 

@@ -100,16 +100,11 @@ async def _read_into(request: Request, bodies: Bodies, held: Callable[[int], Non
 def _check_content_type(scope: Scope) -> None:
     if header_of(scope, b"content-encoding") not in {None, "identity"}:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the JSON as it is.")
-    content_type = header_of(scope, b"content-type")
-    if content_type == "application/json" or content_type is None:  # nearly all
-        return
-    content_type = content_type.partition(";")[0].strip().lower()
+    given = header_of(scope, b"content-type")
+    content_type = "application/json" if given is None else given.partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise ApiError(
-            415,
-            "unsupported_media_type",
-            "The body must be JSON. Send the header `Content-Type: application/json`.",
-        )
+        sentence = "The body must be JSON. Send the header `Content-Type: application/json`."
+        raise ApiError(415, "unsupported_media_type", sentence)
 
 
 async def read_capped(

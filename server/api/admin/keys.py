@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from engine import Engine
 from server.api.caller import TheActor, of_app
-from server.api.schema import Shown
+from server.api.schema import Listed, Shown
 from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
@@ -122,13 +122,6 @@ class NewKey(Key):
         return cls.model_validate({"key": text, **asdict(key)})
 
 
-class KeyList(BaseModel):
-    """All keys, oldest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Key]
-
-
 @dataclass(slots=True)
 class KeyAdmin:
     """One per process: its keys, and what a change of them needs here beyond the store."""
@@ -178,9 +171,9 @@ async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKe
 
 
 @router.get("")
-async def list_keys(keys: TheKeyAdmin) -> KeyList:
+async def list_keys(keys: TheKeyAdmin) -> Listed[Key]:
     """List all keys, oldest first, also those that are revoked or expired."""
-    return KeyList(data=[Key.model_validate(key) for key in await keys.cache.store.list()])
+    return Listed(data=[Key.model_validate(key) for key in await keys.cache.store.list()])
 
 
 @router.get("/{public_id}")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from server.api.admin.usage import Past
 from server.api.caller import TheActor
-from server.api.schema import Asked, Shown
+from server.api.schema import Asked, Listed, Shown
 from server.auth.access import KeyWith
 from server.instance import Difference, Renewal
 from server.observability.moments import iso
@@ -40,13 +40,6 @@ class Entry(Shown):
     detail: dict[str, Any]
 
 
-class EntryList(BaseModel):
-    """Changes, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Entry]
-
-
 class Reloaded(BaseModel):
     """What is served since models.yaml and the voices were read again."""
 
@@ -66,10 +59,10 @@ class Reloaded(BaseModel):
 
 
 @router.get("/audit")
-async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> EntryList:
+async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> Listed[Entry]:
     """List changes of keys and configuration, the newest first."""
     entries = await AuditLog(request.app.state.database).read(query.limit, query.since)
-    return EntryList(data=[Entry.model_validate(entry) for entry in entries])
+    return Listed(data=[Entry.model_validate(entry) for entry in entries])
 
 
 @router.get("/status")

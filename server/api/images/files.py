@@ -102,7 +102,6 @@ class ImageFiles:
                 "insufficient_storage",
                 "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
                 "`b64_json`, which stores nothing, or tell whoever runs this server.",
-                type="server_error",
                 headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
             ) from error
         self._tasks.start(self.sweep())
