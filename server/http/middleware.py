@@ -114,13 +114,12 @@ class Cors(CORSMiddleware):
         answer = super().preflight_response(request_headers)
         if answer.status_code == 200:
             return answer
-        origin_is_named = self.is_allowed_origin(request_headers["origin"])
-        sentence = (
-            "This method may not be used from a web page."
-            if origin_is_named
-            else "Web pages of this origin may not call this server. Whoever runs it can add the origin to the "
-            "setting HEARTH_CORS_ORIGINS."
-        )
+        sentence = "This method may not be used from a web page."
+        if not self.is_allowed_origin(request_headers["origin"]):
+            sentence = (
+                "Web pages of this origin may not call this server. Whoever runs it can add the origin to the setting "
+                "HEARTH_CORS_ORIGINS."
+            )
         refusal = ApiError(403, "origin_not_allowed", sentence).response()
         refusal.headers["vary"] = answer.headers["vary"]
         return refusal
@@ -139,26 +138,23 @@ class Gate:
         self._running = InFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it; other scopes and health pass through."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         record: RequestRecord = scope["state"]["record"]
         drain: Drain = scope["app"].state.drain
-        if drain.draining:
-            await _refuse(shutting_down(), scope, receive, send)
-            return
         with drain.request():
             try:
+                if drain.draining:
+                    raise shutting_down()
                 scope["state"]["key"] = key = await _key_of(scope)
+                record.key = None if key is None else key.public_id
+                if self._running.has_share(record.key, self._most_running):
+                    sentence = "Too many requests run here at the same time."
+                    raise overloaded(f"{sentence} Try again in a few seconds, or send fewer at once.")
             except ApiError as error:
-                await _refuse(error, scope, receive, send)
-                return
-            record.key = None if key is None else key.public_id
-            if self._running.has_share(record.key, self._most_running):
-                sentence = "Too many requests run here at the same time."
-                advice = "Try again in a few seconds, or send fewer at once."
-                await _refuse(overloaded(f"{sentence} {advice}"), scope, receive, send)
+                record.error_code = error.code
+                await error.response()(scope, receive, send)
                 return
             self._running.add(record.key)
             try:
@@ -198,8 +194,3 @@ def _key_text(scope: Scope) -> str:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    scope["state"]["record"].error_code = error.code
-    await error.response()(scope, receive, send)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
 from anyio import CapacityLimiter, to_thread
@@ -138,15 +138,8 @@ class ImageFiles:
                 file.unlink(missing_ok=True)
 
     def _write_now(self, name: str, data: bytes) -> None:
-        part = self.path / f"{name}{_PART}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
-        try:
-            with _new_file(part) as file:
-                file.write(data)
-            part.replace(self.path / name)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        _write_private(self.path / name, data)
 
     def _delete_now(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
@@ -185,11 +178,8 @@ class ImageLinks:
         with suppress(FileNotFoundError):
             if len(key := file.read_bytes()) == _KEY_BYTES:
                 return cls(key)
-        key, part = secrets.token_bytes(_KEY_BYTES), file.with_name(f"{_KEY_FILE}{_PART}")
-        part.unlink(missing_ok=True)
-        with _new_file(part) as opened:
-            opened.write(key)
-        part.replace(file)  # a damaged one signs nothing; the links that it may have signed are lost
+        key = secrets.token_bytes(_KEY_BYTES)
+        _write_private(file, key)  # a damaged one signs nothing; the links that it may have signed are lost
         return cls(key)
 
     def path(self, name: str, expires_at: int) -> str:
@@ -224,6 +214,14 @@ def public_base_url(request: Request, settings: Settings) -> str:
     return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}/v1"
 
 
-def _new_file(path: Path) -> BinaryIO:
-    """Make a file that only we may read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+def _write_private(file: Path, data: bytes) -> None:
+    """Write a file that only we may read, whole or not at all."""
+    part = file.with_name(f"{file.name}{_PART}")
+    part.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(data)
+        part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
