@@ -131,39 +131,36 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
     for kind in (ApiError, engine.EngineError, StoreError, Exception):
-        app.add_exception_handler(kind, _any)
-
-
-async def _any(request: Request, error: Exception) -> Response:
-    return _answer(request, to_api_error(error))
+        app.add_exception_handler(kind, _answer)
 
 
 async def _validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
     findings = [{**finding, "loc": finding["loc"][1:]} for finding in error.errors()]  # without "body" or "query"
     in_query = error.errors()[0]["loc"][0] == "query"
-    return _answer(request, invalid_body(findings, dict(request.query_params) if in_query else error.body))
+    return await _answer(request, invalid_body(findings, dict(request.query_params) if in_query else error.body))
 
 
 async def _http(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such path, no such method."""
     assert isinstance(error, HTTPException)  # noqa: S101
-    headers = dict(error.headers or {})
+    api_error = ApiError(error.status_code, None, "This request cannot be answered.", headers=dict(error.headers or {}))
     if error.status_code == 404:
         advice = "The paths under /v1 are listed in the API page of the documentation."
         if not request.url.path.startswith("/v1/"):  # the most frequent mistake
             advice = "The base address ends in /v1, like http://<this server>/v1."
-        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {advice}"))
+        api_error = ApiError(404, "not_found", f"There is nothing at this address. {advice}")
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        sentence = f"This address takes {allowed} only."
-        return _answer(request, ApiError(405, "method_not_allowed", sentence, headers=headers | {"Allow": allowed}))
-    return _answer(request, ApiError(error.status_code, None, "This request cannot be answered.", headers=headers))
+        headers = api_error.headers | {"Allow": allowed}
+        api_error = ApiError(405, "method_not_allowed", f"This address takes {allowed} only.", headers=headers)
+    return await _answer(request, api_error)
 
 
-def _answer(request: Request, error: ApiError) -> Response:
-    request.state.record.error_code = error.code
-    return error.response()
+async def _answer(request: Request, error: Exception) -> Response:
+    api_error = to_api_error(error)
+    request.state.record.error_code = api_error.code
+    return api_error.response()
 
 
 def _methods(request: Request) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -21,7 +22,6 @@ _PREFIX = "HEARTH_"
 _NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the last three are for examples
 _REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has it set starts all the same
 _CHECKOUT = Path(__file__).parents[1]
-ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -46,13 +46,9 @@ def base_address(value: str | None) -> str | None:
     return f"{value.rstrip('/').removesuffix('/v1')}/v1"
 
 
-def origins(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Write origins as browsers send them: lower case, no path, no port that goes without saying."""
-    return tuple(_origin(value) for value in values)
-
-
 def _origin(value: str) -> str:
-    if value == ANY_ORIGIN:
+    """Write an origin as browsers send it: lower case, no path, no port that goes without saying."""
+    if value == "*":
         return value
     origin = value.lower().rstrip("/")
     if not _ORIGIN.fullmatch(origin):
@@ -63,19 +59,15 @@ def _origin(value: str) -> str:
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], "-"))
 
 
-def networks(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Check addresses and networks of proxies. Names are not looked up: what they mean could change."""
-    for value in values:
-        try:
-            everybody = ipaddress.ip_network(value).prefixlen == 0
-        except ValueError:
-            everybody = True
-        if everybody:
-            raise ValueError(
-                f"`{value}` is no address of a proxy: name each one like 10.0.0.2, or its network like 172.18.0.0/16, "
-                "separated by commas. To believe everybody is not possible: anybody could then claim any address"
-            )
-    return values
+def _network(value: str) -> str:
+    """Check the address or network of a proxy. Names are not looked up: what they mean could change."""
+    with suppress(ValueError):
+        if ipaddress.ip_network(value).prefixlen > 0:
+            return value
+    raise ValueError(
+        f"`{value}` is no address of a proxy: name each one like 10.0.0.2, or its network like 172.18.0.0/16, "
+        "separated by commas. To believe everybody is not possible: anybody could then claim any address"
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -86,14 +78,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def split_commas(value: Any) -> Any:
+def _split_commas(value: Any) -> Any:
     """Make a tuple of what one variable of the environment lists."""
-    if isinstance(value, str):
-        return tuple(part for part in (piece.strip() for piece in value.split(",")) if part)
-    return value
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
-_List = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
+_Item = TypeVar("_Item", bound=str)
+_List = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_split_commas)]
 
 
 class Settings(BaseSettings):
@@ -135,10 +126,10 @@ class Settings(BaseSettings):
     open_voice_list: bool = Field(
         default=False, description="whether the lists of voices and speech models answer without a key"
     )
-    trusted_proxies: Annotated[_List, AfterValidator(networks)] = Field(
+    trusted_proxies: _List[Annotated[str, AfterValidator(_network)]] = Field(
         (), description="addresses or networks of proxies whose X-Forwarded-For and -Proto are believed, with commas"
     )
-    cors_origins: Annotated[_List, AfterValidator(origins)] = Field(
+    cors_origins: _List[Annotated[str, AfterValidator(_origin)]] = Field(
         (), description="origins of web pages that may call from a browser, with commas; * for all"
     )
     tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")

@@ -29,8 +29,6 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
-_PREFLIGHT_SECONDS = 600
 # What a page may read of an answer besides its body: the request's id, and when to come again.
 _EXPOSED_HEADERS = (
     "x-request-id",
@@ -102,11 +100,11 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=_METHODS,
+            allow_methods=("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"),
             allow_headers=("*",),  # client libraries send a dozen of their own
             allow_private_network=True,  # a page from elsewhere to this house: its origin has been named
             expose_headers=_EXPOSED_HEADERS,
-            max_age=_PREFLIGHT_SECONDS,
+            max_age=600,
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:

@@ -47,7 +47,15 @@ class StrictRoute(APIRoute):
                     below.call.check(request)
             bodies: Bodies = request.app.state.bodies
             with bodies.held_for(request.state.record.key) as held:
-                await _read_into(request, bodies, held)
+                _check_content_type(request.scope)
+                body = await read_capped(request, request.app.state.settings.max_body_bytes, held)
+                # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
+                request._body = body  # noqa: SLF001
+                if len(body) <= _LARGE_BODY_BYTES:
+                    request._json = parse_strict_json(body)  # noqa: SLF001
+                else:
+                    async with bodies.parsing:
+                        request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
                 return await handler(request)
 
         return handler if self.body_field is None else strict_handler
@@ -83,18 +91,6 @@ class Bodies:
             self._bytes[owner] -= held
             if not self._bytes[owner]:
                 del self._bytes[owner]
-
-
-async def _read_into(request: Request, bodies: Bodies, held: Callable[[int], None]) -> None:
-    _check_content_type(request.scope)
-    body = await read_capped(request, request.app.state.settings.max_body_bytes, held)
-    # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
-    request._body = body  # noqa: SLF001
-    if len(body) <= _LARGE_BODY_BYTES:
-        request._json = parse_strict_json(body)  # noqa: SLF001
-        return
-    async with bodies.parsing:
-        request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
 
 
 def _check_content_type(scope: Scope) -> None:
