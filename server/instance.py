@@ -81,7 +81,6 @@ def ask_to_reload(data_dir: Path) -> int:
 
 
 def no_server(data_dir: Path) -> InstanceError:
-    """Return the error that says so, with what to do."""
     return InstanceError(
         f"No Hearth runs on the data directory {data_dir}. Start one with scripts/serve, or name the directory of the "
         "one that runs with --data-dir."
@@ -97,7 +96,6 @@ class Difference:
     removed: tuple[str, ...] = ()
 
     def sentences(self, what: str = "") -> list[str]:
-        """Return like `added a, b`, with `what` before it."""
         parts = (("added", self.added), ("changed", self.changed), ("removed", self.removed))
         return [f"{what}{verb}: {', '.join(names)}" for verb, names in parts if names]
 

@@ -59,7 +59,9 @@ def run(settings: Settings, config: Config) -> None:
 
     Raises `StartError`, `TlsError`, `InstanceError`, or the store's `StoreError`.
     """
-    _raise_file_limit()
+    # One file per connection: take what we may have, not the shell's default of 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     certificate = certificate_of(settings)
     with (
         only_one(settings.data_dir),
@@ -79,12 +81,6 @@ def run(settings: Settings, config: Config) -> None:
         os._exit(server.exit_status)
 
 
-def _raise_file_limit() -> None:
-    """One file per connection: take what we may have, not the shell's default of 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 class _Server(uvicorn.Server):
     def __init__(self, app: HearthApp, banner: Banner) -> None:
         super().__init__(http_config(app, app.state.settings, app.state.certificate))
@@ -93,14 +89,7 @@ class _Server(uvicorn.Server):
         self._systemd = Systemd()
         self._status = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
-        self._unservable = False
-
-    @property
-    def exit_status(self) -> int:
-        """What the process ends with: a supervisor must be able to tell an end from a failure."""
-        if not self.started:
-            return 1  # the log has said why
-        return os.EX_UNAVAILABLE if self._unservable else 0
+        self.exit_status = 1  # a supervisor must be able to tell an end from a failure
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -114,6 +103,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
+        self.exit_status = 0 if self.started else 1  # the log has said why
         answering = status_socket(self._app.state.settings.data_dir, partial(read_status, self._app))
         await self._status.enter_async_context(answering)
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
@@ -146,7 +136,7 @@ class _Server(uvicorn.Server):
         await self._app.state.engine.hopeless()
         if self._app.state.drain.draining:
             return
-        self._unservable = True
+        self.exit_status = os.EX_UNAVAILABLE
         _log.error(
             "None of the models can be served, for the reasons above, so Hearth ends. Correct models.yaml or the "
             "weights (docs/models-yaml.md) and start it again."

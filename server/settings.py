@@ -71,7 +71,6 @@ def _network(value: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

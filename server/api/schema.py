@@ -85,10 +85,8 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Shown(BaseModel):
+class Shown(BaseModel, from_attributes=True, use_attribute_docstrings=True):
     """Part of an answer, made of an object of ours with `model_validate`."""
-
-    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=True)
 
 
 class Listed(BaseModel, Generic[_T]):

@@ -72,8 +72,7 @@ def header_of(scope: Scope, name: bytes) -> str | None:
     """Return the first header of this name, which is in lower case; None if there is none."""
     for key, value in scope["headers"]:
         if key == name:
-            text: str = value.decode("latin-1")
-            return text
+            return str(value, "latin-1")
     return None
 
 
@@ -185,8 +184,8 @@ class WriteWatch:
 
     def _in_kernel_bytes(self) -> int:
         with suppress(OSError):  # closed meanwhile
-            unsent: int = struct.unpack("i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-            return unsent
+            unsent = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+            return int.from_bytes(unsent, sys.byteorder)
         return 0
 
 

@@ -218,7 +218,6 @@ class ResponseAnswer:
         return self._event("response.created", response=created) + self._event("response.in_progress", response=created)
 
     def step(self, step: ChatStep) -> bytes:
-        """Return the events of one engine step; nothing while its text is held back."""
         self._usage = step.usage
         return b"".join(self._delta(delta) for delta in step.deltas)
 
@@ -322,7 +321,6 @@ class ResponseAnswer:
 
 
 def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
-    """Return the fields that repeat what was asked for."""
     tool_choice = body.tool_choice or "auto"
     form = body.text.format if body.text else None
     return {
