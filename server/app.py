@@ -15,8 +15,8 @@ from engine import Config, Engine, ImageLimits
 from server import errors
 from server.api import audio, chat, completions, models
 from server.api.admin import keys as admin_keys
-from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
+from server.api.admin import usage
 from server.api.admin.keys import KeyAdmin
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageLinks
@@ -33,7 +33,7 @@ from server.observability.metrics import CachedPage, Metrics
 from server.settings import Settings, database_url
 from server.store import Buckets, Database, KeyCache, KeyStore, Quotas, UsageBook
 
-_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin, monitoring)
+_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin)
 
 
 class HearthApp(FastAPI):
@@ -73,6 +73,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
     for module in _ROUTES:
         app.include_router(module.router)
+    app.include_router(admin.probes)
     return app
 
 

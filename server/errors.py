@@ -151,7 +151,9 @@ async def _http(request: Request, error: Exception) -> Response:
             advice = "The base address ends in /v1, like http://<this server>/v1."
         api_error = ApiError(404, "not_found", f"There is nothing at this address. {advice}")
     if error.status_code == 405:
-        allowed = ", ".join(_methods(request))
+        # Starlette knows the methods of the first route only that has this address.
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+        allowed = ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))
         headers = api_error.headers | {"Allow": allowed}
         api_error = ApiError(405, "method_not_allowed", f"This address takes {allowed} only.", headers=headers)
     return await _answer(request, api_error)
@@ -161,9 +163,3 @@ async def _answer(request: Request, error: Exception) -> Response:
     api_error = to_api_error(error)
     request.state.record.error_code = api_error.code
     return api_error.response()
-
-
-def _methods(request: Request) -> list[str]:
-    """Return all methods of this address. Starlette knows those of the first route only that has it."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
-    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})

@@ -232,7 +232,8 @@ class Banner:
         self._settings = settings
         self._port = port
         self._first_key = first_key
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False, soft_wrap=True, markup=False)
+        self._say = self._console.print
         self._bars = Progress(
             TextColumn("  {task.description:<16}"),
             BarColumn(bar_width=24),
@@ -327,10 +328,6 @@ class Banner:
             f'curl {self.base_url}{path} -H "Authorization: Bearer {key}" '
             f"-H 'Content-Type: application/json' -d '{body}'{rest}"
         )
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False)
-        sys.stdout.flush()
 
 
 class Systemd:

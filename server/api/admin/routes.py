@@ -1,24 +1,31 @@
-"""`/v1/admin/audit`, `/reload` and `/status`: who changed what, models.yaml read again, how all of it stands."""
+"""How the server stands, and what was changed: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
+from engine import ANSWERS, ModelHealth
 from server.api.admin.usage import Past
 from server.api.caller import TheActor
 from server.api.schema import Asked, Listed, Shown
 from server.auth.access import KeyWith
 from server.instance import Difference, Renewal
+from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
 from server.reload import renew_certificate, take_over
 from server.store import AuditLog
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
+probes = APIRouter(tags=["health"])
+# The reason of a failed model, but not the error's text: that is for the operator and may name files.
+_SHOWN = ("status", "phase", "progress", "elapsed_seconds", "remaining_seconds", "restarts", "reason")
 
 
 class AuditQuery(Asked):
@@ -85,3 +92,45 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
         later=list(applied.later),
         certificate=renew_certificate(request.app),
     )
+
+
+@probes.head("/health/live", include_in_schema=False)
+@probes.get("/health/live")
+async def live() -> dict[str, str]:
+    """Answer 200 as long as the process answers at all; never waits for an engine."""
+    return {"status": "ok"}
+
+
+@probes.head("/health/ready", include_in_schema=False)
+@probes.get("/health/ready")
+async def ready(request: Request) -> JSONResponse:
+    """Answer 200 when every model answers and the server is not ending, else 503; with the state of each model.
+
+    A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
+    """
+    models: tuple[ModelHealth, ...] = request.app.state.engine.health()
+    found = {health.status for health in models}
+    if request.app.state.drain.draining:
+        status = "draining"
+    elif found <= ANSWERS:
+        status = "ready"
+    else:
+        status = "failed" if "failed" in found else "loading"
+    shown = {health.id: {name: getattr(health, name) for name in _SHOWN} for health in models}
+    body = {"status": status, "models": shown}
+    headers = {} if status == "ready" else {"Retry-After": "5"}
+    return JSONResponse(body, 200 if status == "ready" else 503, headers)
+
+
+@probes.get("/metrics", response_class=Response, include_in_schema=False, dependencies=[Depends(KeyWith("metrics"))])
+async def read_metrics(request: Request) -> Response:
+    """Give everything that is counted, in Prometheus' text format; at most a second old."""
+    state = request.app.state
+
+    async def make() -> bytes:
+        now = server_gauges(state.engine, state.drain)
+        collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
+        now += await asyncio.to_thread(machine_gauges, state.settings)
+        return await asyncio.to_thread(page, collectors, now)
+
+    return Response(await state.metrics_page.read(make), headers={"content-type": CONTENT_TYPE})
