@@ -15,11 +15,10 @@ from server.api.admin.usage import Past
 from server.api.caller import TheActor
 from server.api.schema import Asked, Listed, Shown
 from server.auth.access import KeyWith
-from server.instance import Difference, Renewal
+from server.instance import Difference, Renewal, renew_certificate, take_over
 from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
-from server.reload import renew_certificate, take_over
 from server.store import AuditLog
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
