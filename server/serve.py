@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -13,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -86,11 +85,11 @@ class _Server(uvicorn.Server):
         self._app = app
         self._banner = banner
         self._systemd = Systemd()
-        self._status = contextlib.AsyncExitStack()
+        self._status = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self.exit_status = 1  # a supervisor must be able to tell an end from a failure
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take the signals ourselves: uvicorn's handling would close the listening socket before the drain."""
         loop = asyncio.get_running_loop()
@@ -177,7 +176,7 @@ def _base_url(settings: Settings, address: str, port: int) -> str:
 
 
 def _outside_address() -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
         return str(probe.getsockname()[0])
     return None
@@ -262,7 +261,7 @@ class Banner:
                 announced = True
                 self.close()
                 self._announce(engine)
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_COUNTDOWN_SECONDS if self._bars.live.is_started else None):
                     await engine.wait_for_change()
 

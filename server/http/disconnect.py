@@ -54,7 +54,6 @@ class CancelOnDisconnect:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._expired.remove_done_callback(self._interrupt)
         self._disconnected.remove_done_callback(self._interrupt)
-        self._disconnected.cancel()
         reason, self._reason = self._reason, self._disconnected  # an interruption that is on its way comes too late
         if reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
             return

@@ -81,8 +81,7 @@ class Connection:
 
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
         self._cycle = cycle
-        self._loop = loop
-        self._watchers: list[asyncio.Future[None]] = []
+        self._left: asyncio.Future[None] = loop.create_future()
 
     @classmethod
     def of(cls, scope: Scope) -> Connection:
@@ -114,18 +113,15 @@ class Connection:
 
     def disconnected(self) -> asyncio.Future[None]:
         """Return a future that is done once the client has left. The request's body must have been read."""
-        watcher = self._loop.create_future()
         if self._cycle.disconnected:
-            watcher.set_result(None)
+            self.client_left()
         else:
             self._cycle.flow.resume_reading()  # a long body has paused it, and what does not read notices nothing
-            self._watchers.append(watcher)
-        return watcher
+        return self._left
 
     def client_left(self) -> None:
-        for watcher in self._watchers:
-            if not watcher.done():
-                watcher.set_result(None)
+        if not self._left.done():
+            self._left.set_result(None)
 
 
 class WriteWatch:
