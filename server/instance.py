@@ -165,12 +165,11 @@ async def reload_config(app: FastAPI) -> None:
     began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
     certificate = renew_certificate(app)
     try:
-        outcome = await take_over(app, None)
+        outcome = replace(await take_over(app, None), certificate=certificate)
     except ConfigError as error:
         _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
         outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
     else:
-        outcome = replace(outcome, certificate=certificate)
         changes = outcome.sentences()
         level = logging.WARNING if changes else logging.INFO
         _log.log(level, "models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")

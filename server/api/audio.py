@@ -120,10 +120,9 @@ class VoiceQuery(Asked):
     """A voice's `model`, or an id from `GET /v1/audio/models`."""
 
     def chosen(self, offered: Sequence[tuple[str, engine.Voice]]) -> list[engine.Voice]:
-        """Return the voices that fit, of those `offered` with the ids of their speech models.
+        """Return those that fit of the voices `offered`, each with the id of its speech model.
 
-        A language that none of them speaks gives an empty list. Raises `ApiError` for what is no language and no
-        model; it names the ones there are.
+        Raises `ApiError` for what is no language, and for what is none of the models.
         """
         if not offered:
             return []

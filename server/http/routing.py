@@ -130,13 +130,9 @@ async def read_capped(
         elif size > limit + _DRAIN_BYTES:
             break
     if size > limit:
-        raise ApiError(
-            413,
-            "request_too_large",
-            f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB). Send less at once, "
-            "or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES.",
-            headers={"Connection": "close"},
-        )
+        sentence = f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB)."
+        advice = "Send less at once, or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES."
+        raise ApiError(413, "request_too_large", f"{sentence} {advice}", headers={"Connection": "close"})
     return b"".join(chunks)
 
 
@@ -153,12 +149,9 @@ def parse_strict_json(body: bytes) -> Any:
             "The body is not valid JSON in UTF-8. NaN, infinities, lone surrogates, byte order marks are not allowed."
         ) from error
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
-    if parts > _MOST_PARTS:
-        raise ApiError(  # it would hold the event loop while it is checked part by part
-            413,
-            "request_too_large",
-            f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
-        )
+    if parts > _MOST_PARTS:  # it would hold the event loop while it is checked part by part
+        sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
+        raise ApiError(413, "request_too_large", sentence)
     if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
         _check_values(value)
     return value

@@ -141,17 +141,13 @@ class KeyAdmin:
         """Refuse to take the last key that works and has the scope `admin`. Exact within this process."""
         async with self._one_at_a_time:
             now = self.cache.store.clock()
-            admins = [
-                key.public_id for key in await self.cache.store.list() if "admin" in key.scopes and key.usable_at(now)
-            ]
-            if admins == [public_id]:
-                raise ApiError(
-                    400,
-                    "invalid_value",
+            keys = await self.cache.store.list()
+            if [key.public_id for key in keys if "admin" in key.scopes and key.usable_at(now)] == [public_id]:
+                sentence = (
                     "This is the last key with the scope `admin` that works, and without one nobody could administer "
-                    "this server from afar. Create another first, or use `hearth keys` on the machine itself.",
-                    param=param,
+                    "this server from afar. Create another first, or use `hearth keys` on the machine itself."
                 )
+                raise ApiError(400, "invalid_value", sentence, param=param)
             yield
 
 

@@ -18,8 +18,6 @@ from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["usage"])
 _GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
-_LONGEST = timedelta(days=366)
-_LONGEST_BY_HOUR = timedelta(days=31)
 
 
 def _since(text: Any) -> datetime:
@@ -58,10 +56,9 @@ class UsageQuery(Asked):
     def _span_is_possible(self) -> UsageQuery:
         if self.until <= self.since:
             raise FieldError("until", "must be later than `since`")
-        if self.until - self.since > _LONGEST:
-            raise FieldError("since", f"must be at most {_LONGEST.days} days before `until`")
-        if "hour" in self.by and self.until - self.since > _LONGEST_BY_HOUR:
-            raise FieldError("since", f"must be at most {_LONGEST_BY_HOUR.days} days before `until` when by hour")
+        days, by_hour = (31, " when by hour") if "hour" in self.by else (366, "")
+        if self.until - self.since > timedelta(days=days):
+            raise FieldError("since", f"must be at most {days} days before `until`{by_hour}")
         return self
 
 
