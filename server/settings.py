@@ -35,10 +35,8 @@ def _in_checkout(name: str) -> Path:
     return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
 
 
-def base_address(value: str | None) -> str | None:
+def _base_address(value: str) -> str:
     """Both the server's address and the base address of client libraries, which ends in /v1, are meant the same."""
-    if value is None:
-        return None
     parts = urlsplit(value)
     more = "@" in parts.netloc or parts.query or parts.fragment
     if parts.scheme not in {"http", "https"} or not parts.hostname or more:
@@ -113,7 +111,7 @@ class Settings(BaseSettings):
     max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")
     max_image_megapixels: float = Field(36, gt=0, le=1000, description="one picture; together twice as many")
     fetch_images: bool = Field(default=False, description="whether pictures may be https addresses, too")
-    public_base_url: Annotated[str | None, AfterValidator(base_address)] = Field(
+    public_base_url: Annotated[str, AfterValidator(_base_address)] | None = Field(
         None, description="where clients reach this server, for links to images; else as each client has called it"
     )
     ram_gib: float | None = Field(None, gt=0, le=2**20, description="RAM that models may take together")
