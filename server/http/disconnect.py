@@ -44,18 +44,16 @@ class CancelOnDisconnect:
         self._reason: Exception | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to watch."""
         self._task = asyncio.current_task()
         assert self._task is not None  # noqa: S101  # we are in a coroutine
         self._cancelling = self._task.cancelling()
-        self._connection.on_disconnect(self._client_left)
-        self._drain.on_cut(self._cut_off)
+        self._connection.watch(self._client_left)
+        self._drain.watch(self._cut_off)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop watching; tell why if that is what ended the block."""
         task, self._task = self._task, None  # an interruption that is on its way comes too late
-        self._connection.forget(self._client_left)
+        self._connection.watch(None)
         self._drain.forget(self._cut_off)
         if self._reason is None or task is None or task.uncancel() > self._cancelling:
             return
@@ -98,7 +96,6 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one running request."""
         self.running += 1
         self._idle.clear()
         try:
@@ -122,15 +119,14 @@ class Drain:
         """Make everything that runs stop now, with an error to its client."""
         self.draining = True
         self._is_cut = True
-        for callback in tuple(self._on_cut):
-            callback()
+        for on_cut in tuple(self._on_cut):
+            on_cut()
 
-    def on_cut(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when what runs must stop; soon, if that is already so."""
-        self._on_cut.add(callback)
+    def watch(self, on_cut: Callable[[], None]) -> None:
+        """Have it called when what runs must stop; soon, if that is already so."""
+        self._on_cut.add(on_cut)
         if self._is_cut:
-            asyncio.get_running_loop().call_soon(callback)
+            asyncio.get_running_loop().call_soon(on_cut)
 
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Call it no more."""
-        self._on_cut.discard(callback)
+    def forget(self, on_cut: Callable[[], None]) -> None:
+        self._on_cut.discard(on_cut)
