@@ -15,8 +15,8 @@ from engine import Config, Engine, ImageLimits
 from server import errors
 from server.api import audio, chat, completions, models
 from server.api.admin import keys as admin_keys
-from server.api.admin import monitoring, usage
 from server.api.admin import routes as admin
+from server.api.admin import usage
 from server.api.admin.keys import KeyAdmin
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageLinks
@@ -25,9 +25,8 @@ from server.api.openapi import describe
 from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
-from server.http.cors import Cors
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
-from server.http.middleware import Gate, RequestContext
+from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
@@ -38,14 +37,13 @@ from server.store.keys import KeyStore
 from server.store.limits import Buckets, Quotas
 from server.store.usage import UsageBook
 
-_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin, monitoring)
+_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin)
 
 
 class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Wrap the app, from the outside in."""
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
         app: ASGIApp = Gate(routed, settings.max_running_requests)
@@ -53,7 +51,6 @@ class HearthApp(FastAPI):
         return RequestContext(Cors(app, origins) if origins else app)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the description of the API, made once."""
         if self.openapi_schema is None:
             self.openapi_schema = describe(super().openapi())
         return self.openapi_schema
@@ -80,6 +77,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
     for module in _ROUTES:
         app.include_router(module.router)
+    app.include_router(admin.probes)
     return app
 
 
@@ -107,7 +105,11 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            _image_files(settings) as image_files,
+            ImageFiles(
+                settings.data_dir / "images",
+                retention_seconds=settings.image_retention_hours * 3600,
+                max_bytes=int(settings.image_folder_gib * 2**30),
+            ) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
@@ -123,14 +125,6 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         app.state.access_log.close()
-
-
-def _image_files(settings: Settings) -> ImageFiles:
-    return ImageFiles(
-        settings.data_dir / "images",
-        retention_seconds=settings.image_retention_hours * 3600,
-        max_bytes=int(settings.image_folder_gib * 2**30),
-    )
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

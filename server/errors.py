@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,47 +23,36 @@ from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError, Sto
 from server.validation import FieldError, field_path, most_specific, sentence
 
 _log = logging.getLogger("hearth.server")
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A failure with its place in the contract's table. `message` is ours and says what to do next."""
 
-    def __init__(  # noqa: PLR0913  # the parts of an error body
-        self,
-        status: int,
-        code: str | None,
-        message: str,
-        *,
-        type: str = "invalid_request_error",  # noqa: A002  # the name on the wire
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.type = type
-        self.param = param
-        self.headers = dict(headers or {})
+    status: int
+    code: str | None
+    message: str
+    param: str | None = field(default=None, kw_only=True)
+    headers: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the object under `error`, as it goes over the wire."""
-        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
     def response(self) -> Response:
-        """Return the whole HTTP answer."""
-        return Response(
-            msgspec.json.encode({"error": self.body()}),
-            self.status,
-            self.headers,
-            media_type="application/json",
-        )
+        content = msgspec.json.encode({"error": self.body()})
+        return Response(content, self.status, self.headers, media_type="application/json")
 
 
 def overloaded(message: str, retry_after_seconds: int = 5, **headers: str) -> ApiError:
     """Make the error of a server that cannot answer now."""
     given = {"Retry-After": str(retry_after_seconds), **headers}
-    return ApiError(503, "server_overloaded", message, type="server_error", headers=given)
+    return ApiError(503, "server_overloaded", message, headers=given)
 
 
 # The engine's error -> status and code; the first class that fits counts, so the special ones stand first.
@@ -91,12 +81,10 @@ def to_api_error(error: BaseException) -> ApiError:
     if isinstance(error, StoreError) and (known := _of_the_store(error)):
         return known
     _log.error("unexpected failure", exc_info=error)
-    return ApiError(
-        500,
-        "internal_error",
-        "Something went wrong on our side. Try again; if it stays, tell whoever runs this server the x-request-id.",
-        type="server_error",
+    message = (
+        "Something went wrong on our side. Try again; if it stays, tell whoever runs this server the x-request-id."
     )
+    return ApiError(500, "internal_error", message)
 
 
 def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiError:
@@ -106,9 +94,8 @@ def _of_the_engine(error: engine.EngineError, status: int, code: str) -> ApiErro
         headers["Retry-After"] = str(retry_after)
     elif status == 503:
         headers["x-should-retry"] = "false"  # the official clients would wait minutes for nothing
-    kind = "server_error" if status >= 500 else "invalid_request_error"
     param = getattr(error, "param", None) or ("model" if status == 404 else None)
-    return ApiError(status, code, error.message, type=kind, param=param, headers=headers)
+    return ApiError(status, code, error.message, param=param, headers=headers)
 
 
 def _of_the_store(error: StoreError) -> ApiError | None:
@@ -144,42 +131,35 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
     for kind in (ApiError, engine.EngineError, StoreError, Exception):
-        app.add_exception_handler(kind, _any)
-
-
-async def _any(request: Request, error: Exception) -> Response:
-    return _answer(request, to_api_error(error))
+        app.add_exception_handler(kind, _answer)
 
 
 async def _validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for nothing else
     findings = [{**finding, "loc": finding["loc"][1:]} for finding in error.errors()]  # without "body" or "query"
     in_query = error.errors()[0]["loc"][0] == "query"
-    return _answer(request, invalid_body(findings, dict(request.query_params) if in_query else error.body))
+    return await _answer(request, invalid_body(findings, dict(request.query_params) if in_query else error.body))
 
 
 async def _http(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such path, no such method."""
     assert isinstance(error, HTTPException)  # noqa: S101
-    headers = dict(error.headers or {})
+    api_error = ApiError(error.status_code, None, "This request cannot be answered.", headers=dict(error.headers or {}))
     if error.status_code == 404:
         advice = "The paths under /v1 are listed in the API page of the documentation."
         if not request.url.path.startswith("/v1/"):  # the most frequent mistake
             advice = "The base address ends in /v1, like http://<this server>/v1."
-        return _answer(request, ApiError(404, "not_found", f"There is nothing at this address. {advice}"))
+        api_error = ApiError(404, "not_found", f"There is nothing at this address. {advice}")
     if error.status_code == 405:
-        allowed = ", ".join(_methods(request))
-        sentence = f"This address takes {allowed} only."
-        return _answer(request, ApiError(405, "method_not_allowed", sentence, headers=headers | {"Allow": allowed}))
-    return _answer(request, ApiError(error.status_code, None, "This request cannot be answered.", headers=headers))
+        # Starlette knows the methods of the first route only that has this address.
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+        allowed = ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))
+        headers = api_error.headers | {"Allow": allowed}
+        api_error = ApiError(405, "method_not_allowed", f"This address takes {allowed} only.", headers=headers)
+    return await _answer(request, api_error)
 
 
-def _answer(request: Request, error: ApiError) -> Response:
-    request.state.record.error_code = error.code
-    return error.response()
-
-
-def _methods(request: Request) -> list[str]:
-    """Return all methods of this address. Starlette knows those of the first route only that has it."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
-    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
+async def _answer(request: Request, error: Exception) -> Response:
+    api_error = to_api_error(error)
+    request.state.record.error_code = api_error.code
+    return api_error.response()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -13,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -28,9 +27,8 @@ from server.app import HearthApp, create_app
 from server.http.disconnect import Drain
 from server.http.protocol import http_config
 from server.http.tls import certificate_of
-from server.instance import only_one
+from server.instance import only_one, reload_config, renew_certificate
 from server.observability.status import read_status, status_socket
-from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
 from server.store.database import Database
 from server.store.keys import SCOPES, KeyStore
@@ -60,7 +58,9 @@ def run(settings: Settings, config: Config) -> None:
 
     Raises `StartError`, `TlsError`, `InstanceError`, or the store's `StoreError`.
     """
-    _raise_file_limit()
+    # One file per connection: take what we may have, not the shell's default of 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     certificate = certificate_of(settings)
     with (
         only_one(settings.data_dir),
@@ -80,30 +80,17 @@ def run(settings: Settings, config: Config) -> None:
         os._exit(server.exit_status)
 
 
-def _raise_file_limit() -> None:
-    """One file per connection: take what we may have, not the shell's default of 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 class _Server(uvicorn.Server):
     def __init__(self, app: HearthApp, banner: Banner) -> None:
         super().__init__(http_config(app, app.state.settings, app.state.certificate))
         self._app = app
         self._banner = banner
         self._systemd = Systemd()
-        self._status = contextlib.AsyncExitStack()
+        self._status = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
-        self._unservable = False
+        self.exit_status = 1  # a supervisor must be able to tell an end from a failure
 
-    @property
-    def exit_status(self) -> int:
-        """What the process ends with: a supervisor must be able to tell an end from a failure."""
-        if not self.started:
-            return 1  # the log has said why
-        return os.EX_UNAVAILABLE if self._unservable else 0
-
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take the signals ourselves: uvicorn's handling would close the listening socket before the drain."""
         loop = asyncio.get_running_loop()
@@ -113,15 +100,16 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then tell the person at the terminal."""
         gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
+        self.exit_status = 0 if self.started else 1  # the log has said why
         answering = status_socket(self._app.state.settings.data_dir, partial(read_status, self._app))
         await self._status.enter_async_context(answering)
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))
         self._tasks.append(asyncio.create_task(self._end_when_unservable()))
-        self._systemd.listening()
+        # Models may still be loading, which takes minutes and is asked of /health/ready.
+        self._systemd.send("READY=1", "STATUS=Listening; loading the models")
 
     def on_signal(self) -> None:
         """Drain at the first signal; end at once at the second."""
@@ -132,13 +120,12 @@ class _Server(uvicorn.Server):
                 drain.cut()
             self.should_exit = True
             return
-        self._systemd.stopping()
+        self._systemd.send("STOPPING=1", "STATUS=Draining")
         self._banner.draining(drain.running, self._app.state.settings.drain_seconds)
         self._tasks.append(asyncio.create_task(self._drain(drain)))
 
     def on_reload(self) -> None:
-        """Read models.yaml again, and the certificate."""
-        self._systemd.reloading()
+        self._systemd.send("STATUS=Read models.yaml again")  # and no RELOADING=1: answers go on
         if hasattr(self._app.state, "drain"):
             self._tasks.append(asyncio.create_task(reload_config(self._app)))
         else:  # nothing has been loaded by the old models.yaml
@@ -148,7 +135,7 @@ class _Server(uvicorn.Server):
         await self._app.state.engine.hopeless()
         if self._app.state.drain.draining:
             return
-        self._unservable = True
+        self.exit_status = os.EX_UNAVAILABLE
         _log.error(
             "None of the models can be served, for the reasons above, so Hearth ends. Correct models.yaml or the "
             "weights (docs/models-yaml.md) and start it again."
@@ -190,7 +177,7 @@ def _base_url(settings: Settings, address: str, port: int) -> str:
 
 
 def _outside_address() -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent, the kernel picks a route
         return str(probe.getsockname()[0])
     return None
@@ -244,7 +231,8 @@ class Banner:
         self._settings = settings
         self._port = port
         self._first_key = first_key
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False, soft_wrap=True, markup=False)
+        self._say = self._console.print
         self._bars = Progress(
             TextColumn("  {task.description:<16}"),
             BarColumn(bar_width=24),
@@ -274,12 +262,11 @@ class Banner:
                 announced = True
                 self.close()
                 self._announce(engine)
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_COUNTDOWN_SECONDS if self._bars.live.is_started else None):
                     await engine.wait_for_change()
 
     def draining(self, running: int, seconds: float) -> None:
-        """Say that the server is ending."""
         requests = "1 running request has" if running == 1 else f"{running} running requests have"
         self._say(
             f"Shutting down: {requests} up to {seconds:.0f} s. A second signal ends at once."
@@ -288,7 +275,6 @@ class Banner:
         )
 
     def close(self) -> None:
-        """Stop drawing."""
         self._bars.stop()
 
     def _greet(self) -> None:
@@ -342,10 +328,6 @@ class Banner:
             f"-H 'Content-Type: application/json' -d '{body}'{rest}"
         )
 
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False)
-        sys.stdout.flush()
-
 
 class Systemd:
     """One socket of the service manager, named by `NOTIFY_SOCKET`; see sd_notify(3)."""
@@ -356,18 +338,6 @@ class Systemd:
         meant_for_us = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self._watchdog_seconds = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 if meant_for_us else 0.0
 
-    def listening(self) -> None:
-        """The service is up: models may still be loading, which takes minutes and is asked of /health/ready."""
-        self._send("READY=1", "STATUS=Listening; loading the models")
-
-    def reloading(self) -> None:
-        """Only a word for `systemctl status`: answers go on."""
-        self._send("STATUS=Read models.yaml again")
-
-    def stopping(self) -> None:
-        """The service is ending; what still runs may finish."""
-        self._send("STOPPING=1", "STATUS=Draining")
-
     async def follow(self, engine: Engine) -> None:
         """Show the models in `systemctl status`, and reset the watchdog from the event loop that serves."""
         if not self._address:
@@ -377,14 +347,14 @@ class Systemd:
             ready = [health.status == "ready" for health in engine.health()]
             status = f"STATUS={sum(ready)} of {len(ready)} models ready"
             if status != reported or self._watchdog_seconds:
-                self._send(status, "WATCHDOG=1")
+                self.send(status, "WATCHDOG=1")
                 reported = status
             await asyncio.sleep(self._watchdog_seconds / 3 or 5)
 
-    def _send(self, *states: str) -> None:
+    def send(self, *states: str) -> None:
+        """Tell the service manager, if there is one; a missing one must not stop the server."""
         if not self._address:
             return
-        # A missing manager must not stop the server
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager, suppress(OSError):
             manager.settimeout(0)
             manager.sendto("\n".join(states).encode(), self._address)

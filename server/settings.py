@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
@@ -21,7 +22,6 @@ _PREFIX = "HEARTH_"
 _NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the last three are for examples
 _REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has it set starts all the same
 _CHECKOUT = Path(__file__).parents[1]
-ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -35,29 +35,18 @@ def _in_checkout(name: str) -> Path:
     return _CHECKOUT / name if (_CHECKOUT / "models.yaml").is_file() else Path(name)
 
 
-def base_address(value: str | None) -> str | None:
+def _base_address(value: str) -> str:
     """Both the server's address and the base address of client libraries, which ends in /v1, are meant the same."""
-    if value is None:
-        return None
     parts = urlsplit(value)
-    if (
-        parts.scheme not in {"http", "https"}
-        or not parts.hostname
-        or "@" in parts.netloc
-        or parts.query
-        or parts.fragment
-    ):
+    more = "@" in parts.netloc or parts.query or parts.fragment
+    if parts.scheme not in {"http", "https"} or not parts.hostname or more:
         raise ValueError("must be an address like https://hearth.example.org or https://hearth.example.org/v1")
     return f"{value.rstrip('/').removesuffix('/v1')}/v1"
 
 
-def origins(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Write origins as browsers send them: lower case, no path, no port that goes without saying."""
-    return tuple(_origin(value) for value in values)
-
-
 def _origin(value: str) -> str:
-    if value == ANY_ORIGIN:
+    """Write an origin as browsers send it: lower case, no path, no port that goes without saying."""
+    if value == "*":
         return value
     origin = value.lower().rstrip("/")
     if not _ORIGIN.fullmatch(origin):
@@ -68,37 +57,31 @@ def _origin(value: str) -> str:
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], "-"))
 
 
-def networks(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Check addresses and networks of proxies. Names are not looked up: what they mean could change."""
-    for value in values:
-        try:
-            everybody = ipaddress.ip_network(value).prefixlen == 0
-        except ValueError:
-            everybody = True
-        if everybody:
-            raise ValueError(
-                f"`{value}` is no address of a proxy: name each one like 10.0.0.2, or its network like 172.18.0.0/16, "
-                "separated by commas. To believe everybody is not possible: anybody could then claim any address"
-            )
-    return values
+def _network(value: str) -> str:
+    """Check the address or network of a proxy. Names are not looked up: what they mean could change."""
+    with suppress(ValueError):
+        if ipaddress.ip_network(value).prefixlen > 0:
+            return value
+    raise ValueError(
+        f"`{value}` is no address of a proxy: name each one like 10.0.0.2, or its network like 172.18.0.0/16, "
+        "separated by commas. To believe everybody is not possible: anybody could then claim any address"
+    )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def split_commas(value: Any) -> Any:
+def _split_commas(value: Any) -> Any:
     """Make a tuple of what one variable of the environment lists."""
-    if isinstance(value, str):
-        return tuple(part for part in (piece.strip() for piece in value.split(",")) if part)
-    return value
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
-_List = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
+_Item = TypeVar("_Item", bound=str)
+_List = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_split_commas)]
 
 
 class Settings(BaseSettings):
@@ -128,7 +111,7 @@ class Settings(BaseSettings):
     max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")
     max_image_megapixels: float = Field(36, gt=0, le=1000, description="one picture; together twice as many")
     fetch_images: bool = Field(default=False, description="whether pictures may be https addresses, too")
-    public_base_url: Annotated[str | None, AfterValidator(base_address)] = Field(
+    public_base_url: Annotated[str, AfterValidator(_base_address)] | None = Field(
         None, description="where clients reach this server, for links to images; else as each client has called it"
     )
     ram_gib: float | None = Field(None, gt=0, le=2**20, description="RAM that models may take together")
@@ -140,10 +123,10 @@ class Settings(BaseSettings):
     open_voice_list: bool = Field(
         default=False, description="whether the lists of voices and speech models answer without a key"
     )
-    trusted_proxies: Annotated[_List, AfterValidator(networks)] = Field(
+    trusted_proxies: _List[Annotated[str, AfterValidator(_network)]] = Field(
         (), description="addresses or networks of proxies whose X-Forwarded-For and -Proto are believed, with commas"
     )
-    cors_origins: Annotated[_List, AfterValidator(origins)] = Field(
+    cors_origins: _List[Annotated[str, AfterValidator(_origin)]] = Field(
         (), description="origins of web pages that may call from a browser, with commas; * for all"
     )
     tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")

@@ -63,7 +63,6 @@ def time_left(seconds: float | None) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """Write a size for people."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size_bytes >= 1 << shift:
             return f"{size_bytes / (1 << shift):.1f} {unit}"

@@ -18,7 +18,7 @@ import engine
 from engine import AudioFormat, GenerationError, SpeechRequest, language_code
 from engine.config.messages import near_miss
 from server.api.caller import Caller, CallerWith, TheAccess
-from server.api.schema import Asked, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
+from server.api.schema import Asked, Listed, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
 from server.auth.access import KeyIfSent
 from server.errors import ApiError
 from server.http.routing import StrictRoute
@@ -120,10 +120,9 @@ class VoiceQuery(Asked):
     """A voice's `model`, or an id from `GET /v1/audio/models`."""
 
     def chosen(self, offered: Sequence[tuple[str, engine.Voice]]) -> list[engine.Voice]:
-        """Return the voices that fit, of those `offered` with the ids of their speech models.
+        """Return those that fit of the voices `offered`, each with the id of its speech model.
 
-        A language that none of them speaks gives an empty list. Raises `ApiError` for what is no language and no
-        model; it names the ones there are.
+        Raises `ApiError` for what is no language, and for what is none of the models.
         """
         if not offered:
             return []
@@ -191,12 +190,10 @@ class ModelId(BaseModel):
     id: str
 
 
-class SpeechModelList(BaseModel):
+class SpeechModelList(Listed[Model]):
     """The models that speak, twice: `data` as in `GET /v1/models`, `models` for clients that read their ids there."""
 
-    object: Literal["list"] = "list"
     models: list[ModelId]
-    data: list[Model]
 
 
 @router.get("/voices")

@@ -12,23 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from engine import ChatRequest, EngineError, Urgency
+from server.api import schema as shared
 from server.api.caller import Caller
 from server.api.json_schema import object_schema
-from server.api.schema import (
-    INT64_MAX,
-    MAX_MESSAGES,
-    FunctionName,
-    ModelBody,
-    PositiveInt,
-    ShortText,
-    Strict,
-    Temperature,
-    TopLogprobs,
-    TopP,
-    refused,
-    stop_texts,
-    text_or_array,
-)
 from server.errors import ApiError, invalid_body, to_api_error
 from server.http.routing import parse_strict_json
 from server.validation import FieldError
@@ -36,8 +22,6 @@ from server.validation import FieldError
 
 def _token_biases(value: Any) -> Any:
     """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
-    if value is None:
-        return value
     known = isinstance(value, dict) and len(value) <= 1024
     if not known or not all(
         re.fullmatch(r"[0-9]{1,9}", token) and type(bias) in {int, float} and -100 <= bias <= 100
@@ -48,8 +32,6 @@ def _token_biases(value: Any) -> Any:
 
 
 def _template_switches(value: Any) -> Any:
-    if value is None:
-        return value
     known = isinstance(value, dict) and set(value) <= {"enable_thinking"}
     if not known or not all(isinstance(switch, bool) for switch in value.values()):
         raise ValueError("may hold `enable_thinking` (true or false) only")
@@ -72,21 +54,21 @@ def _call_arguments(arguments: str) -> str:
     return arguments
 
 
-class TextPart(Strict):
+class TextPart(shared.Strict):
     """Text within a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(Strict):
+class ImageUrl(shared.Strict):
     """An image; `url` is a `data:` URI."""
 
     url: Annotated[str, Field(min_length=1)]
     detail: str | None = None
 
 
-class ImagePart(Strict):
+class ImagePart(shared.Strict):
     """An image within a user's message, for models with the capability `vision`."""
 
     type: Literal["image_url"]
@@ -95,39 +77,39 @@ class ImagePart(Strict):
 
 _Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 _Count = Field(min_length=1, max_length=1024)
-_TextContent = Annotated[str | Annotated[list[TextPart], _Count], text_or_array(" of parts")]
+_TextContent = Annotated[str | Annotated[list[TextPart], _Count], shared.text_or_array(" of parts")]
 
 
-class SystemMessage(Strict):
+class SystemMessage(shared.Strict):
     """Instructions; `developer` means the same as `system`."""
 
     role: Literal["system", "developer"]
     content: _TextContent
 
 
-class UserMessage(Strict):
+class UserMessage(shared.Strict):
     """What the user says, with images if the model sees."""
 
     role: Literal["user"]
-    content: Annotated[str | Annotated[list[_Part], _Count], text_or_array(" of parts")]
+    content: Annotated[str | Annotated[list[_Part], _Count], shared.text_or_array(" of parts")]
 
 
-class CalledFunction(Strict):
+class CalledFunction(shared.Strict):
     """The function of an earlier tool call; `arguments` is JSON text."""
 
-    name: ShortText
+    name: shared.ShortText
     arguments: Annotated[str, Field(max_length=2**20), AfterValidator(_call_arguments)]
 
 
-class ToolCallMessagePart(Strict):
+class ToolCallMessagePart(shared.Strict):
     """An earlier tool call of the model."""
 
-    id: ShortText
+    id: shared.ShortText
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(shared.Strict):
     """What the model said earlier. `content` may be null when there are `tool_calls`."""
 
     role: Literal["assistant"]
@@ -136,69 +118,69 @@ class AssistantMessage(Strict):
     tool_calls: Annotated[list[ToolCallMessagePart], Field(min_length=1, max_length=128)] | None = None
 
 
-class ToolMessage(Strict):
+class ToolMessage(shared.Strict):
     """A tool's answer to the call `tool_call_id`."""
 
     role: Literal["tool"]
     content: _TextContent
-    tool_call_id: ShortText
+    tool_call_id: shared.ShortText
 
 
 _Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
-class FunctionDefinition(Strict):
+class FunctionDefinition(shared.Strict):
     """A function that the model may call; `parameters` is a JSON schema of an object."""
 
-    name: FunctionName
+    name: shared.FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, BeforeValidator(object_schema)] = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(object_schema)] | None = None
     strict: bool | None = None
 
 
-class ToolDefinition(Strict):
+class ToolDefinition(shared.Strict):
     """A tool. Only functions exist."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class NamedFunction(Strict):
+class NamedFunction(shared.Strict):
     """The function to call."""
 
     name: str
 
 
-class NamedToolChoice(Strict):
+class NamedToolChoice(shared.Strict):
     """Makes the model call this function."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(shared.Strict):
     """A named JSON schema that the answer has to satisfy."""
 
-    name: FunctionName
+    name: shared.FunctionName
     description: str | None = None
     json_schema: Annotated[dict[str, Any], BeforeValidator(object_schema), Field(alias="schema")]
     strict: bool | None = None
 
 
-class TextFormat(Strict):
+class TextFormat(shared.Strict):
     """Free text, the default; or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Strict):
+class SchemaFormat(shared.Strict):
     """JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaFormat
 
 
-class StreamOptions(Strict):
+class StreamOptions(shared.Strict):
     """Only together with `stream: true`."""
 
     include_usage: bool | None = None
@@ -209,19 +191,19 @@ _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 _AS_SENT = ("model", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
 
 
-class SampledBody(ModelBody):
+class SampledBody(shared.ModelBody):
     """What chat and text completions say alike of how an answer is drawn and sent."""
 
-    temperature: Temperature | None = None
+    temperature: shared.Temperature | None = None
     """Higher is more random; 0 always takes the likeliest token. Default 1."""
-    top_p: TopP | None = None
+    top_p: shared.TopP | None = None
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     """How many answers. Default 1."""
-    stop: Annotated[tuple[str, ...], BeforeValidator(stop_texts)] = ()
-    seed: Annotated[int, Field(ge=-(2**63), le=INT64_MAX)] | None = None
+    stop: Annotated[tuple[str, ...], BeforeValidator(shared.stop_texts)] = ()
+    seed: Annotated[int, Field(ge=-(2**63), le=shared.INT64_MAX)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    logit_bias: Annotated[Any, AfterValidator(_token_biases)] = None
+    logit_bias: Annotated[dict[str, Any], BeforeValidator(_token_biases)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -235,7 +217,6 @@ class SampledBody(ModelBody):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk about usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def to_engine(self, caller: Caller) -> dict[str, Any]:
@@ -251,27 +232,27 @@ class SampledBody(ModelBody):
 
 
 _GuidedField = Annotated[
-    Any, BeforeValidator(refused("is not supported: use `response_format` with a JSON schema instead"))
+    Any, BeforeValidator(shared.refused("is not supported: use `response_format` with a JSON schema instead"))
 ]
 
 
 class ChatCompletionBody(SampledBody):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: PositiveInt | None = None
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=shared.MAX_MESSAGES)]
+    max_tokens: shared.PositiveInt | None = None
     """Upper bound on generated tokens. Default: as many as the model allows."""
-    max_completion_tokens: PositiveInt | None = None
+    max_completion_tokens: shared.PositiveInt | None = None
     """The same under its newer name; wins over `max_tokens`."""
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: shared.TopLogprobs | None = None
     """Needs `logprobs: true`."""
     tools: Annotated[list[ToolDefinition], Field(min_length=1, max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
-    chat_template_kwargs: Annotated[Any, AfterValidator(_template_switches)] = None
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
     """`enable_thinking` only."""
 
     guided_json: _GuidedField = None
@@ -322,7 +303,7 @@ def to_chat_request(body: ChatCompletionBody, caller: Caller, *, urgency: Urgenc
     )
 
 
-def _message(message: Strict) -> dict[str, Any]:
+def _message(message: shared.Strict) -> dict[str, Any]:
     plain: dict[str, Any] = message.model_dump(exclude_none=True)
     if plain["role"] == "developer":
         plain["role"] = "system"
@@ -357,4 +338,4 @@ class FieldNames(dict[str, str]):
         ours = max(known, key=len)
         theirs = self[ours] + (param[len(ours) :] if self._with_rest else "")
         message = error.message.replace(f"`{param}`", f"`{theirs}`").replace(f"`{ours}`", f"`{self[ours]}`")
-        return ApiError(error.status, error.code, message, type=error.type, param=theirs, headers=error.headers)
+        return ApiError(error.status, error.code, message, param=theirs, headers=error.headers)

@@ -88,7 +88,6 @@ class TextAnswer(CompletionAnswer):
         self._offsets = Counter[int]()  # where the next token of each choice begins
 
     def step(self, step: ChatStep) -> bytes:
-        """Return the chunks of one engine step: one for each choice that has something new."""
         return b"".join(
             self._chunk(self._choice(delta))
             for delta in step.deltas

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from server.api.caller import TheAccess
-from server.api.schema import Model, ModelList
+from server.api.schema import Listed, Model
 from server.auth.access import KeyWith
 from server.store.keys import ApiKey
 
@@ -16,9 +16,9 @@ _Key = Annotated[ApiKey, Depends(KeyWith("models"))]
 
 
 @router.get("/models")
-async def list_models(key: _Key, access: TheAccess) -> ModelList:
-    """List the models that this key may use."""
-    return ModelList(data=[Model.model_validate(info) for info in access.models(key)])
+async def list_models(key: _Key, access: TheAccess) -> Listed[Model]:
+    """List the models that this key may use, in the order of models.yaml."""
+    return Listed(data=[Model.model_validate(info) for info in access.models(key)])
 
 
 @router.get("/models/{model:path}")

@@ -5,43 +5,18 @@ Adds the key, the one shape of errors with the statuses of each route, and what 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from server.api.audio import MEDIA_TYPES
+from server.api.schema import Shown
 from server.http.middleware import OPEN_PATHS, needs_key
 
 _SUMMARY = (
     "Chat, images and speech on models of your own. Paths start at the server's address; the base address of client "
     "libraries ends in `/v1`. Every answer carries `x-request-id`, and every error has the same shape, `Error`."
 )
-_ERROR = {
-    "type": "object",
-    "description": "Why a request was refused or failed.",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "additionalProperties": False,
-            "properties": {
-                "message": {"type": "string", "description": "What is wrong and what to do next; for people."},
-                "type": {
-                    "type": "string",
-                    "enum": ["invalid_request_error", "permission_error", "rate_limit_error", "server_error"],
-                },
-                "param": {
-                    "type": ["string", "null"],
-                    "description": "The field to blame, as a path like `messages[2].content`.",
-                },
-                "code": {
-                    "type": ["string", "null"],
-                    "description": "Stable; for programs.",
-                    "examples": ["invalid_value"],
-                },
-            },
-        }
-    },
-}
 _ALWAYS = {
     400: "Not a valid HTTP request, or something wrong in the address.",
     401: "No key, or one that is unknown, expired or revoked: `invalid_api_key`.",
@@ -62,13 +37,32 @@ _AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDI
 _STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/images/generations"}
 
 
+class Failure(Shown, extra="forbid"):
+    """What went wrong."""
+
+    message: str
+    """What is wrong and what to do next; for people."""
+    type: Literal["invalid_request_error", "permission_error", "rate_limit_error", "server_error"]
+    param: str | None
+    """The field to blame, as a path like `messages[2].content`."""
+    code: str | None
+    """Stable; for programs, like `invalid_value`."""
+
+
+class Error(BaseModel):
+    """Why a request was refused or failed."""
+
+    error: Failure
+
+
 def describe(found: dict[str, Any]) -> dict[str, Any]:
     """Complete, in place, what FastAPI found. The result is served and must be valid OpenAPI 3.1."""
     found["info"]["description"] = _SUMMARY
     components = found["components"]
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
-    components["schemas"]["Error"] = _ERROR
+    made = Error.model_json_schema(ref_template="#/components/schemas/{model}")
+    components["schemas"] |= {**made.pop("$defs"), "Error": made}
     components["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer hk_...`"},
         "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},

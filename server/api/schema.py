@@ -8,10 +8,11 @@ it, or raises `ValueError` with a sentence that follows the field's name. No mes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+_T = TypeVar("_T")
 MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
 INT64_MAX = 2**63 - 1
 
@@ -84,10 +85,15 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Shown(BaseModel):
+class Shown(BaseModel, from_attributes=True, use_attribute_docstrings=True):
     """Part of an answer, made of an object of ours with `model_validate`."""
 
-    model_config = ConfigDict(from_attributes=True, use_attribute_docstrings=True)
+
+class Listed(BaseModel, Generic[_T]):
+    """A list, in the order that the route names."""
+
+    object: Literal["list"] = "list"
+    data: list[_T]
 
 
 class Model(Shown):
@@ -105,10 +111,3 @@ class Model(Shown):
     sizes: list[str] | None
     description: str
     demo: bool
-
-
-class ModelList(BaseModel):
-    """All models that the key may use, in the order of models.yaml."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]

@@ -26,12 +26,8 @@ class RequiresScope:
         """Return the key. Raises `ApiError` 403 if it lacks the scope."""
         key: ApiKey = request.state.key
         if self.scope not in key.scopes:
-            raise ApiError(
-                403,
-                "insufficient_permissions",
-                f"This key lacks the scope `{self.scope}`. Ask whoever runs this server for a key that has it.",
-                type="permission_error",
-            )
+            sentence = f"This key lacks the scope `{self.scope}`. Ask whoever runs this server for a key that has it."
+            raise ApiError(403, "insufficient_permissions", sentence)
         return key
 
 
@@ -73,12 +69,9 @@ class Access:
         """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
         spec = self._engine.config.models.get(model)
         if spec is None or not self._allows(key, model, spec.tier):
-            raise ApiError(
-                404,
-                "model_not_found",
-                "There is no such model, or your key may not use it. GET /v1/models lists the ones that you may use.",
-                param="model",
-            )
+            sentence = "There is no such model, or your key may not use it."
+            advice = "GET /v1/models lists the ones that you may use."
+            raise ApiError(404, "model_not_found", f"{sentence} {advice}", param="model")
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
         own = self._engine.config.tiers.get(key.tier)

@@ -319,12 +319,12 @@ def _too_many(message: str, retry_after_seconds: float, level: Level | None = No
     """Make the error of a limit that passes with time."""
     wait = min(max(math.ceil(retry_after_seconds), 1), _LONGEST_RETRY_SECONDS)
     headers = {"Retry-After": str(wait), **_headers_of(level)}
-    return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
+    return ApiError(429, "rate_limit_exceeded", message, headers=headers)
 
 
 def _quota_spent(message: str) -> ApiError:
     """Make the error of a limit that does not pass soon: clients should not try again by themselves."""
-    return ApiError(429, "insufficient_quota", message, type="rate_limit_error", headers={"x-should-retry": "false"})
+    return ApiError(429, "insufficient_quota", message, headers={"x-should-retry": "false"})
 
 
 def _refusal(refused: Refused, ask: Ask) -> ApiError:

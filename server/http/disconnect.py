@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
@@ -39,31 +39,35 @@ class CancelOnDisconnect:
 
     def __init__(self, scope: Scope, drain: Drain) -> None:
         self._connection = Connection.of(scope)
-        self._expired = drain.expired
-        self._reason: asyncio.Future[None] | None = None
+        self._drain = drain
+        self._task: asyncio.Task[Any] | None = None
+        self._reason: Exception | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to watch."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  # we are in a coroutine
-        self._task, self._cancelling = task, task.cancelling()
-        self._disconnected = self._connection.disconnected()
-        self._disconnected.add_done_callback(self._interrupt)
-        self._expired.add_done_callback(self._interrupt)
+        self._task = asyncio.current_task()
+        assert self._task is not None  # noqa: S101  # we are in a coroutine
+        self._cancelling = self._task.cancelling()
+        self._connection.watch(self._client_left)
+        self._drain.watch(self._cut_off)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stop watching; tell why if that is what ended the block."""
-        self._expired.remove_done_callback(self._interrupt)
-        self._disconnected.remove_done_callback(self._interrupt)
-        self._disconnected.cancel()
-        reason, self._reason = self._reason, self._disconnected  # an interruption that is on its way comes too late
-        if reason is None or self._task.uncancel() > self._cancelling or kind is not asyncio.CancelledError:
+        task, self._task = self._task, None  # an interruption that is on its way comes too late
+        self._connection.watch(None)
+        self._drain.forget(self._cut_off)
+        if self._reason is None or task is None or task.uncancel() > self._cancelling:
             return
-        raise (shutting_down() if reason is self._expired else ClientDisconnectedError) from None
+        if kind is asyncio.CancelledError:
+            raise self._reason from None
 
-    def _interrupt(self, reason: asyncio.Future[None]) -> None:
-        if self._reason is None:
+    def _client_left(self) -> None:
+        self._interrupt(ClientDisconnectedError())
+
+    def _cut_off(self) -> None:
+        self._interrupt(shutting_down())
+
+    def _interrupt(self, reason: Exception) -> None:
+        if self._task is not None and self._reason is None:
             self._reason = reason
             self._task.cancel()
 
@@ -87,12 +91,11 @@ class Drain:
         self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        # A future rather than an event: hundreds of streams can wait on it without a task each.
-        self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_cut = False
+        self._on_cut: set[Callable[[], None]] = set()
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one running request."""
         self.running += 1
         self._idle.clear()
         try:
@@ -115,5 +118,15 @@ class Drain:
     def cut(self) -> None:
         """Make everything that runs stop now, with an error to its client."""
         self.draining = True
-        if not self.expired.done():
-            self.expired.set_result(None)
+        self._is_cut = True
+        for on_cut in tuple(self._on_cut):
+            on_cut()
+
+    def watch(self, on_cut: Callable[[], None]) -> None:
+        """Have it called when what runs must stop; soon, if that is already so."""
+        self._on_cut.add(on_cut)
+        if self._is_cut:
+            asyncio.get_running_loop().call_soon(on_cut)
+
+    def forget(self, on_cut: Callable[[], None]) -> None:
+        self._on_cut.discard(on_cut)

@@ -1,17 +1,19 @@
 """What surrounds every request, as pure ASGI, from the outside in.
 
-Its id and access line; the drain at the server's end; who asks; how many requests run at once. What a key may have
-running at most is server/auth/metering.py's, and the queue of a model the engine's: the limit here is for the flood
-beyond all of that, which costs least where it is refused first, before anything is read of it.
+Its id and access line; web pages of named origins; the drain at the server's end; who asks; how many requests run at
+once. What a key may have running at most is server/auth/metering.py's, and the queue of a model the engine's: the limit
+here is for the flood beyond all of that, which costs least where it is refused before anything is read of it.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.fair_queue import InFlight
@@ -19,8 +21,6 @@ from server.errors import ApiError, overloaded, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
-from server.settings import Settings
-from server.store.key_cache import KeyCache
 from server.store.keys import ApiKey
 from server.store.schema import StoreUnavailableError
 
@@ -30,6 +30,13 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# What a page may read of an answer besides its body: the request's id, and when to come again.
+_EXPOSED_HEADERS = (
+    "x-request-id",
+    "Retry-After",
+    "x-should-retry",
+    *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+)
 
 
 def needs_key(method: str, path: str) -> bool:
@@ -44,7 +51,6 @@ class RequestContext:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; other scopes pass through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -84,6 +90,40 @@ def _request_id(scope: Scope) -> str:
     return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
+class Cors(CORSMiddleware):
+    """Answers a browser's preflight before any key is asked for. Off unless a setting names origins.
+
+    Keys come in headers and never in cookies, so credentials in the browser's sense are not allowed: a page has
+    no more rights than the key that its user gave it.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"),
+            allow_headers=("*",),  # client libraries send a dozen of their own
+            allow_private_network=True,  # a page from elsewhere to this house: its origin has been named
+            expose_headers=_EXPOSED_HEADERS,
+            max_age=600,
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return the answer to a preflight: in our error shape where it is no."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == 200:
+            return answer
+        sentence = "This method may not be used from a web page."
+        if not self.is_allowed_origin(request_headers["origin"]):
+            sentence = (
+                "Web pages of this origin may not call this server. Whoever runs it can add the origin to the setting "
+                "HEARTH_CORS_ORIGINS."
+            )
+        refusal = ApiError(403, "origin_not_allowed", sentence).response()
+        refusal.headers["vary"] = answer.headers["vary"]
+        return refusal
+
+
 class Gate:
     """Lets a request in: not while the server is ending, not without a valid key, not beyond what may run at once.
 
@@ -97,26 +137,23 @@ class Gate:
         self._running = InFlight()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it; other scopes and health pass through."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         record: RequestRecord = scope["state"]["record"]
         drain: Drain = scope["app"].state.drain
-        if drain.draining:
-            await _refuse(shutting_down(), scope, receive, send)
-            return
         with drain.request():
             try:
+                if drain.draining:
+                    raise shutting_down()
                 scope["state"]["key"] = key = await _key_of(scope)
+                record.key = None if key is None else key.public_id
+                if self._running.has_share(record.key, self._most_running):
+                    sentence = "Too many requests run here at the same time."
+                    raise overloaded(f"{sentence} Try again in a few seconds, or send fewer at once.")
             except ApiError as error:
-                await _refuse(error, scope, receive, send)
-                return
-            record.key = None if key is None else key.public_id
-            if self._running.has_share(record.key, self._most_running):
-                sentence = "Too many requests run here at the same time."
-                advice = "Try again in a few seconds, or send fewer at once."
-                await _refuse(overloaded(f"{sentence} {advice}"), scope, receive, send)
+                record.error_code = error.code
+                await error.response()(scope, receive, send)
                 return
             self._running.add(record.key)
             try:
@@ -130,15 +167,12 @@ async def _key_of(scope: Scope) -> ApiKey | None:
     if not needs_key(scope["method"], scope["path"]):
         return None
     text = _key_text(scope)
-    if not text and scope["method"] == "GET" and scope["path"] in VOICE_LISTS:
-        settings: Settings = scope["app"].state.settings
-        if settings.open_voice_list:
-            return None
     if not text:
+        if scope["method"] == "GET" and scope["path"] in VOICE_LISTS and scope["app"].state.settings.open_voice_list:
+            return None
         raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
-    keys: KeyCache = scope["app"].state.keys
     try:
-        key = await keys.authenticate(text)
+        key: ApiKey | None = await scope["app"].state.keys.authenticate(text)
     except StoreUnavailableError as error:
         raise overloaded("Keys cannot be checked right now. Try again in a few seconds.") from error
     if key is None:
@@ -159,8 +193,3 @@ def _key_text(scope: Scope) -> str:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
-
-
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    scope["state"]["record"].error_code = error.code
-    await error.response()(scope, receive, send)

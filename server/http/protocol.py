@@ -14,6 +14,7 @@ import struct
 import sys
 import termios
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -51,7 +52,6 @@ _BYTES_ACKED = struct.Struct("120xQ")  # within Linux' struct tcp_info: what the
 
 
 def http_config(app: Any, settings: Settings, certificate: Certificate | None) -> uvicorn.Config:
-    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
         http=HearthProtocol,
@@ -73,8 +73,7 @@ def header_of(scope: Scope, name: bytes) -> str | None:
     """Return the first header of this name, which is in lower case; None if there is none."""
     for key, value in scope["headers"]:
         if key == name:
-            text: str = value.decode("latin-1")
-            return text
+            return str(value, "latin-1")
     return None
 
 
@@ -84,11 +83,10 @@ class Connection:
     def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
         self._cycle = cycle
         self._loop = loop
-        self._watchers: list[asyncio.Future[None]] = []
+        self._on_disconnect: Callable[[], None] | None = None
 
     @classmethod
     def of(cls, scope: Scope) -> Connection:
-        """Return that of a request."""
         found: Connection = scope["hearth.connection"]
         return found
 
@@ -115,21 +113,19 @@ class Connection:
         if not self._cycle.chunked_encoding:
             self._cycle.expected_content_length = size
 
-    def disconnected(self) -> asyncio.Future[None]:
-        """Return a future that is done once the client has left. The request's body must have been read."""
-        watcher = self._loop.create_future()
+    def watch(self, on_disconnect: Callable[[], None] | None) -> None:
+        """Have it called once the client has left; None: nobody asks any more. The request's body must have been read."""
+        self._on_disconnect = on_disconnect
+        if on_disconnect is None:
+            return
         if self._cycle.disconnected:
-            watcher.set_result(None)
+            self._loop.call_soon(on_disconnect)
         else:
             self._cycle.flow.resume_reading()  # a long body has paused it, and what does not read notices nothing
-            self._watchers.append(watcher)
-        return watcher
 
     def client_left(self) -> None:
-        """Mark every future of `disconnected` done."""
-        for watcher in self._watchers:
-            if not watcher.done():
-                watcher.set_result(None)
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
 
 class WriteWatch:
@@ -141,6 +137,7 @@ class WriteWatch:
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._transport = transport
+        self._socket: socket.socket = transport.get_extra_info("socket")
         self._loop = loop
         self._every_seconds = seconds / _LOOKS
         self._seen: tuple[int, int] | None = None
@@ -154,7 +151,6 @@ class WriteWatch:
             self._timer = self._loop.call_later(self._every_seconds, self._look)
 
     def end(self) -> None:
-        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -182,19 +178,15 @@ class WriteWatch:
         """
         acked = 0
         with suppress(OSError, struct.error, AttributeError):  # another system than Linux: the buffer has to do
-            info = self._socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
             (acked,) = _BYTES_ACKED.unpack(info)
         return acked, self._transport.get_write_buffer_size()
 
     def _in_kernel_bytes(self) -> int:
         with suppress(OSError):  # closed meanwhile
-            unsent: int = struct.unpack("i", fcntl.ioctl(self._socket().fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-            return unsent
+            unsent = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+            return int.from_bytes(unsent, sys.byteorder)
         return 0
-
-    def _socket(self) -> socket.socket:
-        found: socket.socket = self._transport.get_extra_info("socket")
-        return found
 
 
 class _RefusedError(Exception):
@@ -202,8 +194,6 @@ class _RefusedError(Exception):
 
 
 class HearthProtocol(HttpToolsProtocol):
-    """Used for every connection."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._refused = False
@@ -212,21 +202,18 @@ class HearthProtocol(HttpToolsProtocol):
         self._heads = 0  # that are complete
         self._head_bytes = 0  # of the head that is being read, as it came over the wire
         self._head_timer: asyncio.TimerHandle | None = None
-        self._untimed_head = False  # one that has begun just now: nearly all are complete before a timer is of use
         self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
         self._body_came = False  # with the newest data
         self._tail_bytes = 0  # since a body's last piece: trailers, which httptools would keep
         self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
-        """Begin the first head's time, and limit how long the client may take nothing."""
         super().connection_made(transport)
         app: Any = self.config.app
         self._writes = WriteWatch(transport, self.loop, app.state.settings.write_stall_seconds)
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every request of this connection that its client left."""
         self._stop_timer()
         self._writes.end()
         self._disconnect_all()
@@ -242,7 +229,7 @@ class HearthProtocol(HttpToolsProtocol):
         super().data_received(_without_upgrade(data) if began_in_head else data)
         if self._refused:
             return
-        if self._untimed_head or (idle and self._heads == heads):  # an empty line has ended the idle time, too
+        if idle and self._heads == heads:  # an empty line has ended the idle time, too
             self._time_head()
         if began_in_head and self._in_head and self._heads == heads:  # all of `data` belongs to one head
             self._head_bytes += len(data)
@@ -252,9 +239,8 @@ class HearthProtocol(HttpToolsProtocol):
             self._refuse(_too_large())
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         super().on_message_begin()
-        self._untimed_head = True
+        self._time_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header. What comes after a chunked body looks like one too, and is dropped."""
@@ -264,7 +250,6 @@ class HearthProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request, unless its head is too large (it may have come in one piece) or too many wait."""
         self._stop_timer()
-        self._untimed_head = False
         while self._cycles and self._cycles[0].response_complete:  # they are answered in their order
             self._cycles.popleft()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD_BYTES:
@@ -282,23 +267,19 @@ class HearthProtocol(HttpToolsProtocol):
         scope["hearth.connection"] = Connection(self.cycle, self.loop)
 
     def on_body(self, body: bytes) -> None:
-        """Note that a piece of the body has come."""
         super().on_body(body)
         self._body_came = True
 
     def on_message_complete(self) -> None:
-        """Note that the next request may follow."""
         super().on_message_complete()
         self._in_head = True
         self._head_bytes = self._tail_bytes = 0
 
     def pause_writing(self) -> None:
-        """Buffers are full: start the client's time."""
         super().pause_writing()
         self._writes.begin()
 
     def resume_writing(self) -> None:
-        """Buffers have room again."""
         self._writes.end()
         super().resume_writing()
 
@@ -317,12 +298,10 @@ class HearthProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
-        """Answer what the parser gave up on, then close."""
         self._refuse(self._refusal or ApiError(400, "invalid_http", "This is not a valid HTTP request."))
 
     def _time_head(self) -> None:
         self._stop_timer()
-        self._untimed_head = False
         self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
     def _stop_timer(self) -> None:

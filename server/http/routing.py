@@ -47,7 +47,15 @@ class StrictRoute(APIRoute):
                     below.call.check(request)
             bodies: Bodies = request.app.state.bodies
             with bodies.held_for(request.state.record.key) as held:
-                await _read_into(request, bodies, held)
+                _check_content_type(request.scope)
+                body = await read_capped(request, request.app.state.settings.max_body_bytes, held)
+                # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
+                request._body = body  # noqa: SLF001
+                if len(body) <= _LARGE_BODY_BYTES:
+                    request._json = parse_strict_json(body)  # noqa: SLF001
+                else:
+                    async with bodies.parsing:
+                        request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
                 return await handler(request)
 
         return handler if self.body_field is None else strict_handler
@@ -85,31 +93,14 @@ class Bodies:
                 del self._bytes[owner]
 
 
-async def _read_into(request: Request, bodies: Bodies, held: Callable[[int], None]) -> None:
-    _check_content_type(request.scope)
-    body = await read_capped(request, request.app.state.settings.max_body_bytes, held)
-    # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
-    request._body = body  # noqa: SLF001
-    if len(body) <= _LARGE_BODY_BYTES:
-        request._json = parse_strict_json(body)  # noqa: SLF001
-        return
-    async with bodies.parsing:
-        request._json = await asyncio.to_thread(parse_strict_json, body)  # noqa: SLF001
-
-
 def _check_content_type(scope: Scope) -> None:
     if header_of(scope, b"content-encoding") not in {None, "identity"}:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the JSON as it is.")
-    content_type = header_of(scope, b"content-type")
-    if content_type == "application/json" or content_type is None:  # nearly all
-        return
-    content_type = content_type.partition(";")[0].strip().lower()
+    given = header_of(scope, b"content-type")
+    content_type = "application/json" if given is None else given.partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise ApiError(
-            415,
-            "unsupported_media_type",
-            "The body must be JSON. Send the header `Content-Type: application/json`.",
-        )
+        sentence = "The body must be JSON. Send the header `Content-Type: application/json`."
+        raise ApiError(415, "unsupported_media_type", sentence)
 
 
 async def read_capped(
@@ -139,13 +130,9 @@ async def read_capped(
         elif size > limit + _DRAIN_BYTES:
             break
     if size > limit:
-        raise ApiError(
-            413,
-            "request_too_large",
-            f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB). Send less at once, "
-            "or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES.",
-            headers={"Connection": "close"},
-        )
+        sentence = f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB)."
+        advice = "Send less at once, or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES."
+        raise ApiError(413, "request_too_large", f"{sentence} {advice}", headers={"Connection": "close"})
     return b"".join(chunks)
 
 
@@ -162,12 +149,9 @@ def parse_strict_json(body: bytes) -> Any:
             "The body is not valid JSON in UTF-8. NaN, infinities, lone surrogates, byte order marks are not allowed."
         ) from error
     parts = body.count(b"[") + body.count(b"{")  # in pictures there are none of these
-    if parts > _MOST_PARTS:
-        raise ApiError(  # it would hold the event loop while it is checked part by part
-            413,
-            "request_too_large",
-            f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests.",
-        )
+    if parts > _MOST_PARTS:  # it would hold the event loop while it is checked part by part
+        sentence = f"The body has more than {_MOST_PARTS} objects and arrays. Send less at once, in several requests."
+        raise ApiError(413, "request_too_large", sentence)
     if parts > _MAX_DEPTH or _BIG_NUMBER.search(body):
         _check_values(value)
     return value

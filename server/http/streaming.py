@@ -203,18 +203,28 @@ async def _keep_alive(body: Body, seconds: float | None) -> AsyncIterator[None]:
         yield
         return
 
+    commenting: asyncio.Task[None] | None = None
+
     async def comment() -> None:
+        seen = 0
         while True:
-            seen = body.pieces
-            await asyncio.sleep(seconds)
             if body.pieces == seen:
                 await body.write(_KEEP_ALIVE)
+            seen = body.pieces
+            await asyncio.sleep(seconds)
 
-    commenting = asyncio.create_task(comment())
+    def begin() -> None:
+        nonlocal commenting
+        commenting = asyncio.create_task(comment())
+
+    # No task for a stream that is short: its switches would cost a tenth of all that the API does for one.
+    timer = asyncio.get_running_loop().call_later(seconds, begin)
     try:
         yield
-    finally:  # never in the middle of a comment
-        commenting.cancel()
-        await asyncio.wait((commenting,))
-        if not commenting.cancelled():
-            commenting.result()
+    finally:
+        timer.cancel()
+        if commenting is not None:  # never in the middle of a comment
+            commenting.cancel()
+            await asyncio.wait((commenting,))
+            if not commenting.cancelled():
+                commenting.result()

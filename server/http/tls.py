@@ -22,12 +22,11 @@ class Certificate:
         """Raise `TlsError` when the files cannot be used."""
         self._cert = cert
         self._key = key
-        self.context = self._load()
-        self._content = self._read()
+        self.context, self._content = self._load()
 
     def renew(self) -> bool:
         """Read the files again; whether they hold something new. Raises `TlsError`; the old certificate then stays."""
-        fresh, content = self._load(), self._read()
+        fresh, content = self._load()
         if content == self._content:
             return False
         self._content = content
@@ -40,20 +39,15 @@ class Certificate:
         self.context.sni_callback = use_renewed
         return True
 
-    def _read(self) -> tuple[bytes, bytes]:
-        """Of the key a hash is kept: it is held in memory once, by OpenSSL."""
-        try:
-            return self._cert.read_bytes(), hashlib.sha256(self._key.read_bytes()).digest()
-        except OSError as error:
-            raise TlsError(f"The TLS certificate {self._cert} or its key has just gone: {error.strerror}.") from error
-
-    def _load(self) -> ssl.SSLContext:
+    def _load(self) -> tuple[ssl.SSLContext, list[bytes]]:
+        """Return what to show, with hashes of both files: the key is held in memory once, by OpenSSL."""
+        content = []
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         for file, what in ((self._cert, "certificate"), (self._key, "key")):
             try:
-                file.open("rb").close()
+                content.append(hashlib.sha256(file.read_bytes()).digest())
             except OSError as error:
                 advice = "Check the path, and that this user may read it."
                 raise TlsError(f"The TLS {what} {file} cannot be read: {error.strerror}. {advice}") from error
@@ -61,7 +55,7 @@ class Certificate:
             context.load_cert_chain(self._cert, self._key, password=self._refuse_password)
         except ssl.SSLError as error:
             raise TlsError(self._reason(error)) from error
-        return context
+        return context, content
 
     def _refuse_password(self) -> str:
         """OpenSSL would ask for it at the terminal."""

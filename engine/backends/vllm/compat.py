@@ -50,6 +50,7 @@ _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its m
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
 _loading = _Patch("load compiled code", "optional", "On a CPU a compiled model is compiled again at each start.")
 _metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
+_latencies = _Patch("latencies", "optional", "A token costs the server a tenth more while vLLM counts for /metrics.")
 _kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
@@ -62,6 +63,7 @@ _OUTPUTS = "vllm.v1.engine.output_processor"
 _XGRAMMAR = "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend"
 _RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
 _LOGGED = ("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls", "_perf_metrics_cls")
+_BUCKETS = ("_upper_bounds", "_buckets", "_sum")
 _HF = "vllm.renderers.hf"
 
 NAMES: tuple[ForeignName, ...] = (
@@ -148,6 +150,15 @@ NAMES: tuple[ForeignName, ...] = (
     *(_metrics(f"vllm.v1.metrics.loggers.PrometheusStatLogger.{name}", "our own registry") for name in _LOGGED),
     _metrics("vllm.v1.spec_decode.metrics.SpecDecodingProm._counter_cls", "likewise"),
     _metrics("vllm.v1.metrics.perf.PerfMetricsProm._counter_cls", "likewise"),
+    _latencies(
+        "vllm.v1.metrics.loggers.PrometheusStatLogger.record",
+        "overridden: times between tokens are sorted at once",
+        "scheduler_stats iteration_stats mm_cache_stats engine_idx",
+        overridden=True,
+    ),
+    _latencies("vllm.v1.metrics.loggers.PrometheusStatLogger.histogram_inter_token_latency", "what takes them"),
+    _latencies("vllm.v1.metrics.stats.IterationStats.inter_token_latencies_iter", "where they are"),
+    *(_latencies(f"prometheus_client.Histogram.{name}", "takes them at once") for name in _BUCKETS),
     _kernels("vllm.engine.arg_utils.AsyncEngineArgs.ir_op_priority", "has vLLM take our kernels"),
     _kernels("vllm.ir.ops.rms_norm", "the operation that the kernel is registered for"),
     _kernels("vllm.ir.ops.fused_add_rms_norm", "likewise"),

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from engine import Engine
 from server.api.caller import TheActor, of_app
-from server.api.schema import Shown
+from server.api.schema import Listed, Shown
 from server.auth.access import KeyWith, check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
@@ -120,15 +120,7 @@ class NewKey(Key):
 
     @classmethod
     def made(cls, text: str, key: ApiKey) -> NewKey:
-        """Show a new key to whoever asked for it."""
         return cls.model_validate({"key": text, **asdict(key)})
-
-
-class KeyList(BaseModel):
-    """All keys, oldest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Key]
 
 
 @dataclass(slots=True)
@@ -150,17 +142,13 @@ class KeyAdmin:
         """Refuse to take the last key that works and has the scope `admin`. Exact within this process."""
         async with self._one_at_a_time:
             now = self.cache.store.clock()
-            admins = [
-                key.public_id for key in await self.cache.store.list() if "admin" in key.scopes and key.usable_at(now)
-            ]
-            if admins == [public_id]:
-                raise ApiError(
-                    400,
-                    "invalid_value",
+            keys = await self.cache.store.list()
+            if [key.public_id for key in keys if "admin" in key.scopes and key.usable_at(now)] == [public_id]:
+                sentence = (
                     "This is the last key with the scope `admin` that works, and without one nobody could administer "
-                    "this server from afar. Create another first, or use `hearth keys` on the machine itself.",
-                    param=param,
+                    "this server from afar. Create another first, or use `hearth keys` on the machine itself."
                 )
+                raise ApiError(400, "invalid_value", sentence, param=param)
             yield
 
 
@@ -180,9 +168,9 @@ async def create_key(body: NewKeyBody, keys: TheKeyAdmin, by: TheActor) -> NewKe
 
 
 @router.get("")
-async def list_keys(keys: TheKeyAdmin) -> KeyList:
+async def list_keys(keys: TheKeyAdmin) -> Listed[Key]:
     """List all keys, oldest first, also those that are revoked or expired."""
-    return KeyList(data=[Key.model_validate(key) for key in await keys.cache.store.list()])
+    return Listed(data=[Key.model_validate(key) for key in await keys.cache.store.list()])
 
 
 @router.get("/{public_id}")

@@ -1,23 +1,30 @@
-"""`/v1/admin/audit`, `/reload` and `/status`: who changed what, models.yaml read again, how all of it stands."""
+"""How the server stands, and what was changed: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
+from engine import ANSWERS, ModelHealth
 from server.api.admin.usage import Past
 from server.api.caller import TheActor
-from server.api.schema import Asked, Shown
+from server.api.schema import Asked, Listed, Shown
 from server.auth.access import KeyWith
+from server.instance import Difference, Renewal, renew_certificate, take_over
+from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 from server.observability.moments import iso
 from server.observability.status import Status, read_status
-from server.reload import renew_certificate, take_over
 from server.store.audit import read_entries
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
+probes = APIRouter(tags=["health"])
+# The reason of a failed model, but not the error's text: that is for the operator and may name files.
+_SHOWN = ("status", "phase", "progress", "elapsed_seconds", "remaining_seconds", "restarts", "reason")
 
 
 class AuditQuery(Asked):
@@ -39,30 +46,6 @@ class Entry(Shown):
     detail: dict[str, Any]
 
 
-class EntryList(BaseModel):
-    """Changes, the newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Entry]
-
-
-class ChangedVoices(BaseModel):
-    """Ids of voices."""
-
-    added: list[str]
-    changed: list[str]
-    removed: list[str]
-
-
-class RenewedCertificate(BaseModel):
-    """What became of the TLS certificate."""
-
-    renewed: bool
-    """Connections that begin from now on are shown another one than before."""
-    refused: str | None
-    """Why it stays as it was: the files that are there now cannot be used. For the operator, with their names."""
-
-
 class Reloaded(BaseModel):
     """What is served since models.yaml and the voices were read again."""
 
@@ -72,20 +55,20 @@ class Reloaded(BaseModel):
     added: list[str]
     changed: list[str]
     removed: list[str]
-    voices: ChangedVoices
+    voices: Difference
     warnings: list[str]
     """Why voices are hidden or cannot speak, whether that is new or not."""
     later: list[str]
     """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
-    certificate: RenewedCertificate | None
+    certificate: Renewal | None
     """null: this server speaks plain HTTP."""
 
 
 @router.get("/audit")
-async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> EntryList:
+async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) -> Listed[Entry]:
     """List changes of keys and configuration, the newest first."""
     entries = await read_entries(request.app.state.database, query.limit, query.since)
-    return EntryList(data=[Entry.model_validate(entry) for entry in entries])
+    return Listed(data=[Entry.model_validate(entry) for entry in entries])
 
 
 @router.get("/status")
@@ -98,13 +81,55 @@ async def status(request: Request) -> Status:
 async def reload(request: Request, by: TheActor) -> Reloaded:
     """Read models.yaml again, and the certificate. A wrong file changes nothing, and its problems are the answer."""
     applied = await take_over(request.app, by)
-    renewal, config = renew_certificate(request.app), request.app.state.engine.config
+    config = request.app.state.engine.config
     return Reloaded(
         models=list(config.models),
         tiers=list(config.tiers),
         **asdict(applied.models),
-        voices=ChangedVoices(**asdict(applied.voices)),
+        voices=applied.voices,
         warnings=list(applied.warnings),
         later=list(applied.later),
-        certificate=None if renewal is None else RenewedCertificate(**asdict(renewal)),
+        certificate=renew_certificate(request.app),
     )
+
+
+@probes.head("/health/live", include_in_schema=False)
+@probes.get("/health/live")
+async def live() -> dict[str, str]:
+    """Answer 200 as long as the process answers at all; never waits for an engine."""
+    return {"status": "ok"}
+
+
+@probes.head("/health/ready", include_in_schema=False)
+@probes.get("/health/ready")
+async def ready(request: Request) -> JSONResponse:
+    """Answer 200 when every model answers and the server is not ending, else 503; with the state of each model.
+
+    A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
+    """
+    models: tuple[ModelHealth, ...] = request.app.state.engine.health()
+    found = {health.status for health in models}
+    if request.app.state.drain.draining:
+        status = "draining"
+    elif found <= ANSWERS:
+        status = "ready"
+    else:
+        status = "failed" if "failed" in found else "loading"
+    shown = {health.id: {name: getattr(health, name) for name in _SHOWN} for health in models}
+    body = {"status": status, "models": shown}
+    headers = {} if status == "ready" else {"Retry-After": "5"}
+    return JSONResponse(body, 200 if status == "ready" else 503, headers)
+
+
+@probes.get("/metrics", response_class=Response, include_in_schema=False, dependencies=[Depends(KeyWith("metrics"))])
+async def read_metrics(request: Request) -> Response:
+    """Give everything that is counted, in Prometheus' text format; at most a second old."""
+    state = request.app.state
+
+    async def make() -> bytes:
+        now = server_gauges(state.engine, state.drain)
+        collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
+        now += await asyncio.to_thread(machine_gauges, state.settings)
+        return await asyncio.to_thread(page, collectors, now)
+
+    return Response(await state.metrics_page.read(make), headers={"content-type": CONTENT_TYPE})

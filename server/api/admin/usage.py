@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from server.api.schema import Asked
+from server.api.schema import Asked, Listed
 from server.errors import ApiError
 from server.observability.moments import iso, past
 from server.store.keys import ApiKey
@@ -19,8 +19,6 @@ from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["usage"])
 _GROUPS: tuple[GroupBy, ...] = get_args(GroupBy)
-_LONGEST = timedelta(days=366)
-_LONGEST_BY_HOUR = timedelta(days=31)
 
 
 def _since(text: Any) -> datetime:
@@ -59,10 +57,9 @@ class UsageQuery(Asked):
     def _span_is_possible(self) -> UsageQuery:
         if self.until <= self.since:
             raise FieldError("until", "must be later than `since`")
-        if self.until - self.since > _LONGEST:
-            raise FieldError("since", f"must be at most {_LONGEST.days} days before `until`")
-        if "hour" in self.by and self.until - self.since > _LONGEST_BY_HOUR:
-            raise FieldError("since", f"must be at most {_LONGEST_BY_HOUR.days} days before `until` when by hour")
+        days, by_hour = (31, " when by hour") if "hour" in self.by else (366, "")
+        if self.until - self.since > timedelta(days=days):
+            raise FieldError("since", f"must be at most {days} days before `until`{by_hour}")
         return self
 
 
@@ -84,33 +81,20 @@ class UsageSum(BaseModel):
 
     @classmethod
     def of(cls, row: UsageRow) -> UsageSum:
-        """Show what the store has summed up."""
         return cls(start=iso(row.start), key=row.key, model=row.model, kind=row.kind, **asdict(row.usage))
 
 
-class UsageList(BaseModel):
-    """Sums, in the order of time, key, model and kind."""
-
-    object: Literal["list"] = "list"
-    data: list[UsageSum]
-
-
 @router.get("/usage")
-async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) -> UsageList:
-    """Sum up requests and tokens by hour, day, model, kind or key, up to this moment."""
+async def read_usage(query: Annotated[UsageQuery, Query()], request: Request) -> Listed[UsageSum]:
+    """Sum up requests and tokens by hour, day, model, kind or key; in the order of time, key, model and kind."""
     key: ApiKey = request.state.key
     book: UsageBook = request.app.state.meter.book
     owner = query.key
     if "admin" not in key.scopes:
         if owner not in {None, key.public_id}:
-            raise ApiError(
-                403,
-                "insufficient_permissions",
-                "Only keys with the scope `admin` may read what others use. Leave out `key` for your own usage.",
-                type="permission_error",
-                param="key",
-            )
+            sentence = "Only keys with the scope `admin` may read what others use. Leave out `key` for your own usage."
+            raise ApiError(403, "insufficient_permissions", sentence, param="key")
         owner = key.public_id
     await book.flush()  # what was used a moment ago belongs to it
     rows = await book.read(query.since, query.until, key=owner, model=query.model, group_by=groups(query.by))
-    return UsageList(data=[UsageSum.of(row) for row in rows])
+    return Listed(data=[UsageSum.of(row) for row in rows])

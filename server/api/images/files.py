@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
 from anyio import CapacityLimiter, to_thread
@@ -40,7 +40,6 @@ _KEY_FILE = "image-links.key"
 _KEY_BYTES = 32
 _MOMENT = re.compile(r"[0-9]{1,12}")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
-_SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,8 @@ class StoredImage:
 class ImageFiles:
     """The images in one folder, for one server. Use as `async with`, on one event loop.
 
-    The folder is swept at the start, every `sweep_every_seconds`, and after a write that makes it too large. Files of
-    other names are left alone. What is named `..._now` blocks, and raises OSError.
+    The folder is swept at the start, every `sweep_every_seconds`, and after each write. Files of other names are left
+    alone. What is named `..._now` blocks, and raises OSError.
     """
 
     path: Path
@@ -68,7 +67,6 @@ class ImageFiles:
     def __post_init__(self) -> None:
         self._threads = CapacityLimiter(_THREADS)
         self._sweeping = asyncio.Lock()
-        self._bytes = 0
         self._timer, self._tasks = SideTasks(), SideTasks()
 
     async def __aenter__(self) -> Self:
@@ -104,12 +102,9 @@ class ImageFiles:
                 "insufficient_storage",
                 "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
                 "`b64_json`, which stores nothing, or tell whoever runs this server.",
-                type="server_error",
                 headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
             ) from error
-        self._bytes += len(data)
-        if self._bytes > self.max_bytes and not self._sweeping.locked():
-            self._tasks.start(self.sweep())
+        self._tasks.start(self.sweep())
         return StoredImage(name, expires_at)
 
     async def read(self, name: str) -> bytes | None:
@@ -126,17 +121,10 @@ class ImageFiles:
     async def sweep(self) -> None:
         """Delete what is too old or too much; where that fails it is tried again later."""
         async with self._sweeping:
-            while True:
-                before, self._bytes = self._bytes, 0
-                try:
-                    kept = await self._run(self._sweep_now)
-                except OSError as error:
-                    self._bytes += before
-                    _log.warning("old images in %s could not be deleted: %s", self.path, error.strerror)
-                    return
-                self._bytes += kept  # what came meanwhile may count twice, but never not
-                if self._bytes <= self.max_bytes:
-                    return  # else nobody has started a sweep for what came
+            try:
+                await self._run(self._sweep_now)
+            except OSError as error:
+                _log.warning("old images in %s could not be deleted: %s", self.path, error.strerror)
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await to_thread.run_sync(work, *arguments, limiter=self._threads)
@@ -150,32 +138,22 @@ class ImageFiles:
                 file.unlink(missing_ok=True)
 
     def _write_now(self, name: str, data: bytes) -> None:
-        """Store a file. Where that fails nothing is left of it."""
-        part = self.path / f"{name}{_PART}"
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
-        try:
-            with _new_file(part) as file:
-                file.write(data)
-            part.replace(self.path / name)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        _write_private(self.path / name, data)
 
     def _delete_now(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def _sweep_now(self) -> int:
-        """Delete what is too old, then the oldest as long as there is too much. Returns the bytes that are left."""
+    def _sweep_now(self) -> None:
+        """Delete what is too old, then the oldest as long as there is too much."""
         files = sorted(self._stored())
         kept = sum(size for _, size, _ in files)
-        target = self.max_bytes * _SWEEP_TO if kept > self.max_bytes else self.max_bytes
         oldest = self.clock() - self.retention_seconds
         for modified, size, name in files:
-            if modified > oldest and kept <= target:
+            if modified > oldest and kept <= self.max_bytes:
                 break
             self._delete_now(name)
             kept -= size
-        return kept
 
     def _stored(self) -> Iterator[tuple[float, int, str]]:
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
@@ -200,11 +178,8 @@ class ImageLinks:
         with suppress(FileNotFoundError):
             if len(key := file.read_bytes()) == _KEY_BYTES:
                 return cls(key)
-        key, part = secrets.token_bytes(_KEY_BYTES), file.with_name(f"{_KEY_FILE}{_PART}")
-        part.unlink(missing_ok=True)
-        with _new_file(part) as opened:
-            opened.write(key)
-        part.replace(file)  # a damaged one signs nothing; the links that it may have signed are lost
+        key = secrets.token_bytes(_KEY_BYTES)
+        _write_private(file, key)  # a damaged one signs nothing; the links that it may have signed are lost
         return cls(key)
 
     def path(self, name: str, expires_at: int) -> str:
@@ -239,6 +214,14 @@ def public_base_url(request: Request, settings: Settings) -> str:
     return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}/v1"
 
 
-def _new_file(path: Path) -> BinaryIO:
-    """Make a file that only we may read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+def _write_private(file: Path, data: bytes) -> None:
+    """Write a file that only we may read, whole or not at all."""
+    part = file.with_name(f"{file.name}{_PART}")
+    part.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(data)
+        part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

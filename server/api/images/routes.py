@@ -141,7 +141,6 @@ class ImageAnswer:
         self._made_as = {"output_format": asked.output_format, "quality": asked.quality, "size": f"{size}x{size}"}
 
     async def whole(self) -> dict[str, Any]:
-        """Run to the end and return the answer in one piece."""
         items: dict[int, dict[str, Any]] = {}
         steps = 0
         async with self._images() as images:
@@ -218,7 +217,6 @@ first time, and save it from there.</p>
 """
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
     "Vary": "Accept",
 }
 
@@ -247,7 +245,6 @@ async def read_image_file(
         "Cache-Control": f"private, max-age={seconds}",
         "Content-Disposition": "inline",
         "Content-Security-Policy": "default-src 'none'",
-        "X-Content-Type-Options": "nosniff",
     }
     return Response(data, headers=headers, media_type=f"image/{name.rpartition('.')[2]}")
 

@@ -11,40 +11,30 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from server.api import schema as shared
 from server.api.chat_request import TextPart
 from server.api.json_schema import object_schema
-from server.api.schema import (
-    MAX_MESSAGES,
-    FunctionName,
-    PositiveInt,
-    ShortText,
-    Strict,
-    TopP,
-    refused,
-    stop_texts,
-    text_or_array,
-)
 from server.validation import FieldError
 
 _MAX_INPUT_BYTES = 2**20
 _NOT_EMPTY = Field(min_length=1, max_length=1024)
 _COUNTED = Field(max_length=1024)
-_STRING_OR_BLOCKS = text_or_array(" of content blocks")
+_STRING_OR_BLOCKS = shared.text_or_array(" of content blocks")
 
-_no_string = refused("must be an array of strings", lambda value: isinstance(value, str))
-_custom_only = refused(
+_no_string = shared.refused("must be an array of strings", lambda value: isinstance(value, str))
+_custom_only = shared.refused(
     "must be `custom` or left out: this server runs no tools itself (web search, bash, text editor, computer "
     "use). Offer a tool with a `name` and an `input_schema`, and run it where your program runs",
     lambda value: value is not None and value != "custom",
 )
-_limited_input = refused(
+_limited_input = shared.refused(
     f"must be at most {_MAX_INPUT_BYTES // 2**20} MiB long",
     lambda value: len(msgspec.json.encode(value)) > _MAX_INPUT_BYTES,
 )
 _Schema = Annotated[dict[str, Any], BeforeValidator(object_schema)]
 
 
-class Base64Source(Strict):
+class Base64Source(shared.Strict):
     """An image within the request."""
 
     type: Literal["base64"]
@@ -53,18 +43,17 @@ class Base64Source(Strict):
 
     @property
     def url(self) -> str:
-        """The same as an address."""
         return f"data:{self.media_type};base64,{self.data}"
 
 
-class UrlSource(Strict):
+class UrlSource(shared.Strict):
     """An image elsewhere. Which addresses are fetched is the same as for `image_url` of chat."""
 
     type: Literal["url"]
     url: Annotated[str, Field(min_length=1)]
 
 
-class ImageBlock(Strict):
+class ImageBlock(shared.Strict):
     """An image, for models with the capability `vision`."""
 
     type: Literal["image"]
@@ -74,25 +63,25 @@ class ImageBlock(Strict):
 _Seen = Annotated[TextPart | ImageBlock, Field(discriminator="type")]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(shared.Strict):
     """What a tool gave back for the call `tool_use_id`."""
 
     type: Literal["tool_result"]
-    tool_use_id: ShortText
+    tool_use_id: shared.ShortText
     content: Annotated[str | Annotated[list[_Seen], _COUNTED], _STRING_OR_BLOCKS] | None = None
     is_error: bool | None = None
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(shared.Strict):
     """An earlier tool call of the model."""
 
     type: Literal["tool_use"]
-    id: ShortText
-    name: ShortText
+    id: shared.ShortText
+    name: shared.ShortText
     input: Annotated[dict[str, Any], AfterValidator(_limited_input)]
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(shared.Strict):
     """What the model thought earlier, accepted and dropped."""
 
     type: Literal["thinking", "redacted_thinking"]
@@ -103,21 +92,21 @@ _AssistantBlock = Annotated[TextPart | ToolUseBlock | ThinkingBlock, Field(discr
 Block = TextPart | ImageBlock | ToolResultBlock | ToolUseBlock | ThinkingBlock
 
 
-class UserTurn(Strict):
+class UserTurn(shared.Strict):
     """What the user says, and what tools gave back."""
 
     role: Literal["user"]
     content: Annotated[str | Annotated[list[_UserBlock], _NOT_EMPTY], _STRING_OR_BLOCKS]
 
 
-class AssistantTurn(Strict):
+class AssistantTurn(shared.Strict):
     """What the model said; as the last message, what its answer begins with."""
 
     role: Literal["assistant"]
     content: Annotated[str | Annotated[list[_AssistantBlock], _COUNTED], _STRING_OR_BLOCKS]
 
 
-class SystemTurn(Strict):
+class SystemTurn(shared.Strict):
     """Instructions amid the conversation; they join those of `system`."""
 
     role: Literal["system"]
@@ -127,23 +116,23 @@ class SystemTurn(Strict):
 _Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class CustomTool(Strict):
+class CustomTool(shared.Strict):
     """A tool that the model may call and the client runs."""
 
     type: Annotated[str | None, BeforeValidator(_custom_only)] = None
-    name: FunctionName
+    name: shared.FunctionName
     description: str | None = None
     input_schema: _Schema
 
 
-class FreeToolChoice(Strict):
+class FreeToolChoice(shared.Strict):
     """Whether the model may, must or must not call tools."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
 
 
-class MessageToolChoice(Strict):
+class MessageToolChoice(shared.Strict):
     """Makes the model call this tool."""
 
     type: Literal["tool"]
@@ -151,33 +140,33 @@ class MessageToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Strict):
+class Thinking(shared.Strict):
     """Whether a model that can think does. `budget_tokens` is accepted and not kept to."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: PositiveInt | None = None
+    budget_tokens: shared.PositiveInt | None = None
 
 
-class MessageFormat(Strict):
+class MessageFormat(shared.Strict):
     """A JSON schema that the answer has to satisfy."""
 
     type: Literal["json_schema"]
     json_schema: Annotated[_Schema, Field(alias="schema")]
 
 
-class OutputConfig(Strict):
+class OutputConfig(shared.Strict):
     """How much effort, and which form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: MessageFormat | None = None
 
 
-class CountTokensBody(Strict):
+class CountTokensBody(shared.Strict):
     """The body of `POST /v1/messages/count_tokens`: all that makes a prompt."""
 
-    model: ShortText
+    model: shared.ShortText
     """An id from `GET /v1/models`."""
-    messages: Annotated[list[_Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[_Turn], Field(min_length=1, max_length=shared.MAX_MESSAGES)]
     system: Annotated[str | Annotated[list[TextPart], _COUNTED], _STRING_OR_BLOCKS] | None = None
     tools: Annotated[list[CustomTool], Field(max_length=128)] | None = None
     tool_choice: Annotated[FreeToolChoice | MessageToolChoice, Field(discriminator="type")] | None = None
@@ -201,13 +190,13 @@ class CountTokensBody(Strict):
 class MessagesBody(CountTokensBody):
     """The body of `POST /v1/messages`."""
 
-    max_tokens: PositiveInt
+    max_tokens: shared.PositiveInt
     """How long the answer may be."""
-    stop_sequences: Annotated[Any, AfterValidator(stop_texts), BeforeValidator(_no_string)] = ()
+    stop_sequences: Annotated[Any, AfterValidator(shared.stop_texts), BeforeValidator(_no_string)] = ()
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """Higher is more random; 0 always takes the likeliest token. Default 1."""
-    top_p: TopP | None = None
+    top_p: shared.TopP | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Only the likeliest so many tokens are drawn from; 0 means all."""
 

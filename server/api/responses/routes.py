@@ -191,12 +191,10 @@ class _Item:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
-        """Return the one content part of a message or of reasoning."""
         part = {"type": _KINDS[self.kind][1], "text": "".join(self.pieces)}
         return {**part, "annotations": [], "logprobs": self.logprobs} if self.kind == "message" else part
 
     def fill(self, status: str) -> None:
-        """Put the text so far into the item."""
         filled = {"arguments": "".join(self.pieces)} if self.kind == "function_call" else {"content": [self.part()]}
         self.value |= {"status": status, **filled}
 
@@ -216,12 +214,10 @@ class ResponseAnswer:
         self.response: dict[str, Any] | None = None
 
     def start(self) -> bytes:
-        """Return the two events that open the stream."""
         created = self._state("in_progress")
         return self._event("response.created", response=created) + self._event("response.in_progress", response=created)
 
     def step(self, step: ChatStep) -> bytes:
-        """Return the events of one engine step; nothing while its text is held back."""
         self._usage = step.usage
         return b"".join(self._delta(delta) for delta in step.deltas)
 
@@ -235,7 +231,6 @@ class ResponseAnswer:
         return opened + closed + self._event(f"response.{status}", response=self.response)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which cannot go on."""
         if self._items:
             self._items[-1].fill("incomplete")
         return self._event("response.failed", response=self._state("failed", error))
@@ -326,7 +321,6 @@ class ResponseAnswer:
 
 
 def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
-    """Return the fields that repeat what was asked for."""
     tool_choice = body.tool_choice or "auto"
     form = body.text.format if body.text else None
     return {

@@ -9,31 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from server.api.schema import (
-    MAX_MESSAGES,
-    ModelBody,
-    PositiveInt,
-    ShortText,
-    Strict,
-    Temperature,
-    TopLogprobs,
-    TopP,
-    refused,
-    text_or_array,
-)
+from server.api import schema as shared
+from server.api.chat_request import TextFormat
 
-_not_stored = refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
-_not_in_background = refused(
+_not_stored = shared.refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
+_not_in_background = shared.refused(
     "cannot be true: nothing is stored here, so the answer could not be fetched later", lambda value: value is True
 )
-_function_only = refused(
+_function_only = shared.refused(
     "must be `function`: this server runs no tools of its own, it only calls yours", lambda kind: kind != "function"
 )
 
 
 def _metadata(value: Any) -> Any:
-    if value is None:
-        return value
     pairs = value.items() if isinstance(value, dict) and len(value) <= 16 else [("", None)]
     if not all(len(name) <= 64 and isinstance(text, str) and len(text) <= 512 for name, text in pairs):
         raise ValueError("must hold at most 16 strings of up to 512 characters, under names of up to 64")
@@ -49,21 +37,21 @@ def _typed(item: Any) -> Any:
     return item
 
 
-class ResponseText(Strict):
+class ResponseText(shared.Strict):
     """Text, of whoever says it."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class RefusalPart(Strict):
+class RefusalPart(shared.Strict):
     """What a model said instead of an answer; for us text like any other."""
 
     type: Literal["refusal"]
     text: Annotated[str, Field(alias="refusal")]
 
 
-class ResponseImage(Strict):
+class ResponseImage(shared.Strict):
     """An image within a user's message, for models with the capability `vision`."""
 
     type: Literal["input_image"]
@@ -73,10 +61,10 @@ class ResponseImage(Strict):
 
 
 Part = Annotated[ResponseText | RefusalPart | ResponseImage, Field(discriminator="type")]
-_Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], text_or_array()]
+_Content = Annotated[str | Annotated[list[Part], Field(max_length=1024)], shared.text_or_array()]
 
 
-class MessageItem(Strict):
+class MessageItem(shared.Strict):
     """What somebody said. `developer` means the same as `system`."""
 
     type: Literal["message"]
@@ -84,24 +72,24 @@ class MessageItem(Strict):
     content: _Content
 
 
-class FunctionCallItem(Strict):
+class FunctionCallItem(shared.Strict):
     """An earlier call that the model made; `arguments` is JSON text."""
 
     type: Literal["function_call"]
-    call_id: ShortText
-    name: ShortText
+    call_id: shared.ShortText
+    name: shared.ShortText
     arguments: str
 
 
-class FunctionCallOutputItem(Strict):
+class FunctionCallOutputItem(shared.Strict):
     """What came of the call `call_id`."""
 
     type: Literal["function_call_output"]
-    call_id: ShortText
+    call_id: shared.ShortText
     output: _Content
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(shared.Strict):
     """What the model thought earlier. Accepted, and not shown to the model again."""
 
     type: Literal["reasoning"]
@@ -111,10 +99,10 @@ Item = Annotated[
     Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
     BeforeValidator(_typed),
 ]
-_Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+_Items = Annotated[list[Item], Field(min_length=1, max_length=shared.MAX_MESSAGES)]
 
 
-class FunctionTool(Strict):
+class FunctionTool(shared.Strict):
     """A function that the model may call; `parameters` is a JSON schema of an object."""
 
     type: Annotated[str, AfterValidator(_function_only)]
@@ -124,20 +112,14 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
-class NamedTool(Strict):
+class NamedTool(shared.Strict):
     """Makes the model call this function."""
 
     type: Literal["function"]
     name: str
 
 
-class PlainFormat(Strict):
-    """Free text, the default; or any JSON object."""
-
-    type: Literal["text", "json_object"]
-
-
-class ResponseSchema(Strict):
+class ResponseSchema(shared.Strict):
     """JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
@@ -147,29 +129,29 @@ class ResponseSchema(Strict):
     strict: bool | None = None
 
 
-class TextOptions(Strict):
+class TextOptions(shared.Strict):
     """What the text of the answer looks like. `verbosity` is accepted and has no effect."""
 
-    format: Annotated[PlainFormat | ResponseSchema, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormat | ResponseSchema, Field(discriminator="type")] | None = None
 
 
-class ReasoningOptions(Strict):
+class ReasoningOptions(shared.Strict):
     """How much the model thinks, if it does. `summary` is accepted: reasoning comes as it is."""
 
     effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
 
 
-class ResponseBody(ModelBody):
+class ResponseBody(shared.ModelBody):
     """The body of `POST /v1/responses`. Nothing of it is stored, whatever `store` says."""
 
-    input: Annotated[str | _Items, text_or_array()]
+    input: Annotated[str | _Items, shared.text_or_array()]
     """What the user says; or the whole conversation as items."""
     instructions: str | None = None
     """A system message in front of everything."""
-    max_output_tokens: PositiveInt | None = None
+    max_output_tokens: shared.PositiveInt | None = None
     """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
+    temperature: shared.Temperature | None = None
+    top_p: shared.TopP | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -177,9 +159,9 @@ class ResponseBody(ModelBody):
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[str], Field(max_length=64)] | None = None
     """`message.output_text.logprobs` adds probabilities; the others have no effect."""
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: shared.TopLogprobs | None = None
     stream: bool | None = None
-    metadata: Annotated[Any, AfterValidator(_metadata)] = None
+    metadata: Annotated[dict[str, Any], BeforeValidator(_metadata)] | None = None
     """Comes back with the answer."""
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

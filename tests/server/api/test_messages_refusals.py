@@ -236,7 +236,7 @@ async def test_the_access_line_says_what_happened(server: Server, http: httpx2.A
 
 def test_a_failure_after_the_start_is_an_event_of_the_convention():
     event = MessageAnswer(ChatRequest(request_id="1", model="m", messages=[])).failed(
-        ApiError(503, "engine_unavailable", "Gone.", type="server_error")
+        ApiError(503, "engine_unavailable", "Gone.")
     )
     first, second = event.decode().removesuffix("\n\n").split("\n")
     assert first == "event: error"

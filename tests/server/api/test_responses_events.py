@@ -49,7 +49,7 @@ def test_reasoning_text_and_calls_are_items_of_their_own_one_after_the_other():
 def test_a_failure_in_the_middle_ends_the_stream_with_the_usual_error_and_what_had_been_said():
     made = encoder(stream=True)
     data = made.start() + made.step(ChatStep((ChatDelta(0, content="Half an"),), Usage(1, 2)))
-    data += made.failed(ApiError(503, "engine_unavailable", "Try again.", type="server_error"))
+    data += made.failed(ApiError(503, "engine_unavailable", "Try again."))
     last = events_of(data.decode())[-1]
     assert last["type"] == "response.failed"
     error = {"message": "Try again.", "type": "server_error", "param": None, "code": "engine_unavailable"}

@@ -44,6 +44,24 @@ def test_each_engine_counts_into_its_own_registry(config: Any) -> None:
     assert (counted(first), counted(second), counted(REGISTRY)) == ([3], [0], [])
 
 
+def test_times_between_tokens_are_counted_as_vllm_does(config: Any) -> None:
+    from vllm.v1.metrics.stats import IterationStats
+
+    def samples(*, at_once: bool) -> dict[tuple[str, str | None], float]:
+        logger = stat_logger_into(registry := CollectorRegistry())
+        record = logger.record if at_once else logger.__bases__[0].record
+        made = logger(config, [0])
+        for seconds in ([0.001, 0.01, 0.0100001, 0.3], [], [5.0, 1e9]):
+            statistics = IterationStats()
+            statistics.inter_token_latencies_iter += seconds
+            record(made, None, statistics)
+        every = (sample for metric in registry.collect() for sample in metric.samples)
+        return {(each.name, each.labels.get("le")): each.value for each in every if "_created" not in each.name}
+
+    assert samples(at_once=True) == samples(at_once=False)
+    assert samples(at_once=True)[LATENCIES, None] == 6
+
+
 def test_two_engines_register_the_same_metrics(config: Any) -> None:
     names = []
     for _ in range(2):

@@ -254,7 +254,7 @@ async def assert_refused(files: ImageFiles, data: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         await files.save(data, "png")
     assert (caught.value.status, caught.value.code) == (507, "insufficient_storage")
-    assert caught.value.type == "server_error"
+    assert caught.value.body()["type"] == "server_error"
     assert caught.value.headers == {"x-should-retry": "false"}
     assert "b64_json" in caught.value.message
 
