@@ -3,10 +3,9 @@
 import importlib
 import itertools
 import logging
-import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +15,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends import WORKER_ENVIRONMENT
+import engine.backends.tts.vits  # noqa: F401  # takes seconds, and the first request does not wait
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
+from engine.types import Report
 from engine.voices.languages import language_name
 from engine.voices.readers import FAMILIES
 from engine.voices.text import Piece, speakable
@@ -35,12 +35,8 @@ _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
 
-def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
+def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
     """Make ready to speak; voices are loaded when they are first asked for. `options`: whether files are marked."""
-    report("importing torch", 0.1)
-    os.environ.update(WORKER_ENVIRONMENT)  # read when the libraries are imported, which is below
-    from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
-
     return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=bool))
 
 
