@@ -24,7 +24,7 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 def register() -> None:
     """Called once by vLLM in each of its processes; the one that serves HTTP only registers the kernels."""
     if runs_on_cpu():
-        apply("cpu kernels", _register_kernels)
+        apply("cpu kernels", register_kernels)
     if multiprocessing.parent_process() is None:
         return
     tie_to_parent()
@@ -33,10 +33,12 @@ def register() -> None:
         apply(name, change)
 
 
-def _register_kernels() -> None:
-    from engine.backends.vllm.kernels import register_kernels
+def register_kernels() -> dict[str, list[str]]:
+    """Register them where vLLM reads its configuration. Return its engine argument `ir_op_priority`."""
+    from engine.backends.vllm import kernels
 
-    register_kernels()
+    kernels.register()
+    return kernels.PRIORITY
 
 
 def patches() -> dict[str, Callable[[], None]]:

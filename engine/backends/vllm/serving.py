@@ -26,6 +26,7 @@ from engine.admission import SEQUENCE, Admission, ChatTicket, Room
 from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import Grammars
 from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
+from engine.backends.vllm.processes import StarterThread
 from engine.backends.vllm.request import (
     TextPrompts,
     check_answer_alone,
@@ -35,17 +36,17 @@ from engine.backends.vllm.request import (
     translate,
     translate_text,
 )
-from engine.backends.vllm.start import Launch
 from engine.backends.vllm.tool_calls import CallStream, mend, parsers_for
+from engine.config import ChatModelSpec
+from engine.config.models import ChatEngineSpec
 from engine.errors import LoadError
-from engine.media import image_places
+from engine.media import Pictures, image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
 
 
-def build_serving(engine: Any, launch: Launch) -> Serving:
+def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThread, pictures: Pictures) -> Serving:
     """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
-    spec = launch.spec
     template = getattr(engine.renderer.tokenizer, "chat_template", None)
     tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
     try:
@@ -60,7 +61,7 @@ def build_serving(engine: Any, launch: Launch) -> Serving:
     # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
     if compat.fits("grammar check"):
         engine.input_processor.structured_outputs_config = None
-    return Serving(engine, chat, launch)
+    return Serving(engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures)
 
 
 def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_parser: str | None) -> Any:
@@ -93,14 +94,14 @@ def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_par
 class Serving:
     """Of one started engine. `vllm` is vLLM's own serving of it. Used in one event loop."""
 
-    def __init__(self, engine: Any, vllm: Any, launch: Launch) -> None:
+    def __init__(self, engine: Any, vllm: Any, limits: ChatEngineSpec, grammars: Grammars, pictures: Pictures) -> None:
         self._engine = engine
         self.vllm = vllm
-        self.admission = Admission(_room_of(engine, launch))
-        self.grammars = Grammars(engine.vllm_config, launch.grammar_starter)
+        self.admission = Admission(_room_of(engine, limits))
+        self.grammars = grammars
         self.context_length: int = engine.model_config.max_model_len
-        self._limits = launch.spec.engine
-        self._pictures = launch.pictures
+        self._limits = limits
+        self._pictures = pictures
         self._reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._text: TextPrompts | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -271,8 +272,8 @@ class Serving:
         return task
 
 
-def _room_of(engine: Any, launch: Launch) -> Room:
-    limits, cache = launch.spec.engine, engine.vllm_config.cache_config
+def _room_of(engine: Any, limits: ChatEngineSpec) -> Room:
+    cache = engine.vllm_config.cache_config
     return Room(
         sequences=limits.max_num_seqs,
         waiting=limits.max_queued_requests,
