@@ -111,14 +111,13 @@ class Adapter:
     def shift(self, patches: int) -> float:
         """Return how far the schedule of an image of so many patches leans to noise."""
         config = self.pipe.scheduler.config
-        mu: float = self.module.calculate_shift(
+        return self.module.calculate_shift(
             patches,
             config.get("base_image_seq_len", 256),
             config.get("max_image_seq_len", 4096),
             config.get("base_shift", 0.5),
             config.get("max_shift", self.most_shift),
         )
-        return mu
 
     def forward(self, states: Sequence[Denoising]) -> list[Any]:
         """Return the prediction for each in one call of the model, guided where the pipeline guides."""
@@ -146,8 +145,7 @@ class Adapter:
         pixels = self.pipe.vae.decode(self.unscaled(latents, edge), return_dict=False)[0]
         if pixels.ndim == 5:  # the VAE of a video model: its only frame
             pixels = pixels[:, :, 0]
-        picture: NDArray[Any] = self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
-        return picture
+        return self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
 
     def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
         """Return latents as the VAE wants them; here they were scaled and shifted."""

@@ -25,7 +25,6 @@ from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
 from engine.types import FinishedImage, ImageJob, ImageProgress, PartialImage, Report
 
-_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _QUALITY = {"jpeg": 92, "webp": 90}  # where none is asked for
 # Four times faster than Pillow's default, and 17 % larger (measured at 1024 x 1024).
 _PNG_LEVEL = 1
@@ -71,8 +70,8 @@ class Running:
     previews: int = 0
 
 
-class ImageService:
-    """A `Service` (process/protocol.py) but for its `step`."""
+class ImageService(Service):
+    """A `Service` (process/protocol.py) but for what is run in a `step`."""
 
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         self.running: dict[int, Running] = {}  # those that have waited longest first
@@ -82,9 +81,6 @@ class ImageService:
     @property
     def busy(self) -> bool:
         return bool(self.running)
-
-    def step(self) -> None:
-        raise NotImplementedError
 
     def submit(self, number: int, payload: msgspec.Raw, /) -> None:
         """Queue a job. Raises `RequestError` for one that this pipeline cannot do as it is asked."""
@@ -105,6 +101,30 @@ class ImageService:
         """End a job after the current step; what it has made so far is lost. One that has ended is left alone."""
         if self.running.pop(number, None) is not None:
             self._outlet.done(number)
+
+    def step(self) -> None:
+        """Go on with the job that has waited longest, and with all that are run with it in one go."""
+        jobs = self.running.values()
+        group = next_together(jobs, self._kind, lambda one: self._profile.max_batch.of(one.job.size))
+        for running in group:  # to the end of the queue: sizes that cannot share a step take turns
+            self.running[running.number] = self.running.pop(running.number)
+        try:
+            self._run(group)
+        except (torch.OutOfMemoryError, MemoryError):  # the service lives on
+            self._fail(
+                group,
+                "The device ran out of memory while making this image. Try again; if it happens again, ask the "
+                "operator of this server to lower max_batch or render_size of the model.",
+            )
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _kind(self, running: Running) -> Hashable:
+        """Return what jobs that are run in one go have in common."""
+        raise NotImplementedError
+
+    def _run(self, group: list[Running]) -> None:
+        raise NotImplementedError
 
     def rehearse(self) -> None:
         """Make a small image that is not sent. Raises `LoadError` for a model that cannot."""
@@ -149,28 +169,11 @@ class ImageService:
                     param=param,
                 )
 
-    def _next_together(self, agrees: Callable[[Running], Hashable]) -> list[Running]:
-        """Return the jobs that are run next in one go, among those of which `agrees` says the same."""
-        chosen = next_together(self.running.values(), agrees, lambda one: self._profile.max_batch.of(one.job.size))
-        for running in chosen:  # to the end of the queue: sizes that cannot share a step take turns
-            self.running[running.number] = self.running.pop(running.number)
-        return chosen
-
     def _fail(self, group: Iterable[Running], message: str) -> None:
         """End jobs whose images cannot be made; those that have ended already are left alone."""
         for running in group:
             if self.running.pop(running.number, None) is not None:
                 self._outlet.failed(running.number, GenerationError(message))
-
-    def _fail_for_memory(self, group: Iterable[Running]) -> None:
-        """Fail the jobs that the device had no memory for, and give back what they took; the service lives on."""
-        self._fail(
-            group,
-            "The device ran out of memory while making this image. Try again; if it happens again, ask the operator of "
-            "this server to lower max_batch or render_size of the model.",
-        )
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     def _finish(self, running: Running, pixels: NDArray[Any]) -> None:
         """End a job with its picture, or as failed if that has anything but numbers."""
@@ -196,31 +199,27 @@ class ImageService:
 
 
 class StepService(ImageService):
-    """A `Service` whose `step` is one denoising step of one group of images."""
+    """A `Service` whose `step` is one denoising step."""
 
     def __init__(self, adapter: Adapter, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         super().__init__(adapter.pipe, profile, outlet, mark=mark)
         self._adapter = adapter
 
-    def step(self) -> None:
-        mixes = self._adapter.mixes_sizes
-        group = self._next_together(lambda running: None if mixes else running.edge)
-        try:
-            with torch.inference_mode():
-                self._step(group, [self._state(running) for running in group])
-        except _OUT_OF_MEMORY:
-            self._fail_for_memory(group)
+    def _kind(self, running: Running) -> Hashable:
+        return None if self._adapter.mixes_sizes else running.edge
 
-    def _step(self, group: list[Running], states: list[Denoising]) -> None:
-        predictions = self._adapter.forward(states)
-        for running, state, prediction in zip(group, states, predictions, strict=True):
-            state.advance(prediction)
-            self._report(running, state.steps_done, state.steps)
-        for running, state in zip(group, states, strict=True):
-            if state.steps_done == state.steps:
-                self._finish(running, self._adapter.decode(state.latents, running.edge))
-            elif state.steps_done in preview_steps(state.steps, running.job.partial_images):
-                self._preview(running, self._adapter.decode(state.outlook, running.edge))
+    def _run(self, group: list[Running]) -> None:
+        with torch.inference_mode():
+            states = [self._state(running) for running in group]
+            predictions = self._adapter.forward(states)
+            for running, state, prediction in zip(group, states, predictions, strict=True):
+                state.advance(prediction)
+                self._report(running, state.steps_done, state.steps)
+            for running, state in zip(group, states, strict=True):
+                if state.steps_done == state.steps:
+                    self._finish(running, self._adapter.decode(state.latents, running.edge))
+                elif state.steps_done in preview_steps(state.steps, running.job.partial_images):
+                    self._preview(running, self._adapter.decode(state.outlook, running.edge))
 
     def _state(self, running: Running) -> Denoising:
         if running.state is None:
@@ -236,16 +235,18 @@ class _AllCancelledError(Exception):
 class RequestService(ImageService):
     """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
-    def step(self) -> None:
+    def _kind(self, running: Running) -> Hashable:
         # Without a negative prompt some pipelines guide otherwise.
-        group = self._next_together(lambda one: (one.edge, one.steps, one.job.negative_prompt is None))
+        return running.edge, running.steps, running.job.negative_prompt is None
+
+    def _run(self, group: list[Running]) -> None:
         try:
             pictures = self._pipe(**self._call(group)).images
-        except (_AllCancelledError, *_OUT_OF_MEMORY) as error:
+        except BaseException as error:
             self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only where they reach their end
-            if not isinstance(error, _AllCancelledError):
-                self._fail_for_memory(group)
-            return
+            if isinstance(error, _AllCancelledError):
+                return
+            raise
         for running, pixels in zip(group, pictures, strict=True):
             self._finish(running, pixels)
 
@@ -306,10 +307,10 @@ class _Rehearsal:
 
     def done(self, job: int) -> None: ...
 
+    def poll(self) -> None: ...
+
     def failed(self, job: int, error: EngineError) -> None:  # noqa: ARG002  # there is only one
         raise error
-
-    def poll(self) -> None: ...
 
 
 def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batch: Callable[[_T], int]) -> list[_T]:

@@ -28,7 +28,7 @@ from typing import Any
 
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
-from engine.backends.vllm.schemas import enforceable, of_the_type, unenforced
+from engine.backends.vllm.schemas import enforceable, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
 
 _log = logging.getLogger("hearth.engine")
@@ -217,11 +217,8 @@ _LIGHT_BYTES = 16 * 2**10
 _LIGHT_NODES = 24
 _LIGHT_ENUM = 64
 # Keywords that make no grammar, and those that make one no larger than what is written down.
-_SILENT = frozenset(
-    {"title", "description", "default", "examples", "$schema", "$id", "deprecated", "readOnly", "strict"}
-)
-_PLAIN = frozenset({"type", "required", "const"})
-_NESTED = frozenset({"items", "additionalProperties", "anyOf", "oneOf", "properties"})
+_LIGHT = {"title", "description", "default", "examples", "$schema", "$id", "deprecated", "readOnly", "strict"}
+_LIGHT |= {"type", "required", "const", "enum", "items", "additionalProperties", "anyOf", "oneOf", "properties"}
 
 
 def format_tag(form: Any) -> str | None:
@@ -257,7 +254,7 @@ def is_light(tag: str) -> bool:
     for schema in schemas:  # which grows meanwhile
         if len(schemas) > _LIGHT_NODES or not _is_plain(schema):
             return False
-        schemas += _parts(schema) if isinstance(schema, dict) else []
+        schemas += parts(schema) if isinstance(schema, dict) else []
     return True
 
 
@@ -274,18 +271,9 @@ def _is_plain(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     enum = schema.get("enum", [])
-    known = set(schema) <= _SILENT | _PLAIN | _NESTED | {"enum"}
     # Any other name means a grammar that excludes all the named ones: 1.6 s for 38 of them.
     open_ended = schema.get("additionalProperties", False) is not False and "properties" in schema
-    return known and not open_ended and isinstance(enum, list) and len(enum) <= _LIGHT_ENUM
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[Any]:
-    for keyword in _NESTED & set(schema):
-        value = schema[keyword]
-        if keyword == "properties" and isinstance(value, dict):
-            value = list(value.values())
-        yield from value if isinstance(value, list) else [value]
+    return schema.keys() <= _LIGHT and not open_ended and isinstance(enum, list) and len(enum) <= _LIGHT_ENUM
 
 
 class _Compilers:

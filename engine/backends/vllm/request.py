@@ -124,12 +124,11 @@ async def render_texts(chat: Any, request: TextRequest) -> list[Any]:
                 renderer.validate_token_ids(prompt)
     except VLLMValidationError as error:
         raise RequestError("`prompt` holds a token id that this model does not have.", param="prompt") from error
-    rendered: list[Any] = await renderer.render_cmpl_async(
+    return await renderer.render_cmpl_async(
         [parse_model_prompt(model_config, prompt) for prompt in prompts],
         translate_text(request).build_tok_params(model_config),
         prompt_extras={"cache_salt": request.cache_salt} if request.cache_salt is not None else None,
     )
-    return rendered
 
 
 def check_context(
@@ -264,8 +263,7 @@ class TextPrompts:
             text = "".join(self._template.root_render_func(context))
         except Exception:  # noqa: BLE001  # vLLM's renderer says what a template refuses
             return None
-        ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
-        return ids
+        return self._encode([text], add_special_tokens=False)[0].ids
 
     async def agrees_with(self, renderer: Any, requests: Sequence[ChatCompletionRequest]) -> bool:
         """Check that vLLM renders the same tokens; a template may refuse an order of roles, and both must."""

@@ -89,10 +89,8 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     """Return what holds both, of objects; None where that cannot be written down."""
-    if not isinstance(branch, dict) or not _is_object(base):
-        return None
-    own = {name: value for name, value in branch.items() if name in _CONSTRAINTS}
-    if not own.keys() <= _OBJECT | {"type"} or own.get("type", "object") != "object":
+    own = {name: value for name, value in branch.items() if name in _CONSTRAINTS} if isinstance(branch, dict) else None
+    if own is None or not _is_object(base) or not _is_object(own):
         return None
     both = (base.keys() & own.keys()) - {"type", "properties", "required"}
     shared = base.get("properties", {}).keys() & own.get("properties", {}).keys()
@@ -165,14 +163,17 @@ def _unenforced(schema: Any) -> Iterator[str]:
             break
     else:
         yield from _typed(schema, keywords)
+    for part in parts(schema):
+        yield from _unenforced(part)
+
+
+def parts(schema: dict[str, Any]) -> Iterator[Any]:
+    """Yield what stands within a schema where schemas do."""
     for name in ("$defs", "definitions", "properties"):
-        for part in schema[name].values() if isinstance(schema.get(name), dict) else ():
-            yield from _unenforced(part)
+        yield from schema[name].values() if isinstance(schema.get(name), dict) else ()
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        for part in schema[name] if isinstance(schema.get(name), list) else ():
-            yield from _unenforced(part)
-    for name in ("items", "additionalProperties"):
-        yield from _unenforced(schema.get(name))
+        yield from schema[name] if isinstance(schema.get(name), list) else ()
+    yield from (schema[name] for name in ("items", "additionalProperties") if name in schema)
 
 
 def _beside(leading: str, schema: dict[str, Any], others: set[str]) -> Iterator[str]:
@@ -209,13 +210,9 @@ def _typed(schema: dict[str, Any], keywords: set[str]) -> Iterator[str]:
         yield "prefixItems"
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    kind = schema.get("type", [])
-    return frozenset({kind} if isinstance(kind, str) else filter(_is_text, kind) if isinstance(kind, list) else ())
+    kinds = schema.get("type")
+    return frozenset(kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
 
 
 def _fits(value: Any, schema: dict[str, Any]) -> bool:

@@ -204,8 +204,7 @@ class Serving:
 
     def _longest(self, prompt_tokens: int, most: int | None) -> int:
         defaults, override = self.vllm.default_sampling_params, self.vllm.override_max_tokens
-        longest: int = get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
-        return longest
+        return get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
 
     def _outputs(self, request: ChatRequest, vllm_request: Any, core: Any) -> tuple[ChatOutputs, Any]:
         """Return what makes steps of vLLM's outputs, and what takes the place of its state of the request, if any."""
