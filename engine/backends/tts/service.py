@@ -4,7 +4,6 @@ import importlib
 import itertools
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -70,7 +69,7 @@ def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
         if known.name == family and not known.installed:
             raise LoadError(f"What runs {family} is not installed: {known.install}")
     try:
-        model: Synthesizer = importlib.import_module(f"engine.backends.tts.{family}").load(folder)
+        return importlib.import_module(f"engine.backends.tts.{family}").load(folder)
     except EngineError:
         raise
     except Exception as error:  # the errors of the families' libraries share no other class
@@ -79,7 +78,6 @@ def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
             f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
             "download is complete."
         ) from error
-    return model
 
 
 class SpeechService:
@@ -87,7 +85,7 @@ class SpeechService:
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
         self._outlet, self._mark = outlet, mark
-        self._running: OrderedDict[int, Iterator[tuple[SpeechChunk, bool]]] = OrderedDict()
+        self._running: dict[int, Iterator[tuple[SpeechChunk, bool]]] = {}  # those that have waited longest first
 
     def submit(self, job: int, payload: bytes) -> None:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
@@ -118,7 +116,7 @@ class SpeechService:
         if last:
             self.cancel(number)
         elif number in self._running:
-            self._running.move_to_end(number)
+            self._running[number] = self._running.pop(number)
 
     def _speak(self, number: int, job: SpeechJob, pieces: list[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
         """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first."""

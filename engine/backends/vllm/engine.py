@@ -133,8 +133,22 @@ class VllmChat(Backend):
         return tuple(self._watch.pids())
 
     async def sleep(self) -> bool:
-        sleep = self._launch.sleep
-        return sleep is not None and await fall_asleep(self._engine, sleep, self._launch.spec.id)
+        sleep, name = self._launch.sleep, self._launch.spec.id
+        if sleep is None:
+            return False
+        before = await _free_bytes(sleep.gpus)
+        try:
+            async with asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
+                await self._engine.sleep(level=1)
+        except Exception:  # noqa: BLE001  # any error of vLLM: the engine is ended instead
+            _log.exception("%s did not fall asleep; it is ended and will be loaded again", name)
+            return False
+        after = await _free_bytes(sleep.gpus)
+        freed = min((after[gpu] - before[gpu] for gpu in sleep.gpus if gpu in after and gpu in before), default=0)
+        if freed < _LEAST_FREED * sleep.frees_bytes:
+            _log.warning("%s fell asleep and freed %d bytes of %d; it is ended instead", name, freed, sleep.frees_bytes)
+            return False
+        return True
 
     async def wake(self) -> None:
         if self._launch.sleep is not None:
@@ -291,13 +305,13 @@ def end_engine(engine: Any, timeout_seconds: float) -> None:
     collected (server/serve.py).
     """
     engine.shutdown(timeout=timeout_seconds)
-    children = processes_of(engine)
     with compat.guarded("end"):
         resources = engine.engine_core.resources
         # By their ending: releases of vLLM have called them differently.
         sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
+        close = partial(_close, resources.ctx, sockets, processes_of(engine))
         # A daemon that is not joined: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
-        threading.Thread(target=_close, args=(resources.ctx, sockets, children), name="vllm-end", daemon=True).start()
+        threading.Thread(target=close, name="vllm-end", daemon=True).start()
 
 
 def processes_of(engine: Any) -> list[BaseProcess]:
@@ -406,23 +420,6 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments
-
-
-async def fall_asleep(engine: Any, sleep: Sleep, name: str) -> bool:
-    """Free its GPUs. False where that freed too little: the engine cannot be used after that."""
-    before = await _free_bytes(sleep.gpus)
-    try:
-        async with asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
-            await engine.sleep(level=1)
-    except Exception:  # noqa: BLE001  # any error of vLLM: the engine is ended instead
-        _log.exception("%s did not fall asleep; it is ended and will be loaded again", name)
-        return False
-    after = await _free_bytes(sleep.gpus)
-    freed = min((after[gpu] - before[gpu] for gpu in sleep.gpus if gpu in after and gpu in before), default=0)
-    if freed < _LEAST_FREED * sleep.frees_bytes:
-        _log.warning("%s fell asleep and freed %d bytes of %d; it is ended instead", name, freed, sleep.frees_bytes)
-        return False
-    return True
 
 
 async def _free_bytes(gpus: tuple[int, ...]) -> dict[int, int]:

@@ -22,9 +22,8 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast
 
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
@@ -54,10 +53,7 @@ _VERDICTS_KEPT = 4096
 _TOO_COMPLEX_SECONDS = 600.0
 
 
-class Verdict(Enum):
-    FINE = "fine"
-    INVALID = "invalid"
-    TOO_COMPLEX = "too complex"
+Verdict: TypeAlias = Literal["fine", "invalid", "too complex"]
 
 
 class Grammars:
@@ -111,7 +107,7 @@ class Grammars:
             self._remember(digest, verdict)
         if verdict is None:
             verdict = await self._compiled(kind, grammar, owner, digest)
-        if verdict == Verdict.TOO_COMPLEX:
+        if verdict == "too complex":
             raise GrammarTooComplexError(
                 f"`{field}` holds a JSON schema that cannot be prepared for this model within "
                 f"{_COMPILE_SECONDS:.0f} seconds and bounded memory. Make it simpler: fewer optional properties "
@@ -119,7 +115,7 @@ class Grammars:
                 "`maxItems`.",
                 param=field,
             )
-        if verdict == Verdict.INVALID:
+        if verdict == "invalid":
             raise invalid_schema(field)
 
     async def _bind(self, request: Any, tag: str, owner: str, field: str) -> None:
@@ -167,7 +163,7 @@ class Grammars:
         return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
-        seconds = _TOO_COMPLEX_SECONDS if verdict == Verdict.TOO_COMPLEX else float("inf")
+        seconds = _TOO_COMPLEX_SECONDS if verdict == "too complex" else float("inf")
         self._verdicts[digest] = verdict, asyncio.get_running_loop().time() + seconds
         if len(self._verdicts) > _VERDICTS_KEPT:
             del self._verdicts[next(iter(self._verdicts))]
@@ -206,8 +202,8 @@ def _parsed(tag: str) -> Verdict:
     try:
         xgrammar.Grammar.from_structural_tag(tag)
     except Exception:  # noqa: BLE001  # xgrammar raises many kinds, all of them about the grammar
-        return Verdict.INVALID
-    return Verdict.FINE
+        return "invalid"
+    return "fine"
 
 
 # A weak model pads with spaces and newlines until `max_tokens` where the grammar lets it: one at a time is enough.
@@ -306,7 +302,7 @@ class _Compilers:
                 if self._closed or compiler not in self._idle:
                     self._discard(compiler)
         self._check_open()
-        return Verdict.TOO_COMPLEX, 0.0
+        return "too complex", 0.0
 
     def close(self) -> None:
         """End all processes at once; requests that wait for one get `EngineDiedError`."""
@@ -373,7 +369,7 @@ class _Compiler:
         """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
         self._writer.write(json.dumps([kind, grammar]).encode() + b"\n")
         await self._writer.drain()
-        return Verdict(await self._answer())
+        return cast("Verdict", await self._answer())
 
     def is_alive(self) -> bool:
         return not self._reader.at_eof()
@@ -385,7 +381,7 @@ class _Compiler:
             self._process.kill()
 
     async def _answer(self) -> str:
-        line: bytes = await self._reader.readline()
+        line = await self._reader.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         return line[:-1].decode()
@@ -403,7 +399,7 @@ def _serve(end: socket.socket, config: Any) -> None:
     with end, end.makefile("rb") as questions:
         end.sendall(b"ready\n")
         for line in questions:
-            end.sendall(_verdict(backend, *json.loads(line)).value.encode() + b"\n")
+            end.sendall(_verdict(backend, *json.loads(line)).encode() + b"\n")
 
 
 def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
@@ -412,12 +408,12 @@ def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
     try:
         backend.compile_grammar(StructuredOutputOptions[kind], grammar)
     except MemoryError:
-        return Verdict.TOO_COMPLEX
+        return "too complex"
     except Exception as error:  # noqa: BLE001  # xgrammar raises many kinds, all of them about the grammar
-        return Verdict.TOO_COMPLEX if "bad_alloc" in str(error) else Verdict.INVALID
+        return "too complex" if "bad_alloc" in str(error) else "invalid"
     finally:
         backend.compiler.clear_cache()
-    return Verdict.FINE
+    return "fine"
 
 
 def _confine() -> None:

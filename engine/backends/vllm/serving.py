@@ -49,8 +49,24 @@ def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThre
     """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
     template = getattr(engine.renderer.tokenizer, "chat_template", None)
     tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
+    parsing: dict[str, Any] = {
+        "enable_auto_tools": tool_parser is not None,
+        "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
+        "tool_parser": tool_parser,
+        "reasoning_parser": reasoning_parser or "",
+        "tool_strict_level": "parameter",  # arguments always satisfy the schema
+        "request_logger": None,
+        "chat_template": None,
+        "chat_template_content_format": "auto",
+    }
+    names = [BaseModelPath(name=spec.id, model_path=engine.model_config.model)]
+    models = OpenAIServingModels(engine_client=engine, base_model_paths=names, lora_modules=None)
     try:
-        chat = _vllm_serving(engine, spec.id, tool_parser, reasoning_parser)
+        renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
+        renderer.warmup()
+        chat = OpenAIServingChat(
+            engine_client=engine, models=models, response_role="assistant", online_renderer=renderer, **parsing
+        )
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise LoadError(
             f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
@@ -62,33 +78,6 @@ def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThre
     if compat.fits("grammar check"):
         engine.input_processor.structured_outputs_config = None
     return Serving(engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures)
-
-
-def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_parser: str | None) -> Any:
-    parsing: dict[str, Any] = {
-        "enable_auto_tools": tool_parser is not None,
-        "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
-        "tool_parser": tool_parser,
-        "reasoning_parser": reasoning_parser or "",
-        "tool_strict_level": "parameter",  # arguments always satisfy the schema
-        "request_logger": None,
-        "chat_template": None,
-        "chat_template_content_format": "auto",
-    }
-    renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
-    renderer.warmup()
-    models = OpenAIServingModels(
-        engine_client=engine,
-        base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
-        lora_modules=None,
-    )
-    return OpenAIServingChat(
-        engine_client=engine,
-        models=models,
-        response_role="assistant",
-        online_renderer=renderer,
-        **parsing,
-    )
 
 
 class Serving:

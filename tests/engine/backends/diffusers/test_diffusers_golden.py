@@ -12,7 +12,7 @@ import torch
 from tiny_pipelines import save
 
 from engine.backends.diffusers.families import adapter_for, seeded
-from engine.backends.diffusers.load import load
+from engine.backends.diffusers.service import load
 from engine.config.models import profile_named
 from engine.types import ImageJob
 
