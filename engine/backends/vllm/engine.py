@@ -321,17 +321,16 @@ def processes_of(engine: Any) -> list[BaseProcess]:
     return []
 
 
-def _close(context: Any, sockets: Iterable[Any], children: Iterable[BaseProcess]) -> None:
+def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) -> None:
     time.sleep(_WATCHED_SECONDS)
     for process in children:
         with contextlib.suppress(ValueError):  # it still runs, or vLLM has closed it
             process.close()
     deadline = time.monotonic() + _CLOSING_SECONDS
-    for socket in sockets:
-        while not socket.closed:
-            if time.monotonic() > deadline:
-                return  # left to the garbage collector, like vLLM does
-            time.sleep(_POLL_SECONDS)
+    while not all(socket.closed for socket in sockets):
+        if time.monotonic() > deadline:
+            return  # left to the garbage collector, like vLLM does
+        time.sleep(_POLL_SECONDS)
     context.destroy(linger=0)
 
 

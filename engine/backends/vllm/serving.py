@@ -173,14 +173,10 @@ class Serving:
 
     def text_tokens(self, request: ChatRequest) -> list[int] | None:
         """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
-        plain = not (
-            request.tools
-            or request.response_format is not None
-            or request.reasoning_effort is not None
-            or request.chat_template_kwargs
-            or request.continue_answer
-        )
-        return self._text.token_ids(request.messages) if plain and self._text is not None else None
+        more = (request.tools, request.response_format, request.reasoning_effort, request.chat_template_kwargs)
+        if self._text is None or request.continue_answer or any(more):
+            return None
+        return self._text.token_ids(request.messages)
 
     def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
         check_answer_alone(request.max_tokens, self.context_length)
