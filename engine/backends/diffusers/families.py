@@ -47,6 +47,10 @@ class Denoising:
     def timestep(self) -> Any:
         return self.scheduler.timesteps[self.steps_done]
 
+    def read(self) -> Any:
+        """Return the latents as the model reads them."""
+        return self.latents if _flows(self.scheduler) else self.scheduler.scale_model_input(self.latents, self.timestep)
+
     def advance(self, prediction: Any) -> None:
         scheduler = self.scheduler
         more = {"generator": self.generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
@@ -93,6 +97,8 @@ class Adapter:
         scheduler.set_timesteps(device=self.device, **self.schedule(latents, steps))
         if hasattr(scheduler, "set_begin_index"):
             scheduler.set_begin_index(0)
+        if not _flows(scheduler):
+            latents = latents * scheduler.init_noise_sigma
         return Denoising(edge, guidance, latents, scheduler, generator, positive, negative)
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
@@ -121,16 +127,13 @@ class Adapter:
 
     def forward(self, states: Sequence[Denoising]) -> list[Any]:
         """Return the prediction for each in one call of the model, guided where the pipeline guides."""
-        latents = torch.cat([self.read_latents(state) for state in states])
+        latents = torch.cat([state.read() for state in states])
         timesteps = torch.stack([state.timestep for state in states])
         if states[0].negative is None:
             return list(self.predict(states, latents, timesteps).split(1))
         out = self.predict(states, torch.cat([latents, latents]), torch.cat([timesteps, timesteps]))
         away, towards = (half.split(1) for half in out.chunk(2))
         return [self.guide(state.guidance, *both) for state, *both in zip(states, towards, away, strict=True)]
-
-    def read_latents(self, state: Denoising) -> Any:
-        return state.latents
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
         """Call the model once, for what the images are guided against and then, or only, for their prompts."""
@@ -304,11 +307,6 @@ class StableDiffusionXL(Adapter):
         # Distilled to be told its guidance: not taken apart here.
         return self.pipe.unet.config.time_cond_proj_dim is None
 
-    def prepare(self, job: ImageJob, *, edge: int, steps: int, guidance: float) -> Denoising:
-        state = super().prepare(job, edge=edge, steps=steps, guidance=guidance)
-        state.latents = state.latents * state.scheduler.init_noise_sigma
-        return state
-
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
         return _read_twice(self.pipe, job, guided=guided)
 
@@ -319,9 +317,6 @@ class StableDiffusionXL(Adapter):
 
     def schedule(self, latents: Any, steps: int) -> dict[str, Any]:  # noqa: ARG002  # the same for all sizes
         return {"num_inference_steps": steps}
-
-    def read_latents(self, state: Denoising) -> Any:
-        return state.scheduler.scale_model_input(state.latents, state.timestep)
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
         pooled = torch.cat(embeddings(states, "pooled"))
