@@ -4,7 +4,6 @@ Jobs are joined in one of two ways: between any two steps through a family's ada
 Whole calls give no previews: what a pipeline has between its steps differs from family to family.
 """
 
-import inspect
 import io
 import logging
 import warnings
@@ -268,7 +267,7 @@ class RequestService(ImageService):
             "callback_on_step_end": self._watch(group),
             **self._guidance(group),
         }
-        if self._takes("max_sequence_length") and self._family.sequence_length is not None:
+        if self._family.sequence_length is not None:
             arguments["max_sequence_length"] = self._family.sequence_length
         return arguments
 
@@ -279,12 +278,9 @@ class RequestService(ImageService):
             # Guided only against a prompt, and its authors give a blank where there is none.
             against = {"negative_prompt": [text or BLANK for text in negatives]} if scale > 1 else {}
             return {"true_cfg_scale": scale, **against}
-        if self._takes("negative_prompt") and None not in negatives:
+        if None not in negatives:
             return {"guidance_scale": scale, "negative_prompt": negatives}
         return {"guidance_scale": scale}
-
-    def _takes(self, argument: str) -> bool:
-        return argument in inspect.signature(self._pipe.__call__).parameters
 
     def _watch(self, group: list[Running]) -> Any:
         """Return what the pipeline calls after every step. It ends the call when all its jobs have been cancelled."""

@@ -300,9 +300,8 @@ class EngineWatch:
 def end_engine(engine: Any, timeout_seconds: float) -> None:
     """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
 
-    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector: eleven descriptors and three
-    threads of every engine, until that runs; and those of the first engine for ever, because it is frozen and no longer
-    collected (server/serve.py).
+    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector, which does not look at those of
+    the first engine again (server/serve.py).
     """
     engine.shutdown(timeout=timeout_seconds)
     with compat.guarded("end"):

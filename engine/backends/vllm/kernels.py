@@ -31,25 +31,21 @@ def register() -> None:
     added.register_impl(_PROVIDER, supports_args=_fits_added, supported=built, inplace=True)(_fused_add_rms_norm)
 
 
-def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:  # noqa: ARG001
+def _rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> Tensor:
     rows = x.contiguous()  # heads cut out of one projection lie apart, and the kernel does not check
     output = torch.empty_like(rows)
     torch.ops._C.rms_norm(output, rows, weight, epsilon)  # noqa: SLF001
     return output
 
 
-def _fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:  # noqa: ARG001
+def _fits(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
     if variance_size is not None or x.shape[-1] % _WIDTH or x.dtype not in _DTYPES:
         return False
     return weight is None or (weight.dtype == x.dtype and weight.shape == x.shape[-1:] and weight.is_contiguous())
 
 
 def _fused_add_rms_norm(
-    x: Tensor,
-    x_residual: Tensor,
-    weight: Tensor | None,
-    epsilon: float,
-    variance_size: int | None = None,  # noqa: ARG001
+    x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)  # noqa: SLF001
     return x, x_residual
