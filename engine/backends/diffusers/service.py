@@ -139,15 +139,11 @@ class ImageService(Service):
             self.submit(0, msgspec.Raw(msgspec.msgpack.encode(job)))
             while self.busy:
                 self.step()
-        except GenerationError as error:
-            raise LoadError(
-                "The pipeline was loaded, but could not make a first image. Check that the model fits the device, and "
-                "that dtype is one that its authors recommend (many make no image in float16)."
-            ) from error
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:
             raise LoadError(
                 f"The pipeline was loaded, but could not make a first image ({type(error).__name__}). Check that the "
-                "download is complete and that the profile is the one of this model."
+                "model fits the device, that dtype is one that its authors recommend (many make no image in float16), "
+                "that the download is complete, and that the profile is the one of this model."
             ) from error
         finally:
             self._outlet = outlet
