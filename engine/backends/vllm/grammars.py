@@ -310,7 +310,7 @@ class _Compilers:
         while self._idle:
             compiler, end = self._idle.popitem()
             end.cancel()
-            if compiler.is_alive():
+            if not compiler.reader.at_eof():
                 return compiler
             self._discard(compiler)
         compiler = _Compiler()
@@ -345,14 +345,14 @@ class _Compiler:
     """One process and our end of the socket to it: for each grammar a line there, JSON, and one back, the verdict."""
 
     _process: Any = None
-    _reader: Any = None
+    reader: Any = None
     _writer: Any = None
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
         ours, child_end = socket.socketpair()
         with child_end:
-            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
             await starter.run(self._process.start)
         if self._writer.is_closing():  # killed meanwhile
@@ -365,9 +365,6 @@ class _Compiler:
         await self._writer.drain()
         return cast("Verdict", await self._answer())
 
-    def is_alive(self) -> bool:
-        return not self._reader.at_eof()
-
     def kill(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -375,7 +372,7 @@ class _Compiler:
             self._process.kill()
 
     async def _answer(self) -> str:
-        line = await self._reader.readline()
+        line = await self.reader.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         return line[:-1].decode()
