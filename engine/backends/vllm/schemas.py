@@ -29,7 +29,7 @@ _FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv4", 
 _CHOICES = ("anyOf", "oneOf")
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
-_MERGED = frozenset({"type", "properties", "required"})
+_MERGED = frozenset({"type", "properties", "required", "additionalProperties"})
 # Numbers are the exception: a whole one is an integer, too.
 _JSON_TYPES = {bool: "boolean", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
 
@@ -87,10 +87,14 @@ def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     if own is None or any(each.get("type", "object") != "object" or each.keys() - _MERGED for each in (base, own)):
         return None
     wide, narrow = base.get("properties", {}), own.get("properties", {})
+    # A property of one side is another one to the `additionalProperties` of the other.
+    others = [each["additionalProperties"] for each in (base, own) if "additionalProperties" in each]
+    if len(others) == 2 or (others not in ([], [True]) and wide.keys() ^ narrow.keys()):
+        return None
     if any(not _narrows(wide[name], narrow[name]) for name in wide.keys() & narrow.keys()):
         return None
     required = dict.fromkeys([*base.get("required", []), *own.get("required", [])])
-    return _described({"type": "object", "properties": wide | narrow, "required": list(required)})
+    return _described({**base, **own, "type": "object", "properties": wide | narrow, "required": list(required)})
 
 
 def _narrows(wide: Any, narrow: Any) -> bool:
