@@ -18,8 +18,7 @@ from engine.backends import Backend
 from engine.backends.diffusers.model import ImageModel
 from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
-from engine.backends.vllm.engine import VllmChat
-from engine.backends.vllm.start import Launch, Sleep
+from engine.backends.vllm.engine import Launch, Sleep, VllmChat
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from engine.admission import Admission, Room
-from engine.backends import Backend
+from engine.backends import WORKER_ENVIRONMENT, Backend
 from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, engine_died
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, to_frame
@@ -369,7 +369,7 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
         service,
         options,
         report,
-        environment={"OMP_NUM_THREADS": str(threads)},
+        environment={**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         nice=_NICE_ON_CPU if on_cpu else 0,
         patience=Patience.of(stall_seconds, on_cpu=on_cpu),
     )
