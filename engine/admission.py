@@ -16,7 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from typing import Self
@@ -80,7 +80,7 @@ class Admission:
         self._running: Counter[str] = Counter()  # sequences by owner
         self._sequences = 0
         self._kv_tokens = 0  # as expected when they were let in
-        self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
+        self._growing: set[Ticket] = set()  # what runs
         self._growth = (0, 0)
         self._growth_read_at = -math.inf
         self._closed = False
@@ -165,7 +165,7 @@ class Admission:
         sequences: int = 1,
         weight: float = 1.0,
         urgency: Urgency = Urgency.INTERACTIVE,
-        made: Callable[[], int] | None = None,
+        made: Callable[[], int] = int,
     ) -> Ticket:
         """Wait until it is dispatched, and keep its room until the block is left (`async with`). May be cancelled.
 
@@ -174,40 +174,33 @@ class Admission:
         """
         room = min(sequences, self._room.sequences)
         expected = room * min(float(max_tokens), max(self._mean_answer_tokens, _FEWEST_EXPECTED_TOKENS))
-        claim = Claim(owner, weight, urgency, room, prompt_tokens, expected, room * max_tokens, self._clock())
-        return Ticket(self, claim, made)
+        claim = (owner, weight, urgency, room, prompt_tokens, expected, room * max_tokens, self._clock())
+        return Ticket(*claim, admission=self, made=made)
 
-    def priority(self, claim: Claim) -> int:
-        """Return how early vLLM should preempt the first sequence of what enters now; each further one counts one more.
-
-        By urgency, then by how many sequences its owner has, then by size.
-        """
-        sequences = round((self._running[claim.owner] - claim.sequences) * SEQUENCE / claim.weight)
-        size = min(_kv_tokens(claim) // claim.sequences, SEQUENCE - 1)
-        return (int(claim.urgency) << _PRIORITY_BITS) + sequences + size
-
-    async def begin(self, claim: Claim, made: Callable[[], int] | None) -> float:
-        """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
+    async def begin(self, ticket: Ticket) -> None:
+        """Wait until it is dispatched. Its room is kept until `end`. Raises like `enter`."""
         if self._closed:
             raise engine_died(NotStartedError)
-        self._queue.arrive(claim)
-        if self._queue or not self._fits(claim):
-            await self._wait(claim)
+        self._queue.arrive(ticket)
+        if self._queue or not self._fits(ticket):
+            await self._wait(ticket)
         else:
-            self._take(claim)
-        if made is not None:
-            self._growing[claim] = made
-        return self._clock()
+            self._take(ticket)
+        self._growing.add(ticket)
+        ticket.begun_at = self._clock()
+        more = round((self._running[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
+        size = min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
+        ticket.priority = (int(ticket.urgency) << _PRIORITY_BITS) + more + size
 
-    def end(self, claim: Claim, answer_tokens: int, since: float | None) -> None:
-        """Give its room back, taken at `since`; None: it was cut off, and says nothing of how long answers take."""
-        if since is None:
+    def end(self, ticket: Ticket, *, cut_off: bool) -> None:
+        """Give its room back. One that was `cut_off` says nothing of how long answers take."""
+        if cut_off:
             # How long an answer is that was not streamed is not known when its client leaves: the guess stays.
-            self._leave(claim, answer_tokens or claim.expected_answer_tokens, 0.0)
+            self._leave(ticket, ticket.answer_tokens or ticket.expected_answer_tokens, 0.0)
         else:
-            self._leave(claim, answer_tokens, self._clock() - since)
+            self._leave(ticket, ticket.answer_tokens, self._clock() - ticket.begun_at)
 
-    async def _wait(self, claim: Claim) -> None:
+    async def _wait(self, claim: Ticket) -> None:
         if not self._fits(claim):
             self._refuse_one(claim)
         dispatched: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -313,8 +306,8 @@ class Admission:
         now = self._clock()
         if now - self._growth_read_at >= _GROWTH_READ_SECONDS:
             used = beyond = 0
-            for claim, made in self._growing.items():
-                tokens = made()
+            for claim in self._growing:
+                tokens = claim.made()
                 used += claim.prompt_tokens + tokens
                 becoming = min(2 * tokens, claim.longest_answer_tokens)
                 beyond += max(0, becoming - math.ceil(claim.expected_answer_tokens))
@@ -338,9 +331,9 @@ class Admission:
         self._running[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
-    def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
+    def _leave(self, claim: Ticket, answer_tokens: float, seconds: float) -> None:
         self._queue.charge(claim, answer_tokens)
-        self._growing.pop(claim, None)
+        self._growing.discard(claim)
         if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
             self._growth_read_at = -math.inf
         self._sequences -= claim.sequences
@@ -358,32 +351,27 @@ def _kv_tokens(claim: Claim) -> int:
     return claim.prompt_tokens + math.ceil(claim.expected_answer_tokens)
 
 
-class Ticket:
-    """`async with`: waits until a claim is dispatched, and keeps its room until the block is left.
+@dataclass(slots=True, eq=False)
+class Ticket(Claim):
+    """`async with`: waits until the claim is dispatched, and keeps its room until the block is left.
 
-    Set `answer_tokens` to how many tokens the answer had before leaving.
+    Set `answer_tokens` to how many tokens the answer had before leaving. Once dispatched, `priority` is how early vLLM
+    should preempt its first sequence (each further one counts one more): by urgency, then by how many sequences its
+    owner has, then by size.
     """
 
-    __slots__ = ("_admission", "_claim", "_made", "_since", "answer_tokens", "priority")
+    admission: Admission = field(kw_only=True)
+    made: Callable[[], int] = field(kw_only=True)
+    answer_tokens: int = 0
+    begun_at: float = 0.0
+    priority: int = 0
 
-    def __init__(self, admission: Admission, claim: Claim, made: Callable[[], int] | None) -> None:
-        self._admission, self._claim, self._made = admission, claim, made
-        self.answer_tokens = 0
-        self.priority = 0  # once it is dispatched: see `Admission.priority`
-
-    async def begin(self) -> Self:
-        """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
-        self._since = await self._admission.begin(self._claim, self._made)
-        self.priority = self._admission.priority(self._claim)
+    async def __aenter__(self) -> Self:
+        await self.admission.begin(self)
         return self
 
-    __aenter__ = begin
-
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(cut_off=kind is not None)
-
-    def end(self, *, cut_off: bool) -> None:
-        self._admission.end(self._claim, self.answer_tokens, None if cut_off else self._since)
+        self.admission.end(self, cut_off=kind is not None)
 
 
 class ChatTicket:
@@ -391,8 +379,6 @@ class ChatTicket:
 
     It enters when its size is known. Raises like `Admission.arrive`.
     """
-
-    __slots__ = ("_admission", "_request", "_sequences", "_stream", "_ticket")
 
     def __init__(self, admission: Admission, request: GenerationRequest, sequences: int, stream: TokenStream) -> None:
         self._admission, self._request, self._sequences, self._stream = admission, request, sequences, stream
@@ -425,7 +411,7 @@ class ChatTicket:
             urgency=request.urgency,
             made=partial(getattr, self._stream, "completion_tokens"),
         )
-        await ticket.begin()
+        await self._admission.begin(ticket)
         self._ticket = ticket
         self._stream.dispatched()
         return ticket.priority
@@ -434,6 +420,6 @@ class ChatTicket:
         try:
             if self._ticket is not None:
                 self._ticket.answer_tokens = self._stream.completion_tokens
-                self._ticket.end(cut_off=error is not None)
+                self._admission.end(self._ticket, cut_off=error is not None)
         finally:
             self._admission.depart(self._request)

@@ -7,7 +7,7 @@ Pure: it knows neither processes nor requests, has no clock, and must not log. W
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Device = int | None
@@ -20,12 +20,12 @@ SWAP_EVERY_SECONDS = 10.0
 LONGEST_WAIT_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Model:
     """A model that comes and goes, as it is now. `asked_at`: since when a request waits for it. Times in seconds."""
 
     name: str
-    bytes_on: Bytes
+    bytes_on: Bytes = field(default_factory=dict)
     state: State = "out"
     leases: int = 0
     asked_at: float | None = None

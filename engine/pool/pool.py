@@ -112,7 +112,8 @@ class Pool:
         with contextlib.ExitStack() as acquired:
             if not interactive:
                 await self.revived(name)  # before it waits: an unknown model is refused at once
-                ticket = self._admissions[name].enter(
+                admission = self._admissions[name]
+                ticket = admission.enter(
                     request.owner,
                     prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
                     max_tokens=0,
@@ -120,8 +121,8 @@ class Pool:
                     weight=request.queue_share,
                     urgency=request.urgency,
                 )
-                await ticket.begin()
-                acquired.callback(ticket.end, cut_off=False)
+                await admission.begin(ticket)
+                acquired.callback(admission.end, ticket, cut_off=False)
             acquired.enter_context(await self.acquire(name))
             if interactive:
                 self.get(name)
