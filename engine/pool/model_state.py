@@ -23,7 +23,7 @@ NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
     "ready": frozenset({"loading", "failed", "unloaded", "sleeping"}),
     "failed": frozenset({"loading", "unloaded"}),
     "unloaded": frozenset({"unloaded", "loading"}),
-    "sleeping": frozenset({"ready", "loading", "failed", "unloaded"}),
+    "sleeping": frozenset({"sleeping", "ready", "loading", "failed", "unloaded"}),
 }
 _log = logging.getLogger("hearth.pool")
 
@@ -94,7 +94,6 @@ class ModelState:
     streak: Streak = field(default_factory=Streak)
     wanted: ModelSpec | None = field(init=False)  # None: it is to go
     stale: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # whenever it is not loading
     changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -127,20 +126,13 @@ class ModelState:
         if status == "unloaded":
             self.died = False  # what died is gone, and nothing restarts before somebody asks
         if status == "loading":
-            self.settled.clear()
             self.phases = [(phase, self.since)]
-        else:
-            self.settled.set()
-        self.changed()
-
-    def enter_phase(self, phase: str) -> None:
-        """Say what it does, in the same state."""
-        self.phase, self.since = phase, self.clock()
         self.changed()
 
     def load_on(self, phase: str, progress: float) -> None:
         self.phase, self.progress = phase, progress
         self.phases.append((phase, self.clock()))
+        self.changed()
 
     def remaining_seconds(self) -> float | None:
         """How long the load should take yet, going by the last one; None where that is not known."""
@@ -203,15 +195,7 @@ class ModelState:
     def reviving(self) -> bool:
         """Whether its process died and it is going to be loaded again."""
         died = self.backend is not None and self.backend.died.is_set()
-        return died or (self.died and self.status == "loading")
-
-    async def revived(self) -> None:
-        """Return when it is not being restarted after a death (any more)."""
-        while self.wanted is not None and self.reviving():
-            if self.status == "loading":
-                await self.settled.wait()
-            else:
-                await asyncio.sleep(0)  # its task is about to notice
+        return self.wanted is not None and (died or (self.died and self.status == "loading"))
 
     def unavailable(self) -> UnavailableError:
         """Say why it is not handed out, and for how long."""

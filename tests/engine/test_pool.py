@@ -95,7 +95,8 @@ async def pool(loads: Loads) -> AsyncIterator[Pool]:
 async def until(pool: Pool, status: str, phase: str = "", model: int = 0) -> None:
     """Wait for the pool to say so. Pools report every change, so nothing is polled."""
     while (health := pool.health()[model]).status != status or phase not in health.phase:
-        await asyncio.wait_for(pool.wait_for_change(), 10)
+        async with asyncio.timeout(10):
+            await pool.wait_for_change()
 
 
 async def test_a_model_that_loads_says_how_far_it_is(pool: Pool, loads: Loads):
