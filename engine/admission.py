@@ -80,7 +80,7 @@ class Admission:
         self._running: Counter[str] = Counter()  # sequences by owner
         self._sequences = 0
         self._kv_tokens = 0  # as expected when they were let in
-        self._growing: set[Ticket] = set()  # what runs
+        self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
         self._growth = (0, 0)
         self._growth_read_at = -math.inf
         self._closed = False
@@ -165,7 +165,7 @@ class Admission:
         sequences: int = 1,
         weight: float = 1.0,
         urgency: Urgency = Urgency.INTERACTIVE,
-        made: Callable[[], int] = int,
+        made: Callable[[], int] | None = None,
     ) -> Ticket:
         """Wait until it is dispatched, and keep its room until the block is left (`async with`). May be cancelled.
 
@@ -186,7 +186,8 @@ class Admission:
             await self._wait(ticket)
         else:
             self._take(ticket)
-        self._growing.add(ticket)
+        if ticket.made is not None:
+            self._growing[ticket] = ticket.made
         ticket.begun_at = self._clock()
         more = round((self._running[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
         size = min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
@@ -200,7 +201,7 @@ class Admission:
         else:
             self._leave(ticket, ticket.answer_tokens, self._clock() - ticket.begun_at)
 
-    async def _wait(self, claim: Ticket) -> None:
+    async def _wait(self, claim: Claim) -> None:
         if not self._fits(claim):
             self._refuse_one(claim)
         dispatched: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -306,8 +307,8 @@ class Admission:
         now = self._clock()
         if now - self._growth_read_at >= _GROWTH_READ_SECONDS:
             used = beyond = 0
-            for claim in self._growing:
-                tokens = claim.made()
+            for claim, made in self._growing.items():
+                tokens = made()
                 used += claim.prompt_tokens + tokens
                 becoming = min(2 * tokens, claim.longest_answer_tokens)
                 beyond += max(0, becoming - math.ceil(claim.expected_answer_tokens))
@@ -331,9 +332,9 @@ class Admission:
         self._running[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
-    def _leave(self, claim: Ticket, answer_tokens: float, seconds: float) -> None:
+    def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
         self._queue.charge(claim, answer_tokens)
-        self._growing.discard(claim)
+        self._growing.pop(claim, None)
         if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
             self._growth_read_at = -math.inf
         self._sequences -= claim.sequences
@@ -361,7 +362,7 @@ class Ticket(Claim):
     """
 
     admission: Admission = field(kw_only=True)
-    made: Callable[[], int] = field(kw_only=True)
+    made: Callable[[], int] | None = field(kw_only=True)
     answer_tokens: int = 0
     begun_at: float = 0.0
     priority: int = 0

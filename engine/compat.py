@@ -42,18 +42,6 @@ def missing(names: Iterable[ForeignName], sources: Sources) -> list[tuple[Foreig
     return [(name, problem) for name in names if (problem := _problem(name, sources)) is not None]
 
 
-def imported(package: str, files: Iterable[Path]) -> dict[str, str]:
-    """Return what these files of ours import of `package`, public or not: dotted names, with the file of each."""
-    found: dict[str, str] = {}
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == package:
-                found |= {f"{node.module}.{alias.name}": file.name for alias in node.names}
-            elif isinstance(node, ast.Import):
-                found |= {alias.name: file.name for alias in node.names if alias.name.partition(".")[0] == package}
-    return found
-
-
 class Sources:
     """The source code of packages, by their names: those that are installed, but for the `folders` given."""
 

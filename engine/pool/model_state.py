@@ -130,9 +130,10 @@ class ModelState:
         self.changed()
 
     def load_on(self, phase: str, progress: float) -> None:
-        self.phase, self.progress = phase, progress
-        self.phases.append((phase, self.clock()))
-        self.changed()
+        if self.status == "loading":  # else the report comes late
+            self.phase, self.progress = phase, progress
+            self.phases.append((phase, self.clock()))
+            self.changed()
 
     def remaining_seconds(self) -> float | None:
         """How long the load should take yet, going by the last one; None where that is not known."""

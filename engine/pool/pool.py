@@ -269,7 +269,7 @@ class Pool:
 
     async def _try_load(self, model: ModelState) -> Backend | None:
         def report(phase: str, progress: float) -> None:
-            loop.call_soon_threadsafe(self._report, model, phase, progress)
+            loop.call_soon_threadsafe(model.load_on, phase, progress)
 
         loop = asyncio.get_running_loop()
         try:
@@ -284,10 +284,6 @@ class Pool:
             return None
         model.become_ready(backend)
         return backend
-
-    def _report(self, model: ModelState, phase: str, progress: float) -> None:
-        if model.status == "loading":
-            model.load_on(phase, progress)
 
     def _take_backends(self) -> list[Backend]:
         models = self._models.values()
