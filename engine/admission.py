@@ -223,9 +223,8 @@ class Admission:
         """Where the queue is full: refuse the newest claim of the owner with the most, which may be this one's."""
         if claim.urgency != Urgency.INTERACTIVE or self._queue.count(Urgency.INTERACTIVE) < self._room.waiting:
             return
-        last = self._queue.newest_of_the_longest(Urgency.INTERACTIVE)
-        mine = self._queue.waiting_of(claim.owner, Urgency.INTERACTIVE)
-        if last is None or self._queue.waiting_of(last.owner, Urgency.INTERACTIVE) <= mine + 1 or not self._room.fair:
+        last = self._queue.to_refuse(Urgency.INTERACTIVE, claim.owner)
+        if last is None:
             raise self._overloaded()
         self._refuse(last, self._overloaded())
 

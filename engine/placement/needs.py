@@ -143,7 +143,9 @@ def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], fo
     context, chat_bytes, fixed_gib = None, 0, None
     if isinstance(spec, ChatModelSpec):
         context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
-        chat_bytes = _chat_bytes(variant, context, max(1, split))
+        heads_apart = min(max(1, split), variant.kv_heads or max(1, split))
+        per_chat = context * variant.kv_kib_per_token * 1024 + variant.state_mib_per_chat * (1 << 20)
+        chat_bytes = int(per_chat / heads_apart)  # on each GPU
         fixed_gib = spec.engine.kv_cache_gib
     share = explicit(spec, "gpu_memory_utilization") if split else None
     return Need(
@@ -159,12 +161,6 @@ def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], fo
         fixed_kv=fixed_gib is not None,
         measured=is_measured,
     )
-
-
-def _chat_bytes(variant: VariantSpec, context: int, split: int) -> int:
-    """KV cache of one conversation of full length, on each GPU."""
-    heads_apart = min(split, variant.kv_heads or split)
-    return int((context * variant.kv_kib_per_token * 1024 + variant.state_mib_per_chat * (1 << 20)) / heads_apart)
 
 
 def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:

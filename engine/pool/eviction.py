@@ -155,20 +155,13 @@ def _idle_in(model: Model, now: float) -> float | None:
 
 
 def _fewest(ordered: Iterable[Model], lacks: Mapping[Device, int]) -> list[Model]:
-    """Return the first of them that free enough, less those that need not go; none if it cannot be."""
-    chosen: list[Model] = []
-    for model in ordered:
-        if _is_enough(chosen, lacks):
-            break
-        if any(model.on(device) for device in lacks):
-            chosen.append(model)
-    if not _is_enough(chosen, lacks):
-        return []
-    for model in list(chosen):
+    """Return what frees enough, the first of them, without any that need not go; none if it cannot be."""
+    chosen = list(ordered)
+    for model in reversed(chosen):
         others = [one for one in chosen if one is not model]
         if _is_enough(others, lacks):
             chosen = others
-    return chosen
+    return chosen if _is_enough(chosen, lacks) else []
 
 
 def _is_enough(chosen: list[Model], lacks: Mapping[Device, int]) -> bool:

@@ -321,9 +321,7 @@ class Ledger:
 
     def _differs(self, name: str) -> bool:
         entry, need = self._entry(name), self._share(name).bytes_on
-        if entry.has is None or entry.ending:
-            return False
-        has = entry.has
+        has = need if entry.has is None or entry.ending else entry.has
         return any(
             abs(has.get(device, 0) - need.get(device, 0)) > max(_WORTH_SAYING_BYTES, need.get(device, 0) // 16)
             for device in {**has, **need}
