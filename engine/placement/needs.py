@@ -14,7 +14,7 @@ import msgspec
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.files import read_record, unwritten, write_record
+from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.types import Device, Need
 from engine.weights.manifest import is_complete
@@ -73,8 +73,7 @@ class Footprints(msgspec.Struct, frozen=True):
 
     def write(self, data_dir: Path) -> None:
         """Keep them, whole or not at all. A disk that is full costs a log line."""
-        with unwritten(data_dir / FILE_NAME, "the next plan goes by the sizes stated"):
-            write_record(data_dir / FILE_NAME, self)
+        write_record(data_dir / FILE_NAME, self, "the next plan goes by the sizes stated")
 
 
 def _key(variant: VariantSpec, split: int, device: str) -> str:
