@@ -77,8 +77,8 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue(fair=room.fair)
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
-        self._running: Counter[str] = Counter()  # sequences by owner
-        self._sequences = 0
+        self.running = 0  # sequences
+        self._by_owner: Counter[str] = Counter()  # of them
         self._kv_tokens = 0  # as expected when they were let in
         self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
         self._growth = (0, 0)
@@ -98,11 +98,6 @@ class Admission:
     def waiting(self) -> int:
         """Requests of any urgency."""
         return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        """Sequences."""
-        return self._sequences
 
     def resize(self, room: Room) -> None:
         """Let in so much from now on; what runs goes on."""
@@ -189,7 +184,7 @@ class Admission:
         if ticket.made is not None:
             self._growing[ticket] = ticket.made
         ticket.begun_at = self._clock()
-        more = round((self._running[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
+        more = round((self._by_owner[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
         size = min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
         ticket.priority = (int(ticket.urgency) << _PRIORITY_BITS) + more + size
 
@@ -281,9 +276,12 @@ class Admission:
         return None
 
     def _fits(self, claim: Claim) -> bool:
-        if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
+        if self.running == 0:  # alone, whatever the size: nothing is refused for good
             return True
-        room, standing, free = self._room, self._standing(claim), self._sequences_now() - self._sequences
+        room, standing, most = self._room, self._standing(claim), self._room.sequences
+        if room.beside_interactive is not None and (self._interactive or self._quiet is not None):
+            most = room.beside_interactive
+        free = most - self.running
         if standing == _Standing.NEWCOMER:  # where its tokens are too many, vLLM preempts others
             return claim.sequences <= free
         batch = standing == _Standing.BATCH
@@ -314,21 +312,16 @@ class Admission:
             self._growth, self._growth_read_at = (used, beyond), now
         return self._growth
 
-    def _sequences_now(self) -> int:
-        beside = self._room.beside_interactive
-        held_back = self._interactive or self._quiet is not None
-        return beside if held_back and beside is not None else self._room.sequences
-
     def _standing(self, claim: Claim) -> _Standing:
-        if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._running:
+        if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._by_owner:
             return _Standing.NEWCOMER
         interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
         return _Standing.REGULAR if interactive else _Standing.BATCH
 
     def _take(self, claim: Claim) -> None:
-        self._sequences += claim.sequences
+        self.running += claim.sequences
         self._kv_tokens += _kv_tokens(claim)
-        self._running[claim.owner] += claim.sequences
+        self._by_owner[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
@@ -336,11 +329,11 @@ class Admission:
         self._growing.pop(claim, None)
         if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
             self._growth_read_at = -math.inf
-        self._sequences -= claim.sequences
+        self.running -= claim.sequences
         self._kv_tokens -= _kv_tokens(claim)
-        self._running[claim.owner] -= claim.sequences
-        if not self._running[claim.owner]:
-            del self._running[claim.owner]
+        self._by_owner[claim.owner] -= claim.sequences
+        if not self._by_owner[claim.owner]:
+            del self._by_owner[claim.owner]
         if answer_tokens and seconds:
             self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
             self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)

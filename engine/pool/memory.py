@@ -231,7 +231,9 @@ class Ledger:
         return self._plan.shares.get(name) or Share({})
 
     def _entry(self, name: str) -> _Entry:
-        return self._entries.setdefault(name, _Entry(name))
+        if name not in self._entries:
+            self._entries[name] = _Entry(name)
+        return self._entries[name]
 
     def _models(self) -> list[Model]:
         shares = {name: share for name, share in self._plan.shares.items() if share.evictable}
