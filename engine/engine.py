@@ -218,7 +218,7 @@ class Engine:
                 yield name, self._pool.get(name)
 
     async def wait_for_change(self) -> None:
-        """Return when a model's state or phase changes. As a rule the next look finds something new."""
+        """Return at the next change of a model's state or phase."""
         await self._pool.wait_for_change()
 
     @property

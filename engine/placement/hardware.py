@@ -212,10 +212,9 @@ def _visible(uuids: Sequence[str]) -> list[int]:
 
 
 def _family(pid: int | None) -> frozenset[int]:
-    if pid is None:
-        return frozenset()
     with contextlib.suppress(psutil.Error):
-        return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
+        if pid is not None:
+            return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
 
 
