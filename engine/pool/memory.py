@@ -216,11 +216,15 @@ class Ledger:
 
     def too_much(self) -> set[str]:
         """Return the models that have to be loaded anew, because others cannot have what is planned for them."""
-        there = {name for name, entry in self._entries.items() if entry.has is not None or entry.asleep}
+        planned = self._plan.shares
+        there = {
+            name for name, entry in self._entries.items() if entry.has is not None or entry.asleep
+        } & planned.keys()
         found: set[str] = set()
         for device, budget in self._plan.budgets.items():
             while self._planned_on(device, renewed=found) > budget:
-                more = {name: self._surplus(name, device) for name in sorted(there - found)}
+                had = {name: self._entry(name).again or {} for name in sorted(there - found)}
+                more = {name: had[name].get(device, 0) - planned[name].bytes_on.get(device, 0) for name in had}
                 name = max(more, key=more.__getitem__, default=None)
                 if name is None or more[name] <= 0:
                     break
@@ -292,16 +296,15 @@ class Ledger:
         """Whether others have memory that it needs, and are going to leave. Where none is, waiting would be in vain."""
         new = self._next_load(name)
         others = {other: entry.has for other, entry in self._entries.items() if other != name and entry.has}
+        # By a reload, or by eviction, which is granted the other's share
+        stays = not self._share(name).swaps
+        leaving = [other for other in others if self._entry(other).ending or (stays and self._share(other).swaps)]
         for device, budget in self._plan.budgets.items():
             sizes = {other: has.get(device, 0) for other, has in others.items()}
             lacks = bool(new.get(device)) and sum(sizes.values()) + new.get(device, 0) > budget
-            if lacks and any(size and self._leaves(other, name) for other, size in sizes.items()):
+            if lacks and any(sizes[other] for other in leaving):
                 return True
         return False
-
-    def _leaves(self, name: str, other: str) -> bool:
-        """Whether a model leaves for another one: by a reload, or by eviction, which is granted the other's share."""
-        return self._entry(name).ending or (self._share(name).swaps and not self._share(other).swaps)
 
     def _planned_on(self, device: Device, renewed: Collection[str]) -> int:
         """Return what all take that there are to be, if these take what is planned and the others what they have."""
@@ -314,12 +317,6 @@ class Ledger:
             else:
                 stay += size
         return stay + largest_swap
-
-    def _surplus(self, name: str, device: Device) -> int:
-        again = self._entry(name).again
-        if again is None or name not in self._plan.shares:
-            return 0
-        return again.get(device, 0) - self._share(name).bytes_on.get(device, 0)
 
     def _differs(self, name: str) -> bool:
         entry, need = self._entry(name), self._share(name).bytes_on
