@@ -46,10 +46,6 @@ class Streak:
     ready_at: float | None = None  # only time tells whether that ends the streak
     refused: bool = False  # it can never be loaded as it is configured
 
-    def died(self, now_seconds: float) -> None:
-        ready_at = now_seconds if self.ready_at is None else self.ready_at
-        self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
-
     @property
     def verdict(self) -> Literal["again", "rest", "never"]:
         """What to do next.
@@ -63,13 +59,10 @@ class Streak:
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before it is tried again."""
-        return REST_SECONDS if self.verdict == "rest" else backoff_seconds(self.failures)
-
-
-def backoff_seconds(failures: int) -> float:
-    """0 at first, then 1, 2, 4 ... up to a minute."""
-    return 0.0 if failures == 0 else min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+        """How long to wait before it is tried again: 0 at first, then 1, 2, 4 ... up to a minute; or a rest."""
+        if self.verdict == "rest":
+            return REST_SECONDS
+        return min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (self.failures - 1)) if self.failures else 0.0
 
 
 @dataclass(slots=True)
@@ -156,7 +149,9 @@ class ModelState:
         self.backend = None
         self.restarts += 1
         self.died = True
-        self.streak.died(self.clock())
+        ready_at = self.streak.ready_at
+        steady = ready_at is not None and self.clock() - ready_at > STEADY_SECONDS
+        self.streak.failures = 0 if steady else self.streak.failures + 1
         self._go_on("restarting after its engine died")
 
     def refuse(self, error: str) -> None:
