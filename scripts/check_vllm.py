@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.backends.vllm.compat import NAMES
-from engine.compat import Sources, imported, missing
+from engine.compat import Sources, missing
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,7 +61,7 @@ def findings(sources: Sources) -> list[dict[str, Any]]:
     optional = {each.name for each in NAMES if each.kind == "optional"}
     rows += [
         row(name, "needed", "is gone", file, f"{file} cannot be imported.")
-        for name, file in imported("vllm", sorted((ROOT / "engine").rglob("*.py"))).items()
+        for name, file in imported(sorted((ROOT / "engine").rglob("*.py"))).items()
         if name not in optional and sources.find(name) is None
     ]
     installed = Sources()
@@ -71,6 +71,18 @@ def findings(sources: Sources) -> list[dict[str, Any]]:
         if "" not in (codes := {_code(installed.find(each.name)), _code(sources.find(each.name))}) and len(codes) == 2
     ]
     return sorted(rows, key=lambda row: (row["problem"] == CHANGED, row["kind"] != "needed", row["name"]))
+
+
+def imported(files: list[Path]) -> dict[str, str]:
+    """Return what these files of ours import of vLLM, public or not: dotted names, with the file of each."""
+    found: dict[str, str] = {}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "vllm":
+                found |= {f"{node.module}.{alias.name}": file.name for alias in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name: file.name for alias in node.names if alias.name.partition(".")[0] == "vllm"}
+    return found
 
 
 def _code(function: ast.AST | None) -> str:

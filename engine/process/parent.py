@@ -80,12 +80,8 @@ class Channel:
         frame = to_frame(message)
         if self._end.fileno() < 0:
             return
-        waiting = bool(self._unsent)
         self._unsent += frame
-        if not waiting:
-            self._write()
-            if self._unsent:
-                self._loop.add_writer(self._end.fileno(), self._write)
+        self._write()
 
     def drain(self) -> None:
         """Read what a dead child has left."""
@@ -127,11 +123,13 @@ class Channel:
         try:
             sent = self._end.send(self._unsent)
         except BlockingIOError:
-            return
+            sent = 0
         except OSError:  # the other end is closed, which reading reports
             sent = len(self._unsent)
         del self._unsent[:sent]
-        if not self._unsent:
+        if self._unsent:
+            self._loop.add_writer(self._end.fileno(), self._write)
+        else:
             self._loop.remove_writer(self._end.fileno())
 
     def _lose(self, reason: str | None) -> None:
