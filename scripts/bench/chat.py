@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from bench import report
-from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, VllmJob, load_generator, run_vllm
+from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, load_generator, run_vllm
 from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
 from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 
@@ -145,7 +145,7 @@ class Chat(report.Benchmark):
             "metric-percentiles": "50,95,99",
         }
         arguments = [*(f"--{name}={value}" for name, value in options.items()), "--ignore-eos", "--disable-tqdm"]
-        found, used = await server.measure(VllmJob(arguments, job.key), generator)
+        found, used = await server.measure((job.key, arguments), generator)
         return vllm_figures(found) | usage_figures(used, found["total_output_tokens"], found["load_cpu_seconds"])
 
 

@@ -27,7 +27,6 @@ from engine import ANSWERS, ConfigError, load_config
 TIER = "bench"
 HEARTH, SERVE, RUST = "hearth", "serve", "rust"  # servers
 _START_SECONDS = 900.0  # a large model is read from a slow disk
-_SCOPES = ("chat", "batch", "images")
 _POLL_SECONDS = 0.2
 _GET_SECONDS = 10.0
 _STOP_SECONDS = 20.0
@@ -42,20 +41,11 @@ class Workspace:
     folder: Path
     model: str
     weights_dir: Path
+    models: Path
+    hearth: Path
+    """The command line, of this or another checkout."""
+    checkout: Path | None
     environment: dict[str, str]
-    checkout: Path | None = None
-    """Another checkout of Hearth, whose server is started; its own `.venv` belongs to it."""
-
-    @property
-    def models(self) -> Path:
-        """The models.yaml."""
-        return self.folder / "models.yaml"
-
-    @property
-    def hearth(self) -> str:
-        """The command line."""
-        folder = Path(sys.executable).parent if self.checkout is None else self.checkout / ".venv" / "bin"
-        return str(folder / "hearth")
 
     def log(self, name: str) -> Path:
         """Return the file that the process `name` prints to."""
@@ -84,25 +74,32 @@ def open_workspace(  # noqa: PLR0913  # most are rare
         entries[model]["weights"] = weights
         for key in ("demo", "variants"):
             entries[model].pop(key, None)
-    for name in (model, *beside):
-        if name not in entries:
-            raise BenchError(f"{models} has no model {name!r}, only: {', '.join(entries)}. Choose one with --model.")
+    if unknown := {model, *beside} - entries.keys():
+        raise BenchError(
+            f"{models} has no model {unknown.pop()!r}, only: {', '.join(entries)}. Choose one with --model."
+        )
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
-        folder = Path(name)
+        folder, file = Path(name), Path(name) / "models.yaml"
         served = {one: entries[one] | {"tier": TIER} for one in (model, *beside)}
         served[model]["engine"] = (served[model].get("engine") or {}) | (engine or {})
         document = {"models": served, "tiers": {TIER: {"models": [TIER]}}}
-        (folder / "models.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        file.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         weights_dir = folder / "weights" if weights_dir is None else weights_dir.resolve()
-        place = Workspace(folder, model, weights_dir, _environment(folder, weights_dir), checkout)
+        hearth = (Path(sys.executable).parent if checkout is None else checkout / ".venv" / "bin") / "hearth"
+        # The settings of a server that may run here are left out, and every process gets one OpenMP thread by default.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))
+        }
+        own = {"HEARTH_DATA_DIR": folder / "data", "HEARTH_WEIGHTS_DIR": weights_dir, "HEARTH_MODELS": file}
+        environment = {"OMP_NUM_THREADS": "1", **inherited} | {name: str(path) for name, path in own.items()}
         if checkout is None:
             try:
-                load_config(place.models)
+                load_config(file)
             except ConfigError as error:
                 raise BenchError(str(error)) from error
-        elif not Path(place.hearth).is_file():
-            raise BenchError(f"There is no {place.hearth}. Run scripts/setup in that checkout.")
-        yield place
+        elif not hearth.is_file():
+            raise BenchError(f"There is no {hearth}. Run scripts/setup in that checkout.")
+        yield Workspace(folder, model, weights_dir, file, hearth, checkout, environment)
 
 
 def model_entries(models: Path) -> dict[str, Any]:
@@ -111,19 +108,6 @@ def model_entries(models: Path) -> dict[str, Any]:
         return dict(yaml.safe_load(models.read_text(encoding="utf-8"))["models"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise BenchError(f"{models} cannot be read: {error}") from error
-
-
-def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
-    """Leave out the settings of a server that may run here, and give every process one OpenMP thread by default."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
-    inherited.pop("PYTHONPATH", None)
-    return {
-        "OMP_NUM_THREADS": "1",
-        **inherited,
-        "HEARTH_DATA_DIR": str(folder / "data"),
-        "HEARTH_WEIGHTS_DIR": str(weights_dir),
-        "HEARTH_MODELS": str(folder / "models.yaml"),
-    }
 
 
 @dataclass(slots=True)
@@ -225,7 +209,7 @@ def are_ready(states: dict[str, str]) -> bool:
 async def start_hearth(place: Workspace, key: str | None = None) -> Server:
     """Start `hearth serve` with a new key, or `key` of an earlier start, and return at once. Raises `BenchError`."""
     key = key or await create_key(place)
-    return await start_server(place, HEARTH, (place.hearth, "serve"), place.environment, key)
+    return await start_server(place, HEARTH, (str(place.hearth), "serve"), place.environment, key)
 
 
 async def start_server(
@@ -251,8 +235,8 @@ async def start_server(
 
 async def create_key(place: Workspace, name: str = "bench") -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
-    scopes = [word for scope in _SCOPES for word in ("--scope", scope)]
-    command = (place.hearth, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
+    scopes = ("--scope", "chat", "--scope", "batch", "--scope", "images")
+    command = (str(place.hearth), "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
     done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
     if done.returncode != 0:
         raise BenchError(f"No key could be made: {done.stderr.decode(errors='replace').strip()}")

@@ -243,7 +243,7 @@ def test_another_checkout_is_served_by_its_own_command(tmp_path: Path):
     command.parent.mkdir(parents=True)
     command.touch()
     with open_workspace(ROOT / "models.yaml", "service-plus", None, checkout=tmp_path) as place:
-        assert place.hearth == str(command)
+        assert place.hearth == command
 
 
 def test_vllm_serve_gets_the_settings_of_our_engine():
