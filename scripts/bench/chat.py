@@ -82,8 +82,7 @@ class Chat(report.Benchmark):
             for checkout in [Path(name).resolve() for name in self.against if name not in {SERVE, RUST}]:  # noqa: ASYNC240
                 theirs = stack.enter_context(self.workspace(engine=engine, checkout=checkout))
                 starts[checkout.name] = partial(start_hearth, theirs)
-            say(f"Starting {', '.join(starts)}.")
-            servers = dict(zip(starts, await stack.enter_async_context(running(place, *starts.values())), strict=True))
+            servers = await stack.enter_async_context(running(place, starts))
             asks: dict[str, Ask] = dict.fromkeys(self.kinds, _ask)
             if load == "vllm" and "streamed" in asks:
                 generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))

@@ -39,12 +39,10 @@ class Fair(report.Benchmark):
         unfair = small | {"fair_queue": False, "kept_for_newcomers": 0}
         with self.workspace(engine=small) as one, self.workspace(engine=unfair) as other:
             whole = self.begin(one)
-            say("Starting two servers, one with the fair queue and one without.")
-            async with running(one, partial(start_hearth, one), partial(start_hearth, other)) as servers:
-                fairly, first_come = [
-                    partial(self._run, server, await create_key(place, "second"))
-                    for place, server in zip((one, other), servers, strict=True)
-                ]
+            starts = {"fair": partial(start_hearth, one), "first come": partial(start_hearth, other)}
+            async with running(one, starts) as servers:
+                fairly = partial(self._run, servers["fair"], await create_key(one, "second"))
+                first_come = partial(self._run, servers["first come"], await create_key(other, "second"))
                 # In this order (and back), those that are compared with each other are neighbours.
                 runs: dict[str, Callable[[int], Awaitable[report.Figures]]] = {
                     B_ALONE: partial(fairly, flooded=False, asked=True),

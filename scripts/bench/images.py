@@ -56,39 +56,32 @@ class Images(report.Benchmark):
             for place in places.values():
                 use_profile_of_demo(place)
             whole = self.begin(places[STEPS])
-            say(f"Starting three servers: {', '.join(places)}.")
-            async with running(places[STEPS], *(partial(start_hearth, place) for place in places.values())) as found:
-                servers = dict(zip(places, found, strict=True))
+            starts = {way: partial(start_hearth, place) for way, place in places.items()}
+            async with running(places[STEPS], starts) as servers:
                 loaded: list[report.Row] = []
                 short: list[report.Row] = []
                 for size in self.sizes:
-                    speed = await _speed(servers, size)
-                    loaded += [await self._loaded(servers, size, part, speed) for part in self.loads]
-                    short.append(await self._short(servers, size, speed))
+                    speed, row = await _speed(servers, size), partial(self._row, servers, size)
+                    loaded += [await row(f"load {part:g}", part * speed) for part in self.loads]
+                    short += [await row("short beside long", _SHORT_LOAD * speed, beside_long=True)]
         whole.tables = [("Images", loaded), ("Short images beside long ones", short)]
         return whole
 
-    async def _loaded(self, servers: dict[str, Server], size: int, part: float, speed: float) -> report.Row:
-        async def measure(server: Server, repeat: int) -> report.Figures:
-            at = self._moments(part * speed, seed=repeat)
-            return await _measure(server, image_job(server, size, f"{repeat} {part}", moments=at))
-
-        return await report.in_turns(f"{size}x{size}, load {part:g}", servers, measure, self.repeats, "latency_p95_ms")
-
-    async def _short(self, servers: dict[str, Server], size: int, speed: float) -> report.Row:
-        """Short images now and then, on a server that always makes long ones."""
+    async def _row(
+        self, servers: dict[str, Server], size: int, case: str, rate: float, *, beside_long: bool = False
+    ) -> report.Row:
+        """Measure mixed images, `rate` a second; or only short ones, on servers that always make long ones."""
 
         async def measure(server: Server, repeat: int) -> report.Figures:
-            long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
-            at = self._moments(_SHORT_LOAD * speed, seed=1000 + repeat)
-            how: dict[str, Any] = {"moments": at, "beside": long, "lead_seconds": _LEAD_SECONDS}
-            return await _measure(server, image_job(server, size, f"{repeat} short", ("standard",), **how))
+            how: dict[str, Any] = {
+                "moments": poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=repeat)
+            }
+            if beside_long:
+                long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
+                how |= {"qualities": ("standard",), "beside": long, "lead_seconds": _LEAD_SECONDS}
+            return await _measure(server, image_job(server, size, f"{repeat} {case}", **how))
 
-        case = f"{size}x{size}, short beside long"
-        return await report.in_turns(case, servers, measure, self.repeats, "latency_p95_ms")
-
-    def _moments(self, rate: float, seed: int) -> list[float]:
-        return poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=seed)
+        return await report.in_turns(f"{size}x{size}, {case}", servers, measure, self.repeats, "latency_p95_ms")
 
 
 def use_profile_of_demo(place: Workspace) -> None:

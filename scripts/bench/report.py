@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import typer
 from bench.load import BenchError
-from bench.servers import Server, Workspace, open_workspace, running, say, start_hearth
+from bench.servers import HEARTH, Server, Workspace, open_workspace, running, say, start_hearth
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -59,12 +59,11 @@ class Report:
 
     def deliver(self, file: Path | None) -> None:
         """Print the tables and write it as JSON, with every single run, to `file`, or with - print that instead."""
-        cases = {row.case: row for _, rows in self.tables for row in rows}
         whole = {
             "benchmark": self.benchmark,
             "conditions": self.conditions,
             "settings": self.settings,
-            "rows": [*cases.values()],
+            "rows": [row for _, rows in self.tables for row in rows],
         }
         document = msgspec.json.format(msgspec.json.encode(whole, enc_hook=str)) + b"\n"
         if file == Path("-"):
@@ -146,8 +145,8 @@ class Benchmark:
         """Begin a report on one Hearth. Raises `BenchError`."""
         with self.workspace() as place:
             report = self.begin(place)
-            async with running(place, partial(start_hearth, place)) as (server,):
-                yield report, server
+            async with running(place, {HEARTH: partial(start_hearth, place)}) as servers:
+                yield report, servers[HEARTH]
 
 
 def conditions(place: Workspace) -> dict[str, Any]:
@@ -186,12 +185,11 @@ def paired_ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures
 
     A machine that slows down slows both runs of a repeat, and leaves their ratio alone.
     """
-
-    def ratio(value: float | None, other: float | None) -> float | None:
-        return None if value is None or not other else value / other
-
-    pairs = zip(ours, theirs, strict=True)
-    return medians([{name: ratio(value, other.get(name)) for name, value in mine.items()} for mine, other in pairs])
+    found: list[Figures] = []
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs = {name: (value, other.get(name)) for name, value in mine.items()}
+        found.append({name: x / y if x is not None and y else None for name, (x, y) in pairs.items()})
+    return medians(found)
 
 
 def row_of(case: str, runs: dict[str, list[Figures]]) -> Row:
@@ -229,26 +227,22 @@ def shown(value: float | None, decimals: int | None = None) -> str:
 def print_table(title: str, rows: Sequence[Row]) -> None:
     """Print the medians and ratios of all figures that have a value. Outside a terminal it is Markdown."""
     found = [figures for row in rows for figures in row.medians.values()]
-    names = [*dict.fromkeys(name for figures in found for name, value in figures.items() if value is not None)]
+    known = [*dict.fromkeys(name for figures in found for name, value in figures.items() if value is not None)]
     print(f"\n{title}")
-    for first in range(0, len(names), _COLUMNS):
-        _print_part(rows, names[first : first + _COLUMNS])
-
-
-def _print_part(rows: Sequence[Row], names: Sequence[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OUTSIDE_A_TERMINAL, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN)
-    for heading in ("case", "target"):
-        table.add_column(heading, no_wrap=True)
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=not console.is_terminal)
-    for row in rows:
-        for number, (target, figures) in enumerate(row.medians.items()):
-            table.add_row("" if number else row.case, target, *(shown(figures.get(name)) for name in names))
-        for other, ratio in row.ratios.items():
-            cells = (shown(ratio.get(name), decimals=2) for name in names)
-            table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
-    console.print(table)
+    for names in (known[first : first + _COLUMNS] for first in range(0, len(known), _COLUMNS)):
+        table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN)
+        for heading in ("case", "target"):
+            table.add_column(heading, no_wrap=True)
+        for name in names:
+            table.add_column(name.replace("_", " "), justify="right", no_wrap=not console.is_terminal)
+        for row in rows:
+            for number, (target, figures) in enumerate(row.medians.items()):
+                table.add_row("" if number else row.case, target, *(shown(figures.get(name)) for name in names))
+            for other, ratio in row.ratios.items():
+                cells = (shown(ratio.get(name), decimals=2) for name in names)
+                table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
+        console.print(table)
 
 
 def check_plot(file: Path | None) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,20 +245,21 @@ async def create_key(place: Workspace, name: str = "bench") -> str:
 
 
 @asynccontextmanager
-async def running(place: Workspace, *starts: Start) -> AsyncIterator[list[Server]]:
+async def running(place: Workspace, starts: Mapping[str, Start]) -> AsyncIterator[dict[str, Server]]:
     """Start servers, wait until all are ready, ask them by one generator, and stop them. Raises `BenchError`."""
-    servers: list[Server] = []
+    servers: dict[str, Server] = {}
     try:
-        for start in starts:
-            servers += [await start()]
+        say(f"Starting {', '.join(starts)}.")
+        for name, start in starts.items():
+            servers[name] = await start()
         say("Loading the models.")
-        await asyncio.gather(*(server.ready() for server in servers))
+        await asyncio.gather(*(server.ready() for server in servers.values()))
         with load_generator(place.environment, place.log("load")) as generator:
-            for server in servers:
+            for server in servers.values():
                 server.generator = generator
             yield servers
     finally:
-        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*(server.stop() for server in servers.values()))
 
 
 @dataclass(frozen=True, slots=True)
