@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 from bench import report
 from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, load_generator, run_vllm
+from bench.report import listed, numbers, words
 from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
 from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 
@@ -34,17 +35,10 @@ class Chat(report.Benchmark):
     model: Annotated[str, typer.Option(help="A model of models.yaml, or a folder of weights.")] = "service-plus"
     against: Annotated[
         Sequence[str],
-        report.listed(
-            report.words, "What to compare with: serve, rust, the folder of another checkout, several, or none."
-        ),
+        listed(words, "What to compare with: serve, rust, the folder of another checkout, several, or none."),
     ] = (SERVE,)
-    streams: Annotated[Sequence[int], report.listed(report.numbers, "Requests at the same time, one row each.")] = (
-        1,
-        8,
-        32,
-        128,
-    )
-    kinds: Annotated[Sequence[str], report.listed(report.words, "streamed, plain or both.")] = ("streamed", "plain")
+    streams: Annotated[Sequence[int], listed(numbers, "Requests at the same time, one row each.")] = (1, 8, 32, 128)
+    kinds: Annotated[Sequence[str], listed(words, "streamed, plain or both.")] = ("streamed", "plain")
     load: Annotated[
         Literal["vllm", "light"] | None,
         typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
@@ -184,12 +178,11 @@ def answer_figures(result: LoadResult) -> report.Figures:
 
 def vllm_figures(result: dict[str, Any]) -> report.Figures:
     """Put the result document of `vllm bench serve` into the same figures."""
-    words = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "latency": "e2el"}
-    times = {f"{name}_p{p}_ms": result[f"p{p}_{word}_ms"] for name, word in words.items() for p in (50, 95, 99)}
+    theirs = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "latency": "e2el"}
     return {
         "requests_per_second": result["request_throughput"],
         "tokens_per_second": result["output_throughput"],
-        **times,
+        **{f"{name}_p{p}_ms": result[f"p{p}_{short}_ms"] for name, short in theirs.items() for p in (50, 95, 99)},
         "requests": result["completed"],
         "wall_seconds": result["duration"],
     }

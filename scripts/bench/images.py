@@ -15,6 +15,7 @@ import typer
 import yaml
 from bench import report
 from bench.load import NUMBER, LoadJob, LoadResult
+from bench.report import listed, numbers
 from bench.servers import Server, Workspace, running, say, start_hearth
 
 from engine import demo
@@ -40,10 +41,11 @@ class Images(report.Benchmark):
     """Compare images made one by one, joined as requests and as steps."""
 
     model: report.Model = "service-image"
-    sizes: Annotated[Sequence[int], report.listed(report.numbers, "Sizes; one set of rows each.")] = (256, 512)
-    loads: Annotated[
-        Sequence[float], report.listed(report.numbers, "What is asked for, as parts of what one by one can do.")
-    ] = (0.7, 1.5)
+    sizes: Annotated[Sequence[int], listed(numbers, "Sizes; one set of rows each.")] = (256, 512)
+    loads: Annotated[Sequence[float], listed(numbers, "What is asked for, as parts of what one by one can do.")] = (
+        0.7,
+        1.5,
+    )
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=1, help="About how long one run takes.")] = 20.0
     method = "open loop, Poisson; targets in turns, medians of the repeats"

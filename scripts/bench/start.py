@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from bench import report, servers
 from bench.load import CHAT, BenchError, chat_body
+from bench.report import listed, words
 from bench.servers import HEARTH, RUST, SERVE, Server
 from bench.vllm_server import rust_frontend, start_vllm
 
@@ -28,9 +29,7 @@ _ENGINE = "VLLM::EngineCor"  # the kernel keeps 15 letters
 class Start(report.Benchmark):
     """Measure start-up: alive, answering, all models ready; Hearth with all models, with one, and vllm serve."""
 
-    against: Annotated[
-        Sequence[str], report.listed(report.words, "What to compare with: serve, rust, both or none.")
-    ] = (SERVE,)
+    against: Annotated[Sequence[str], listed(words, "What to compare with: serve, rust, both or none.")] = (SERVE,)
     repeats: report.Repeats = 3
     method = "started, asked and stopped in turns; medians; ratios within each repeat"
 
