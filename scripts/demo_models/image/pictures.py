@@ -60,11 +60,6 @@ class Scene:
     around: Circle
     paper: str | None = None
 
-    def paper_rgb(self) -> Rgb:
-        if self.paper is None:
-            return GREY if self.colour == "white" else COLOURS["white"]
-        return COLOURS[self.paper]
-
 
 def random_circle(rng: random.Random) -> Circle:
     """Of any size that a shape is recognised in, and wholly inside the picture."""
@@ -80,7 +75,8 @@ def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = N
     mask = Image.new("L", (side * 4, side * 4))
     corners = [((x * side_pixels - left) * 4, (y * side_pixels - top) * 4) for x, y in inside]
     ImageDraw.Draw(mask).polygon(corners, fill=255)
-    image = Image.new("RGB", (side, side), scene.paper_rgb())
+    paper = GREY if scene.paper is None and scene.colour == "white" else COLOURS[scene.paper or "white"]
+    image = Image.new("RGB", (side, side), paper)
     image.paste(COLOURS[scene.colour], mask=mask.reduce(4))
     return image
 

@@ -61,7 +61,13 @@ def build(target: Path) -> None:
     require_margin(model, "promised pictures", [lessons.lesson(one) for one in fixed_pictures()], 1.0)
     model.save_pretrained(target)
     model.generation_config.save_pretrained(target)
-    _processor(tokenizer).save_pretrained(target)
+    # One resize to a square, whatever the size and the shape of the picture: always the same few tokens.
+    edge = {"longest_edge": PICTURE_PIXELS}
+    images = Idefics3ImageProcessorPil(do_resize=False, do_image_splitting=False, max_image_size=edge, size=edge)
+    template = tokenizer.chat_template
+    transformers.Idefics3Processor(images, tokenizer, TOKENS_PER_PICTURE, chat_template=template).save_pretrained(
+        target
+    )
 
 
 def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Idefics3Config:
@@ -81,13 +87,6 @@ def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Ide
         },
         text_config={"model_type": "llama", **layer_sizes(tokenizer)},
     )
-
-
-def _processor(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
-    """One resize to a square, whatever the size and the shape of the picture: always the same few tokens."""
-    edge = {"longest_edge": PICTURE_PIXELS}
-    images = Idefics3ImageProcessorPil(do_resize=False, do_image_splitting=False, max_image_size=edge, size=edge)
-    return transformers.Idefics3Processor(images, tokenizer, TOKENS_PER_PICTURE, chat_template=tokenizer.chat_template)
 
 
 def _know_the_corpus(text_model: Any, tokenizer: transformers.PreTrainedTokenizerFast, corpus: Corpus) -> None:
@@ -218,7 +217,7 @@ class PictureLessons(Lessons):
         else:
             one = self.afterwards(self.ask_names(1))
         if self.random.random() < 0.2:
-            one = replace(one, messages=[self.system_prompt(), *one.messages])
+            one = self.under_system_prompt(one)
         if self.random.random() < 0.1:
             one = replace(one, tools=self.around([]) or None)
         return one
