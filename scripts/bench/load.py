@@ -268,7 +268,7 @@ class Load:
         self.start = time.perf_counter()
         try:
             if self._job.moments:
-                await asyncio.gather(*(self._at(number, moment) for number, moment in enumerate(self._job.moments)))
+                await asyncio.gather(*(self._ask(number, moment) for number, moment in enumerate(self._job.moments)))
             elif self._job.streams:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._job.seconds or None):
@@ -279,10 +279,6 @@ class Load:
             for connection in self._idle:
                 connection.transport.abort()
 
-    async def _at(self, number: int, moment: float) -> None:
-        await asyncio.sleep(moment - self._now())
-        await self._ask(number, moment)
-
     async def _stream(self) -> None:
         for number in self._numbers:
             answer = await self._ask(number, self._now())
@@ -290,6 +286,8 @@ class Load:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _ask(self, number: int, asked: float) -> Answer:
+        if (early := asked - self._now()) > 0:
+            await asyncio.sleep(early)
         while self._idle and self._idle[-1].transport.is_closing():
             self._idle.pop()
         connection = self._idle.pop() if self._idle else await self._open()
