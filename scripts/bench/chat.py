@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from bench import report
-from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, load_generator, run_vllm
+from bench.load import BenchError, LoadJob, LoadResult, Work, load_generator, run_vllm
 from bench.report import listed, numbers, words
 from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
 from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
@@ -116,9 +116,7 @@ class Chat(report.Benchmark):
         measure = partial(run, requests=requests)
         return await report.in_turns(case, servers, measure, self.repeats, "requests_per_second")
 
-    async def _ask_by_vllm(
-        self, generator: LoadGenerator, weights: Path, server: Server, job: LoadJob
-    ) -> report.Figures:
+    async def _ask_by_vllm(self, generator: Work, weights: Path, server: Server, job: LoadJob) -> report.Figures:
         """Do a job by `vllm bench serve`, which takes the tokenizer from `weights`."""
         options = {
             "backend": "openai-chat",

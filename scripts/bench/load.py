@@ -20,7 +20,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -43,7 +42,7 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 _TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers send first has an empty one
 _USAGE = re.compile(rb'"usage":\s*\{')
 _SPAWN = multiprocessing.get_context("spawn")
-Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, Any]]
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, Any]]  # does a job and returns its result; raises `BenchError`
 
 
 class BenchError(Exception):
@@ -378,30 +377,21 @@ async def run_vllm(job: tuple[str, list[str]]) -> dict[str, Any]:
     return json.loads(json.dumps(result, default=float))  # type: ignore[no-any-return]  # numpy's numbers
 
 
-@dataclass(frozen=True, slots=True)
-class LoadGenerator:
-    """A process that does jobs by `work`, one at a time; what it prints is in `log`."""
+@contextmanager
+def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[Work]:
+    """Have a process that does `work`, one job at a time, and ends at once afterwards; what it prints is in `log`."""
+    pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
 
-    pool: ProcessPoolExecutor
-    work: Work
-    log: Path
-
-    async def run(self, job: Any) -> Any:
-        """Have it do one job and return the result. Raises `BenchError`."""
+    async def generator(job: Any) -> Any:
         try:
             async with asyncio.timeout(_LONGEST_JOB_SECONDS):
-                return await asyncio.wrap_future(self.pool.submit(_do, self.work, job))
+                return await asyncio.wrap_future(pool.submit(_do, work, job))
         except (BenchError, BrokenProcessPool, TimeoutError) as error:
             why = str(error) or f"no sign of it for {_LONGEST_JOB_SECONDS:.0f} s"
-            raise BenchError(f"The load generator reports: {why}{tail(self.log)}") from None
+            raise BenchError(f"The load generator reports: {why}{tail(log)}") from None
 
-
-@contextmanager
-def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[LoadGenerator]:
-    """Have a process for jobs, which ends at once afterwards."""
-    pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
     try:
-        yield LoadGenerator(pool, work, log)
+        yield generator
     finally:
         for process in multiprocessing.active_children():
             process.kill()

@@ -20,9 +20,9 @@ import anyio
 import msgspec
 import psutil
 import yaml
-from bench.load import BenchError, LoadGenerator, LoadJob, chat_body, load_generator, tail
+from bench.load import BenchError, LoadJob, Work, chat_body, load_generator, tail
 
-from engine import ANSWERS, ConfigError, load_config
+from engine import ANSWERS, load_config
 
 TIER = "bench"
 HEARTH, SERVE, RUST = "hearth", "serve", "rust"  # servers
@@ -62,7 +62,7 @@ def open_workspace(  # noqa: PLR0913  # most are rare
     beside: Sequence[str] = (),
     checkout: Path | None = None,
 ) -> Iterator[Workspace]:
-    """Set up for one model of `models`, with the settings of `engine` above its own. Raises `BenchError`.
+    """Set up one model of `models`, with the settings of `engine` above its own. Raises `BenchError`, `ConfigError`.
 
     `model` may also be a folder of weights: it is served in place of the first chat model. Without `weights_dir` there
     are no weights, and demo models answer. The models named in `beside` are served too. No limit of a tier applies.
@@ -93,10 +93,7 @@ def open_workspace(  # noqa: PLR0913  # most are rare
         own = {"HEARTH_DATA_DIR": folder / "data", "HEARTH_WEIGHTS_DIR": weights_dir, "HEARTH_MODELS": file}
         environment = {"OMP_NUM_THREADS": "1", **inherited} | {name: str(path) for name, path in own.items()}
         if checkout is None:
-            try:
-                load_config(file)
-            except ConfigError as error:
-                raise BenchError(str(error)) from error
+            load_config(file)
         elif not hearth.is_file():
             raise BenchError(f"There is no {hearth}. Run scripts/setup in that checkout.")
         yield Workspace(folder, model, weights_dir, file, hearth, checkout, environment)
@@ -120,7 +117,7 @@ class Server:
     key: str
     port: int
     log: Path
-    generator: LoadGenerator = field(init=False)  # set once it is ready
+    generator: Work = field(init=False)  # set once it is ready
     host: ClassVar[str] = "127.0.0.1"
 
     @property
@@ -146,11 +143,11 @@ class Server:
         """Return a job of equal chat requests."""
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
-    async def measure(self, job: Any, generator: LoadGenerator | None = None) -> tuple[Any, Usage]:
+    async def measure(self, job: Any, generator: Work | None = None) -> tuple[Any, Usage]:
         """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
         api, engine = family(self.pid)
         before = cpu_seconds(api), cpu_seconds(engine)
-        result = await (generator or self.generator).run(job)
+        result = await (generator or self.generator)(job)
         used = cpu_seconds(api) - before[0], cpu_seconds(engine) - before[1]
         return result, Usage(*used, pss_bytes(api), pss_bytes(engine))
 
