@@ -53,15 +53,8 @@ class Chat(report.Benchmark):
     plot: Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG file.")] = None
     method = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
 
-    def run(self) -> report.Report:
-        report.check_plot(self.plot)
-        whole = super().run()
-        if self.plot is not None:
-            save_plot(whole.tables[0][1], self.plot)
-        return whole
-
     async def measure(self) -> report.Report:
-        if not self.streams or not {*self.kinds} <= {"streamed", "plain"} or {HEARTH, ""} & {*self.against}:
+        if not self.streams or not set() < {*self.kinds} <= {"streamed", "plain"} or {HEARTH, ""} & {*self.against}:
             raise typer.BadParameter("--streams, --kinds or --against names nothing that can be measured.")
         engine = {} if self.compiled is None else {"enforce_eager": not self.compiled}
         async with AsyncExitStack() as stack:
@@ -82,7 +75,8 @@ class Chat(report.Benchmark):
                 generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))
                 asks["streamed"] = partial(self._ask_by_vllm, generator, weights)
             rows = [await self._row(servers, ask, kind, n) for kind, ask in asks.items() for n in self.streams]
-        whole.tables = [("Chat", rows)]
+        whole.tables, whole.panels = [("Chat", rows)], latency_panels(rows)
+        whole.axes = {"xlabel": "streamed requests/s answered (points: requests in flight)", "yscale": "log"}
         return whole
 
     def _vllm_starts(self, place: Workspace, settings: dict[str, Any]) -> dict[str, Start]:
@@ -146,18 +140,15 @@ async def _ask(server: Server, job: LoadJob) -> report.Figures:
     return answer_figures(result) | usage_figures(used, result.tokens, result.cpu_seconds)
 
 
-def save_plot(rows: Sequence[report.Row], file: Path) -> None:
-    """Draw latency against requests/s of the streamed rows, one line per target."""
+def latency_panels(rows: Sequence[report.Row]) -> report.Panels:
+    """Return latency against requests/s of the streamed rows, one line per target."""
     streamed = [row for row in rows if row.case.startswith("streamed")]
 
     def line(target: str, name: str) -> list[report.Point]:
         found = [(row.medians[target], row.case.rpartition(" ")[2]) for row in streamed]
         return [(figures["requests_per_second"], figures[name], text) for figures, text in found]
 
-    panels = {
-        heading: {target: line(target, name) for target in rows[0].medians} for name, heading in _LATENCIES.items()
-    }
-    report.save_plot(file, "streamed requests/s answered (points: requests in flight)", panels, yscale="log")
+    return {heading: {target: line(target, name) for target in rows[0].medians} for name, heading in _LATENCIES.items()}
 
 
 def answer_figures(result: LoadResult) -> report.Figures:

