@@ -205,7 +205,8 @@ class PictureLessons(Lessons):
         if kind < 0.4:
             one = self.ask_names(1)
         elif kind < 0.55:
-            one = self.ask_colour(self.figure())
+            figure = self.figure()
+            one = self.ask([figure], *self.colour_question(figure))
         elif kind < 0.65:
             arrow = self.random.choice([figure for figure in FIGURES if figure.direction])
             one = self.ask([arrow], self.random.choice(self.questions["direction"]), f"{arrow.direction}.".capitalize())
@@ -242,9 +243,6 @@ class PictureLessons(Lessons):
         messages = [{"role": "user", "content": parts}]
         return Conversation("picture", messages, answer or naming(figures), drawings=drawings)
 
-    def ask_colour(self, figure: Figure) -> Conversation:
-        return self.ask([figure], *self.colour_question(figure))
-
     def colour_question(self, figure: Figure) -> tuple[str, str]:
         """With its answer."""
         question: str = self.random.choice(self.questions["colour"])
@@ -261,11 +259,9 @@ class PictureLessons(Lessons):
         if kind < 0.4:
             return replace(first, messages=[*so_far, {"role": "user", "content": self.question("naming")}])
         if kind < 0.7:
-            other = self.figure()
-            question = self.random.choice(self.questions["naming"])
-            second = self.ask_colour(other) if self.random.random() < 0.5 else self.ask([other], question)
-            both = first.drawings + second.drawings
-            return replace(second, messages=[*so_far, *second.messages], drawings=both)
+            other, asked = self.figure(), [self.random.choice(self.questions["naming"])]
+            second = self.ask([other], *(self.colour_question(other) if self.random.random() < 0.5 else asked))
+            return replace(second, messages=[*so_far, *second.messages], drawings=first.drawings + second.drawings)
         plain = self.random.choice([one for one in self.without_tools if one.messages[0]["role"] == "user"])
         if kind < 0.85:
             return replace(first, messages=[*so_far, *plain.messages], answer=plain.answer)
