@@ -179,10 +179,9 @@ class Connection(asyncio.Protocol):
         answer.started = time.perf_counter() - start
         self.transport.write(request)
         try:
-            async with asyncio.timeout(_LONGEST_SECONDS):
-                answer.problem = await self._end
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LONGEST_SECONDS):
+                    answer.problem = await self._end
         finally:
             answer.finished = time.perf_counter() - start
             if answer.problem or not self._parser.should_keep_alive():

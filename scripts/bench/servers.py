@@ -30,8 +30,6 @@ _START_SECONDS = 900.0  # a large model is read from a slow disk
 _POLL_SECONDS = 0.2
 _GET_SECONDS = 10.0
 _STOP_SECONDS = 20.0
-# A child that answers HTTP in its parent's stead: vLLM's Rust front end.
-_FRONT_ENDS = frozenset({"vllm-rs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +203,8 @@ def are_ready(states: dict[str, str]) -> bool:
 
 async def start_hearth(place: Workspace, key: str | None = None) -> Server:
     """Start `hearth serve` with a new key, or `key` of an earlier start, and return at once. Raises `BenchError`."""
-    key = key or await create_key(place)
-    return await start_server(place, HEARTH, (str(place.hearth), "serve"), place.environment, key)
+    command = (str(place.hearth), "serve")
+    return await start_server(place, HEARTH, command, place.environment, key or await create_key(place))
 
 
 async def start_server(
@@ -237,8 +235,7 @@ async def create_key(place: Workspace, name: str = "bench") -> str:
     done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
     if done.returncode != 0:
         raise BenchError(f"No key could be made: {done.stderr.decode(errors='replace').strip()}")
-    key: str = msgspec.json.decode(done.stdout)["key"]
-    return key
+    return str(msgspec.json.decode(done.stdout)["key"])
 
 
 @asynccontextmanager
@@ -273,7 +270,8 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
     """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `psutil.Error`."""
     first = psutil.Process(pid)
     below = first.children(recursive=True)
-    front = [process for process in below if process.name() in _FRONT_ENDS]
+    # vLLM's Rust front end is a child that answers HTTP in its parent's stead.
+    front = [process for process in below if process.name() == "vllm-rs"]
     return [first, *front], [process for process in below if process not in front]
 
 
