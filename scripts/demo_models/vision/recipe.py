@@ -188,9 +188,7 @@ class PictureLessons(Lessons):
     def lesson(self, conversation: Conversation) -> Lesson:
         """With each <image> as the tokens that stand for a picture, like the model's processor does it."""
         plain = super().lesson(conversation)
-        prompt: list[int] = []
-        for token in plain.prompt:
-            prompt += self.expanded if token == self.image_token else [token]
+        prompt = [one for token in plain.prompt for one in (self.expanded if token == self.image_token else [token])]
         return Lesson(prompt, plain.answer, tuple(processed(draw(one)) for one in conversation.drawings))
 
     def draw_round(self) -> list[Lesson]:
