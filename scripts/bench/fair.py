@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from bench import report
-from bench.load import LoadResult, beats
+from bench.load import beats
 from bench.servers import Server, create_key, running, say, start_hearth
 
 FAIR, FIRST_COME, B_ALONE = "A and B, fair", "A and B, first come", "B alone"
@@ -64,7 +64,7 @@ class Fair(report.Benchmark):
     async def _run(  # noqa: PLR0913
         self, server: Server, second_key: str, repeat: int, *, flooded: bool, asked: bool, seconds: float | None = None
     ) -> report.Figures:
-        """Do one run of A (the server's own key), of B (`second_key`) or of both. Raises `BenchError`."""
+        """Do a run of A (the server's own key), of B (`second_key`) or of both; None for the key that sent nothing."""
         label, seconds = f"{repeat}{flooded}{asked}", seconds or self.seconds
         job = server.chat(
             f"{label}b",
@@ -77,22 +77,17 @@ class Fair(report.Benchmark):
         )
         result, _ = await server.measure(job)
         await asyncio.sleep(_REST_SECONDS)
-        return fair_figures(result)
+        flood = result.beside
+        return {
+            "b_requests": len(result.answers) or None,
+            **report.percentiles_ms("b_latency", result.latencies, 50, 95, 99),
+            **report.percentiles_ms("b_time_to_first_token", result.first_texts, 50, 95),
+            **report.percentiles_ms("b_sent_late", result.delays, 95),
+            "a_requests_per_second": len(flood.answers) / flood.wall_seconds if flood else None,
+            "a_tokens_per_second": flood.tokens / flood.wall_seconds if flood else None,
+            **report.percentiles_ms("a_inter_token_latency", flood.gaps if flood else [], 50),
+        }
 
 
 def _pair(row: report.Row, ours: str, theirs: str) -> report.Row:
     return report.row_of(f"{ours} / {theirs}", {name: row.runs[name] for name in (ours, theirs)})
-
-
-def fair_figures(result: LoadResult) -> report.Figures:
-    """Put a run into figures; None for the key that sent nothing."""
-    flood = result.beside
-    return {
-        "b_requests": len(result.answers) or None,
-        **report.percentiles_ms("b_latency", result.latencies, 50, 95, 99),
-        **report.percentiles_ms("b_time_to_first_token", result.first_texts, 50, 95),
-        **report.percentiles_ms("b_sent_late", result.delays, 95),
-        "a_requests_per_second": len(flood.answers) / flood.wall_seconds if flood else None,
-        "a_tokens_per_second": flood.tokens / flood.wall_seconds if flood else None,
-        **report.percentiles_ms("a_inter_token_latency", flood.gaps if flood else [], 50),
-    }

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 from bench import report
-from bench.load import NUMBER, LoadJob, LoadResult
+from bench.load import NUMBER, LoadJob
 from bench.report import listed, numbers
 from bench.servers import Server, Workspace, running, say, start_hearth
 
@@ -111,9 +111,20 @@ async def _speed(servers: dict[str, Server], size: int) -> float:
 
 
 async def _measure(server: Server, job: LoadJob) -> report.Figures:
+    """Do a run. Beside long images the arrivals set the speed, and the CPU is that of both."""
     result, used = await server.measure(job)
     await asyncio.sleep(_REST_SECONDS)
-    return image_figures(result, used.engine_cpu_seconds)
+    answers, beside = result.answers, result.beside
+    alone = beside is None
+    return {
+        "images_per_second": len(answers) / result.wall_seconds if alone else None,
+        **report.percentiles_ms("latency", result.latencies, 50, 95),
+        **report.percentiles_ms("sent_late", result.delays, 95),
+        "worker_cpu_seconds_per_image": used.engine_cpu_seconds / len(answers) if alone else None,
+        "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
+        "images": len(answers),
+        "wall_seconds": result.wall_seconds,
+    }
 
 
 def image_job(
@@ -138,18 +149,3 @@ def poisson(rate: float, count: int, *, seed: int) -> list[float]:
     """Return the moments of `count` requests, `rate` a second on average, which only the seed decides."""
     source = random.Random(seed)  # noqa: S311  # repeatable on purpose
     return list(accumulate(source.expovariate(rate) for _ in range(count)))
-
-
-def image_figures(result: LoadResult, worker_cpu_seconds: float) -> report.Figures:
-    """Put a run into figures. Beside long images the arrivals set the speed, and the CPU is that of both."""
-    answers, beside = result.answers, result.beside
-    alone = beside is None
-    return {
-        "images_per_second": len(answers) / result.wall_seconds if alone else None,
-        **report.percentiles_ms("latency", result.latencies, 50, 95),
-        **report.percentiles_ms("sent_late", result.delays, 95),
-        "worker_cpu_seconds_per_image": worker_cpu_seconds / len(answers) if alone else None,
-        "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
-        "images": len(answers),
-        "wall_seconds": result.wall_seconds,
-    }
