@@ -16,7 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from typing import Self
@@ -77,8 +77,8 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue(fair=room.fair)
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
-        self._running: Counter[str] = Counter()  # sequences by owner
-        self._sequences = 0
+        self.running = 0  # sequences
+        self._by_owner: Counter[str] = Counter()  # of them
         self._kv_tokens = 0  # as expected when they were let in
         self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
         self._growth = (0, 0)
@@ -98,11 +98,6 @@ class Admission:
     def waiting(self) -> int:
         """Requests of any urgency."""
         return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        """Sequences."""
-        return self._sequences
 
     def resize(self, room: Room) -> None:
         """Let in so much from now on; what runs goes on."""
@@ -174,38 +169,32 @@ class Admission:
         """
         room = min(sequences, self._room.sequences)
         expected = room * min(float(max_tokens), max(self._mean_answer_tokens, _FEWEST_EXPECTED_TOKENS))
-        claim = Claim(owner, weight, urgency, room, prompt_tokens, expected, room * max_tokens, self._clock())
-        return Ticket(self, claim, made)
+        claim = (owner, weight, urgency, room, prompt_tokens, expected, room * max_tokens, self._clock())
+        return Ticket(*claim, admission=self, made=made)
 
-    def priority(self, claim: Claim) -> int:
-        """Return how early vLLM should preempt the first sequence of what enters now; each further one counts one more.
-
-        By urgency, then by how many sequences its owner has, then by size.
-        """
-        sequences = round((self._running[claim.owner] - claim.sequences) * SEQUENCE / claim.weight)
-        size = min(_kv_tokens(claim) // claim.sequences, SEQUENCE - 1)
-        return (int(claim.urgency) << _PRIORITY_BITS) + sequences + size
-
-    async def begin(self, claim: Claim, made: Callable[[], int] | None) -> float:
-        """Wait until the claim is dispatched; return when. Its room is kept until `end`. Raises like `enter`."""
+    async def begin(self, ticket: Ticket) -> None:
+        """Wait until it is dispatched. Its room is kept until `end`. Raises like `enter`."""
         if self._closed:
             raise engine_died(NotStartedError)
-        self._queue.arrive(claim)
-        if self._queue or not self._fits(claim):
-            await self._wait(claim)
+        self._queue.arrive(ticket)
+        if self._queue or not self._fits(ticket):
+            await self._wait(ticket)
         else:
-            self._take(claim)
-        if made is not None:
-            self._growing[claim] = made
-        return self._clock()
+            self._take(ticket)
+        if ticket.made is not None:
+            self._growing[ticket] = ticket.made
+        ticket.begun_at = self._clock()
+        more = round((self._by_owner[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
+        size = min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
+        ticket.priority = (int(ticket.urgency) << _PRIORITY_BITS) + more + size
 
-    def end(self, claim: Claim, answer_tokens: int, since: float | None) -> None:
-        """Give its room back, taken at `since`; None: it was cut off, and says nothing of how long answers take."""
-        if since is None:
+    def end(self, ticket: Ticket, *, cut_off: bool) -> None:
+        """Give its room back. One that was `cut_off` says nothing of how long answers take."""
+        if cut_off:
             # How long an answer is that was not streamed is not known when its client leaves: the guess stays.
-            self._leave(claim, answer_tokens or claim.expected_answer_tokens, 0.0)
+            self._leave(ticket, ticket.answer_tokens or ticket.expected_answer_tokens, 0.0)
         else:
-            self._leave(claim, answer_tokens, self._clock() - since)
+            self._leave(ticket, ticket.answer_tokens, self._clock() - ticket.begun_at)
 
     async def _wait(self, claim: Claim) -> None:
         if not self._fits(claim):
@@ -229,9 +218,8 @@ class Admission:
         """Where the queue is full: refuse the newest claim of the owner with the most, which may be this one's."""
         if claim.urgency != Urgency.INTERACTIVE or self._queue.count(Urgency.INTERACTIVE) < self._room.waiting:
             return
-        last = self._queue.newest_of_the_longest(Urgency.INTERACTIVE)
-        mine = self._queue.waiting_of(claim.owner, Urgency.INTERACTIVE)
-        if last is None or self._queue.waiting_of(last.owner, Urgency.INTERACTIVE) <= mine + 1 or not self._room.fair:
+        last = self._queue.to_refuse(Urgency.INTERACTIVE, claim.owner)
+        if last is None:
             raise self._overloaded()
         self._refuse(last, self._overloaded())
 
@@ -288,9 +276,12 @@ class Admission:
         return None
 
     def _fits(self, claim: Claim) -> bool:
-        if self._sequences == 0:  # alone, whatever the size: nothing is refused for good
+        if self.running == 0:  # alone, whatever the size: nothing is refused for good
             return True
-        room, standing, free = self._room, self._standing(claim), self._sequences_now() - self._sequences
+        room, standing, most = self._room, self._standing(claim), self._room.sequences
+        if room.beside_interactive is not None and (self._interactive or self._quiet is not None):
+            most = room.beside_interactive
+        free = most - self.running
         if standing == _Standing.NEWCOMER:  # where its tokens are too many, vLLM preempts others
             return claim.sequences <= free
         batch = standing == _Standing.BATCH
@@ -321,21 +312,16 @@ class Admission:
             self._growth, self._growth_read_at = (used, beyond), now
         return self._growth
 
-    def _sequences_now(self) -> int:
-        beside = self._room.beside_interactive
-        held_back = self._interactive or self._quiet is not None
-        return beside if held_back and beside is not None else self._room.sequences
-
     def _standing(self, claim: Claim) -> _Standing:
-        if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._running:
+        if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._by_owner:
             return _Standing.NEWCOMER
         interactive = claim.urgency_at(self._clock()) == Urgency.INTERACTIVE
         return _Standing.REGULAR if interactive else _Standing.BATCH
 
     def _take(self, claim: Claim) -> None:
-        self._sequences += claim.sequences
+        self.running += claim.sequences
         self._kv_tokens += _kv_tokens(claim)
-        self._running[claim.owner] += claim.sequences
+        self._by_owner[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
     def _leave(self, claim: Claim, answer_tokens: float, seconds: float) -> None:
@@ -343,11 +329,11 @@ class Admission:
         self._growing.pop(claim, None)
         if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
             self._growth_read_at = -math.inf
-        self._sequences -= claim.sequences
+        self.running -= claim.sequences
         self._kv_tokens -= _kv_tokens(claim)
-        self._running[claim.owner] -= claim.sequences
-        if not self._running[claim.owner]:
-            del self._running[claim.owner]
+        self._by_owner[claim.owner] -= claim.sequences
+        if not self._by_owner[claim.owner]:
+            del self._by_owner[claim.owner]
         if answer_tokens and seconds:
             self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
             self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)
@@ -358,32 +344,27 @@ def _kv_tokens(claim: Claim) -> int:
     return claim.prompt_tokens + math.ceil(claim.expected_answer_tokens)
 
 
-class Ticket:
-    """`async with`: waits until a claim is dispatched, and keeps its room until the block is left.
+@dataclass(slots=True, eq=False)
+class Ticket(Claim):
+    """`async with`: waits until the claim is dispatched, and keeps its room until the block is left.
 
-    Set `answer_tokens` to how many tokens the answer had before leaving.
+    Set `answer_tokens` to how many tokens the answer had before leaving. Once dispatched, `priority` is how early vLLM
+    should preempt its first sequence (each further one counts one more): by urgency, then by how many sequences its
+    owner has, then by size.
     """
 
-    __slots__ = ("_admission", "_claim", "_made", "_since", "answer_tokens", "priority")
+    admission: Admission = field(kw_only=True)
+    made: Callable[[], int] | None = field(kw_only=True)
+    answer_tokens: int = 0
+    begun_at: float = 0.0
+    priority: int = 0
 
-    def __init__(self, admission: Admission, claim: Claim, made: Callable[[], int] | None) -> None:
-        self._admission, self._claim, self._made = admission, claim, made
-        self.answer_tokens = 0
-        self.priority = 0  # once it is dispatched: see `Admission.priority`
-
-    async def begin(self) -> Self:
-        """Wait until it is dispatched; its room is kept until `end`. Raises like `Admission.enter`."""
-        self._since = await self._admission.begin(self._claim, self._made)
-        self.priority = self._admission.priority(self._claim)
+    async def __aenter__(self) -> Self:
+        await self.admission.begin(self)
         return self
 
-    __aenter__ = begin
-
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(cut_off=kind is not None)
-
-    def end(self, *, cut_off: bool) -> None:
-        self._admission.end(self._claim, self.answer_tokens, None if cut_off else self._since)
+        self.admission.end(self, cut_off=kind is not None)
 
 
 class ChatTicket:
@@ -391,8 +372,6 @@ class ChatTicket:
 
     It enters when its size is known. Raises like `Admission.arrive`.
     """
-
-    __slots__ = ("_admission", "_request", "_sequences", "_stream", "_ticket")
 
     def __init__(self, admission: Admission, request: GenerationRequest, sequences: int, stream: TokenStream) -> None:
         self._admission, self._request, self._sequences, self._stream = admission, request, sequences, stream
@@ -425,7 +404,7 @@ class ChatTicket:
             urgency=request.urgency,
             made=partial(getattr, self._stream, "completion_tokens"),
         )
-        await ticket.begin()
+        await self._admission.begin(ticket)
         self._ticket = ticket
         self._stream.dispatched()
         return ticket.priority
@@ -434,6 +413,6 @@ class ChatTicket:
         try:
             if self._ticket is not None:
                 self._ticket.answer_tokens = self._stream.completion_tokens
-                self._ticket.end(cut_off=error is not None)
+                self._admission.end(self._ticket, cut_off=error is not None)
         finally:
             self._admission.depart(self._request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,18 +43,6 @@ def missing(names: Iterable[ForeignName], sources: Sources) -> list[tuple[Foreig
     return [(name, problem) for name in names if (problem := _problem(name, sources)) is not None]
 
 
-def imported(package: str, files: Iterable[Path]) -> dict[str, str]:
-    """Return what these files of ours import of `package`, public or not: dotted names, with the file of each."""
-    found: dict[str, str] = {}
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == package:
-                found |= {f"{node.module}.{alias.name}": file.name for alias in node.names}
-            elif isinstance(node, ast.Import):
-                found |= {alias.name: file.name for alias in node.names if alias.name.partition(".")[0] == package}
-    return found
-
-
 class Sources:
     """The source code of packages, by their names: those that are installed, but for the `folders` given."""
 
@@ -73,12 +62,8 @@ class Sources:
         node = self.find(dotted)
         if isinstance(node, ast.ClassDef):
             made = self.find(f"{dotted}.__init__")
-            return _parameters(made, bound=True) if isinstance(made, _Function) else self._fields(dotted, node)
-        if not isinstance(node, _Function):
-            return None
-        static = any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in node.decorator_list)
-        method = isinstance(self.find(dotted.rpartition(".")[0]), ast.ClassDef)
-        return _parameters(node, bound=method and not static)
+            return _parameters(made) if isinstance(made, _Function) else self._fields(dotted, node)
+        return _parameters(node) if isinstance(node, _Function) else None
 
     def _find(self, dotted: str, steps: int) -> tuple[ast.AST | None, str]:
         """Return what defines a name, and the dotted name of the place where that stands."""
@@ -88,16 +73,12 @@ class Sources:
         above, _, name = dotted.rpartition(".")
         owner, place = self._find(above, steps) if above and steps else (None, "")
         if isinstance(owner, ast.ClassDef):
-            return self._in_class(owner, place, name, steps - 1)
+            if (own := _member(owner, name)) is not None:
+                return own, f"{place}.{name}"
+            return self._first_of([f"{base}.{name}" for base in self._bases(owner, place)], steps - 1)
         if isinstance(owner, ast.Module):
             return self._in_module(owner, place, name, steps - 1)
         return None, ""
-
-    def _in_class(self, node: ast.ClassDef, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
-        own = _member(node, name)
-        if own is not None:
-            return own, f"{place}.{name}"
-        return self._first_of([f"{base}.{name}" for base in self._bases(node, place)], steps)
 
     def _in_module(self, node: ast.Module, place: str, name: str, steps: int) -> tuple[ast.AST | None, str]:
         everything = []  # what `import *` may give: looked through last, since it leads far
@@ -189,12 +170,11 @@ def _problem(name: ForeignName, sources: Sources) -> str | None:
     return "; ".join(words) or None
 
 
-def _parameters(function: _Function, *, bound: bool) -> list[tuple[str, bool]]:
-    """`bound`: without `self`."""
+def _parameters(function: _Function) -> list[tuple[str, bool]]:
     arguments = function.args
     usual = [*arguments.posonlyargs, *arguments.args]
     required = len(usual) - len(arguments.defaults)
-    found = [(each.arg, place < required) for place, each in enumerate(usual)][int(bound) :]
+    found = [(each.arg, place < required) for place, each in enumerate(usual) if each.arg not in {"self", "cls"}]
     named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     found += [(each.arg, default is None) for each, default in named]
     return found if arguments.kwarg is None else [*found, ("**", False)]
@@ -222,11 +202,11 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 def _member(node: ast.ClassDef, name: str) -> ast.AST | None:
     """Look for it in the class's own body, then for what its methods set of `self`."""
-    own = next((statement for statement in _statements(node) if name in _defined(statement)), None)
-    if own is not None:
-        return own
-    for inner in ast.walk(node):
-        attributes = [each for each in _assigned(inner) if isinstance(each, ast.Attribute) and each.attr == name]
-        if any(isinstance(each.value, ast.Name) and each.value.id == "self" for each in attributes):
-            return inner
-    return None
+    own = (statement for statement in _statements(node) if name in _defined(statement))
+    of_self = (
+        inner
+        for inner in ast.walk(node)
+        for each in _assigned(inner)
+        if isinstance(each, ast.Attribute) and each.attr == name and ast.unparse(each.value) == "self"
+    )
+    return next(itertools.chain(own, of_self), None)

@@ -218,7 +218,7 @@ class Engine:
                 yield name, self._pool.get(name)
 
     async def wait_for_change(self) -> None:
-        """Return when a model's state or phase has changed since the last call. For one waiting task."""
+        """Return at the next change of a model's state or phase."""
         await self._pool.wait_for_change()
 
     @property

@@ -92,16 +92,15 @@ class FairQueue:
         claim.cost = cost
         self._last_served = claim.owner
         if len(self._counters) > _MOST_IDLE_OWNERS:
-            self._forget_idle_owners()
+            # Whoever is at or below the floor would be lifted to it on arrival: forgetting them changes nothing
+            floor, kept = self._floor(), {*self._owners(), self._last_served}
+            self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
 
-    def newest_of_the_longest(self, urgency: Urgency) -> Claim | None:
-        """Return the claim to refuse when the queue is full: the last one of the owner with the most waiting."""
-        queues = [claims for (kind, _), claims in self._waiting.items() if kind == urgency]
-        longest = max(queues, key=len, default=None)
-        return None if longest is None else longest[-1]
-
-    def waiting_of(self, owner: str, urgency: Urgency) -> int:
-        return len(self._waiting.get((urgency, owner), ()))
+    def to_refuse(self, urgency: Urgency, owner: str) -> Claim | None:
+        """Return the last claim of who has the most waiting; None where one more of `owner` would be that one."""
+        queues = {who: claims for (kind, who), claims in self._waiting.items() if kind == urgency}
+        longest = max(queues.values(), key=len, default=deque[Claim]())
+        return longest[-1] if self.fair and len(longest) > len(queues.get(owner, ())) + 1 else None
 
     def _rank(self, claim: Claim, now: float) -> tuple[int, float, bool, float]:
         if not self.fair:
@@ -116,11 +115,6 @@ class FairQueue:
     def _floor(self) -> float:
         last = 0.0 if self._last_served is None else self._counters.get(self._last_served, 0.0)
         return min((self._counters[owner] for owner in self._owners()), default=last)
-
-    def _forget_idle_owners(self) -> None:
-        """Whoever is at or below the floor would be lifted to it on arrival: forgetting them changes nothing."""
-        floor, kept = self._floor(), self._owners() | {self._last_served}
-        self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
 
 
 class InFlight(Counter[str | None]):

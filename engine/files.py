@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,10 +18,10 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 _log = logging.getLogger("hearth.records")
 
 
-def read_record(file: Path, kind: type[_Record], consequence: str) -> _Record:
+def read_record(file: Path | None, kind: type[_Record], consequence: str) -> _Record:
     """Return what the file holds, else an empty record. `consequence` is for the warning about a broken one."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
+        return kind() if file is None else msgspec.json.decode(file.read_bytes(), type=kind)
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
@@ -30,16 +29,10 @@ def read_record(file: Path, kind: type[_Record], consequence: str) -> _Record:
     return kind()
 
 
-def write_record(file: Path, record: msgspec.Struct) -> None:
-    """Replace the file, whole or not at all. Raises `OSError`, for `unwritten` to tell of."""
-    write_atomically(file, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-
-
-@contextlib.contextmanager
-def unwritten(file: Path, consequence: str) -> Iterator[None]:
-    """Make a warning of an `OSError` within the block."""
+def write_record(file: Path, record: msgspec.Struct, consequence: str) -> None:
+    """Replace the file, whole or not at all; a warning, with the `consequence`, where that fails."""
     try:
-        yield
+        write_atomically(file, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     except OSError as error:
         _log.warning("%s cannot be written (%s): %s.", file, error, consequence)
 

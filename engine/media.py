@@ -69,27 +69,16 @@ class PixelBudget:
     async def taken(self, owner: str, pixels: int) -> AsyncIterator[None]:
         """Wait until there are so many left, and give them back at the end of the block."""
         pixels = min(pixels, self._most)
-        if self._waiting or pixels > self._free:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(owner, deque()).append((pixels, turn))
-            try:
-                await turn
-            except BaseException:
-                if turn.cancelled():
-                    self._dispatch()  # it may have held up others
-                else:  # given at this very moment
-                    self._give_back(pixels)
-                raise
-        else:
-            self._free -= pixels
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append((pixels, turn))
+        self._dispatch()
         try:
+            await turn
             yield
         finally:
-            self._give_back(pixels)
-
-    def _give_back(self, pixels: int) -> None:
-        self._free += pixels
-        self._dispatch()
+            if not turn.cancelled():  # else it got none, and may have held up others
+                self._free += pixels
+            self._dispatch()
 
     def _dispatch(self) -> None:
         while self._waiting:
@@ -111,6 +100,7 @@ class Pictures:
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
+        self._most_pixels = int(2 * limits.max_megapixels * 1e6)
         self._budget = PixelBudget(self._most_pixels)
         self._threads = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="pictures")
 
@@ -183,10 +173,6 @@ class Pictures:
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-    @property
-    def _most_pixels(self) -> int:
-        return int(2 * self._limits.max_megapixels * 1e6)
 
     def _check_sum(self, pixels: int, path: str) -> None:
         if pixels > self._most_pixels:

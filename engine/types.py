@@ -280,6 +280,23 @@ class ImageRequest:
     before_turn: Callable[[int], Awaitable[None]] | None = None
 
 
+class ImageJob(msgspec.Struct, frozen=True):
+    """One image as the worker gets it, number `index` of its request, with the fields that decide what it is.
+
+    `size` is the edge of the file; the profile says at which size it is rendered.
+    """
+
+    prompt: str
+    size: int
+    quality: Quality
+    seed: int
+    negative_prompt: str | None = None
+    output_format: ImageFormat = "png"
+    compression: int | None = None
+    partial_images: int = 0
+    index: int = 0
+
+
 class ImageProgress(msgspec.Struct, frozen=True, tag=True):
     """Image `index` has `step` of `steps` behind it."""
 

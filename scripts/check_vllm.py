@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.backends.vllm.compat import NAMES
-from engine.compat import Sources, imported, missing
+from engine.compat import Sources, missing
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,24 +53,33 @@ def sources_of(version: str, folder: Path) -> Sources:
 
 def findings(sources: Sources) -> list[dict[str, Any]]:
     """List what is gone or changed: what is needed first."""
-
-    def row(name: str, kind: str, problem: str, used_by: str, without: str) -> dict[str, Any]:
-        return {"name": name, "kind": kind, "problem": problem, "used by": used_by, "without": without}
-
-    rows = [row(each.name, each.kind, problem, each.patch, each.without) for each, problem in missing(NAMES, sources)]
+    found = [(each.name, each.kind, problem, each.patch, each.without) for each, problem in missing(NAMES, sources)]
     optional = {each.name for each in NAMES if each.kind == "optional"}
-    rows += [
-        row(name, "needed", "is gone", file, f"{file} cannot be imported.")
-        for name, file in imported("vllm", sorted((ROOT / "engine").rglob("*.py"))).items()
+    found += [
+        (name, "needed", "is gone", file, f"{file} cannot be imported.")
+        for name, file in imported(sorted((ROOT / "engine").rglob("*.py"))).items()
         if name not in optional and sources.find(name) is None
     ]
     installed = Sources()
-    rows += [
-        row(each.name, each.kind, CHANGED, each.patch, "To be read.")
+    found += [
+        (each.name, each.kind, CHANGED, each.patch, "To be read.")
         for each in {each.name: each for each in NAMES if each.name.startswith("vllm.")}.values()
         if "" not in (codes := {_code(installed.find(each.name)), _code(sources.find(each.name))}) and len(codes) == 2
     ]
+    rows = [dict(zip(("name", "kind", "problem", "used by", "without"), one, strict=True)) for one in found]
     return sorted(rows, key=lambda row: (row["problem"] == CHANGED, row["kind"] != "needed", row["name"]))
+
+
+def imported(files: list[Path]) -> dict[str, str]:
+    """Return what these files of ours import of vLLM, public or not: dotted names, with the file of each."""
+    found: dict[str, str] = {}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "vllm":
+                found |= {f"{node.module}.{alias.name}": file.name for alias in node.names}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name: file.name for alias in node.names if alias.name.partition(".")[0] == "vllm"}
+    return found
 
 
 def _code(function: ast.AST | None) -> str:

@@ -22,17 +22,6 @@ from engine.config.models import (
 from engine.config.yaml import Document, Location, Problem, read_document, shown
 from engine.errors import LoadError
 
-__all__ = [
-    "ChatModelSpec",
-    "Config",
-    "ConfigError",
-    "ImageModelSpec",
-    "ModelSpec",
-    "SpeechModelSpec",
-    "TierSpec",
-    "load_config",
-]
-
 # A file that is something else altogether has a problem on every line.
 LISTED_PROBLEMS = 200
 

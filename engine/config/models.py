@@ -12,18 +12,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar, g
 import yaml
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from engine.config.messages import (
-    Folder,
-    Id,
-    Limit,
-    Names,
-    Spec,
-    Word,
-    did_you_mean,
-    listed,
-    matching,
-    plain_error,
-)
+from engine.config.messages import Folder, Id, Limit, Names, Spec, Word, did_you_mean, listed, matching, plain_error
 from engine.config.yaml import shown
 from engine.demo import demo_names
 

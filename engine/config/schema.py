@@ -5,13 +5,25 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+from pydantic import Field, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
-from engine.config.models import SPEC_BY_TASK, TierSpec
+from engine.config.messages import Id, Spec
+from engine.config.models import SPEC_BY_TASK, ModelSpec, TierSpec
 
 SCHEMA_PATH = Path(__file__).parents[1] / "models.schema.json"
+
+
+_named = Field(min_length=1, json_schema_extra={"propertyNames": TypeAdapter(Id).json_schema()})
+
+
+class _ModelsFile(Spec):
+    models: Annotated[dict[str, Annotated[ModelSpec, Field(discriminator="task")]], _named]
+    """What is served, each model under the name that clients use."""
+    tiers: Annotated[dict[str, TierSpec], _named]
+    """Which keys may use which models."""
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -21,37 +33,12 @@ class _WithoutTitles(GenerateJsonSchema):
 
 def json_schema() -> dict[str, Any]:
     """Describe models.yaml as a JSON Schema (draft 7, which editors know best), with help for every key."""
-    specs = (*SPEC_BY_TASK.values(), TierSpec)
-    references, top = models_json_schema([(spec, "validation") for spec in specs], schema_generator=_WithoutTitles)
-    definitions: dict[str, Any] = top["$defs"]
-    for spec in specs:
-        definition = definitions[spec.__name__]
-        name = definition["properties"].pop("id")
+    schema = _ModelsFile.model_json_schema(schema_generator=_WithoutTitles)
+    for spec in (*SPEC_BY_TASK.values(), TierSpec):  # the id of each is its name in the file
+        definition = schema["$defs"][spec.__name__]
+        del definition["properties"]["id"]
         definition["required"].remove("id")
-    models = [references[spec, "validation"] for spec in SPEC_BY_TASK.values()]
-    sections = {
-        "models": ("What is served, each model under the name that clients use.", {"oneOf": models}),
-        "tiers": ("Which keys may use which models.", references[TierSpec, "validation"]),
-    }
-    properties = {
-        section: {
-            "description": text,
-            "type": "object",
-            "minProperties": 1,
-            "propertyNames": name,
-            "additionalProperties": entry,
-        }
-        for section, (text, entry) in sections.items()
-    }
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "Hearth's models.yaml",
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(properties),
-        "properties": properties,
-        "$defs": definitions,
-    }
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "title": "Hearth's models.yaml"}
 
 
 if __name__ == "__main__":

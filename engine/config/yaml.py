@@ -13,8 +13,6 @@ LIMIT_DEPTH = 16
 
 Location = tuple[str | int, ...]
 
-_EMPTY = "is empty: copy models.yaml from the repository and change it"
-_OTHER_SHAPE = "must have the keys `models` and `tiers` at the start of a line"
 _TAG = "tag:yaml.org,2002:"
 _HALF = re.compile("[\ud800-\udfff]")
 # YAML 1.2's core schema, which editors use too: `on` and `no` are words, 1:30 is not ninety.
@@ -77,7 +75,9 @@ def read_document(path: Path) -> Document:
         with path.open("rb") as file:
             content = file.read(LIMIT_BYTES + 1)
         if len(content) <= LIMIT_BYTES:
-            return parse_document(content.decode("utf-8-sig"), _EMPTY, _OTHER_SHAPE)
+            empty = "is empty: copy models.yaml from the repository and change it"
+            other_shape = "must have the keys `models` and `tiers` at the start of a line"
+            return parse_document(content.decode("utf-8-sig"), empty, other_shape)
         message = "is larger than 1 MiB: this is not a list of models"
     except FileNotFoundError:
         message = "there is no such file: copy models.yaml from the repository, or point HEARTH_MODELS at yours"

@@ -108,7 +108,9 @@ def read_hardware(server_pid: int | None = None) -> Hardware:
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
     gpus, driver = found or ((), None)
     memory = psutil.virtual_memory()
-    total = _ram_limit(memory.total)
+    total = memory.total
+    with contextlib.suppress(OSError, ValueError):  # a container may have less than the machine
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     available = min(memory.available, total)
     return Hardware(
         gpus=gpus,
@@ -212,10 +214,9 @@ def _visible(uuids: Sequence[str]) -> list[int]:
 
 
 def _family(pid: int | None) -> frozenset[int]:
-    if pid is None:
-        return frozenset()
     with contextlib.suppress(psutil.Error):
-        return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
+        if pid is not None:
+            return frozenset({pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))})
     return frozenset()
 
 
@@ -243,13 +244,6 @@ def _torch_cuda() -> tuple[int, int] | None:
             match = _TORCH_CUDA.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
             return (int(match[1]), int(match[2])) if match else None
     return None
-
-
-def _ram_limit(total: int) -> int:
-    """A container may have less than the machine."""
-    with contextlib.suppress(OSError, ValueError):
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return total
 
 
 def _cpu_features() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
-from engine.files import read_record, unwritten, write_record
+from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.types import Device, Need
 from engine.weights.manifest import is_complete
@@ -73,8 +73,7 @@ class Footprints(msgspec.Struct, frozen=True):
 
     def write(self, data_dir: Path) -> None:
         """Keep them, whole or not at all. A disk that is full costs a log line."""
-        with unwritten(data_dir / FILE_NAME, "the next plan goes by the sizes stated"):
-            write_record(data_dir / FILE_NAME, self)
+        write_record(data_dir / FILE_NAME, self, "the next plan goes by the sizes stated")
 
 
 def _key(variant: VariantSpec, split: int, device: str) -> str:
@@ -143,7 +142,9 @@ def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], fo
     context, chat_bytes, fixed_gib = None, 0, None
     if isinstance(spec, ChatModelSpec):
         context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
-        chat_bytes = _chat_bytes(variant, context, max(1, split))
+        heads_apart = min(max(1, split), variant.kv_heads or max(1, split))
+        per_chat = context * variant.kv_kib_per_token * 1024 + variant.state_mib_per_chat * (1 << 20)
+        chat_bytes = int(per_chat / heads_apart)  # on each GPU
         fixed_gib = spec.engine.kv_cache_gib
     share = explicit(spec, "gpu_memory_utilization") if split else None
     return Need(
@@ -159,12 +160,6 @@ def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], fo
         fixed_kv=fixed_gib is not None,
         measured=is_measured,
     )
-
-
-def _chat_bytes(variant: VariantSpec, context: int, split: int) -> int:
-    """KV cache of one conversation of full length, on each GPU."""
-    heads_apart = min(split, variant.kv_heads or split)
-    return int((context * variant.kv_kib_per_token * 1024 + variant.state_mib_per_chat * (1 << 20)) / heads_apart)
 
 
 def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:

@@ -12,20 +12,10 @@ from typing import Any, TypeAlias
 
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
+from engine.placement import report
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
 from engine.placement.packing import Layout, pack, shared_out, uses
-from engine.placement.report import (
-    CONTEXT_STEP,
-    GPU_SIZES_GIB,
-    SHORTEST_CONTEXT,
-    gib,
-    lack_alone,
-    lack_together,
-    why_demo,
-    why_placed,
-    why_unplanned,
-)
 from engine.placement.types import Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
@@ -98,13 +88,13 @@ class _Planner:
         devices = devices_of(hardware)
         if not choice.is_demo:
             own = one.id in self.folders
-            return replace(one, why=why_placed(one, choice.offered, devices, own=own))
+            return replace(one, why=report.why_placed(one, choice.offered, devices, own=own))
         alone = replace(config, models={one.id: choice.spec.model_copy(update={"demo": None})})
-        why = why_demo(one, choice.spec, choice.offered, devices, _Change(alone, hardware, self).of_memory)
+        why = report.why_demo(one, choice.spec, choice.offered, devices, _Change(alone, hardware, self).of_memory)
         return replace(one, state="demo", variant=None, why=why)
 
     def unplanned(self, spec: ModelSpec) -> Placed:
-        why = why_unplanned(spec, own=spec.id in self.folders, absent=self.here is not None)
+        why = report.why_unplanned(spec, own=spec.id in self.folders, absent=self.here is not None)
         return Placed(spec.id, "unplanned", why)
 
     def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Refusal | None:
@@ -117,7 +107,7 @@ class _Planner:
             return _Choice(spec, fitting[smallest], fitting[:smallest], offered)
         if spec.demo is not None and spec.id not in self.folders:
             return _Choice(spec, (demo_need(spec, devices),), offered=offered, is_demo=True)
-        return lack_alone(spec.id, offered, devices) if offered else None
+        return report.lack_alone(spec.id, offered, devices) if offered else None
 
     def _variants(self, spec: ModelSpec) -> tuple[VariantSpec, ...]:
         """Return what a model may be served with, best first. A voice's variants say what its folder takes."""
@@ -147,8 +137,8 @@ def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> _Fitted |
             demo = replace(choices[spec.id], needs=(demo_need(spec, devices),), better=(), is_demo=True)
             return _fit({**choices, spec.id: demo}, devices)
     if len(specs) == 1:
-        return lack_alone(specs[0].id, [choices[specs[0].id].needs], devices)
-    return lack_together([(choice.spec, choice.needs) for choice in choices.values()], devices)
+        return report.lack_alone(specs[0].id, [choices[specs[0].id].needs], devices)
+    return report.lack_together([(choice.spec, choice.needs) for choice in choices.values()], devices)
 
 
 def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str]) -> _Fitted:
@@ -218,7 +208,7 @@ class _Change:
         """Yield the longest context of one model with which all fit."""
         chats = [spec for spec in specs if isinstance(spec, ChatModelSpec) and spec.id not in self.planner.folders]
         for spec in sorted(chats, key=lambda spec: (-_context(spec), spec.id)):
-            lengths = range(SHORTEST_CONTEXT, _context(spec), CONTEXT_STEP)
+            lengths = range(report.SHORTEST_CONTEXT, _context(spec), report.CONTEXT_STEP)
 
             def too_long(length: int, spec: ChatModelSpec = spec) -> bool:
                 return not self._fits_with(_with_engine(spec, context_length=length))
@@ -248,7 +238,7 @@ class _Change:
             fits = machine.ram_for_models_bytes is None
             fits = fits and self._fits_on(ram_available_bytes=machine.ram_bytes - machine.ram_ours_bytes)
         if taken > 0 and fits:
-            yield f"end the other processes there, which hold {gib(taken)}"
+            yield f"end the other processes there, which hold {report.gib(taken)}"
 
     def _more_memory(self, lack: Refusal) -> Iterator[str]:
         if lack.on_gpus:
@@ -268,7 +258,7 @@ class _Change:
     def _larger_gpus(self, count: int) -> Iterator[str]:
         """Yield the size that as many GPUs must have, in place of the largest that there are."""
         gpus = sorted(self.hardware.gpus, key=lambda gpu: (-gpu.total_bytes, gpu.index))
-        for size in GPU_SIZES_GIB:
+        for size in report.GPU_SIZES_GIB:
             larger = (
                 replace(gpu, total_bytes=size * GIB, free_bytes=gpu.free_bytes + size * GIB - gpu.total_bytes)
                 for gpu in gpus[:count]

@@ -6,8 +6,7 @@ Changes that make all models fit are plan.py's; here is what would do for one al
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.config import Config, ModelSpec, SpeechModelSpec
-from engine.config.models import VariantSpec
+from engine.config import ModelSpec, SpeechModelSpec
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.packing import pack
 from engine.placement.types import Device, DeviceUse, Need, Placed, Plan, Refusal
@@ -161,19 +160,6 @@ def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: S
     message = f"they need {gib(needed)} on GPUs, where {gib(available)} may be used, and do not fit{turns}"
     split = max((need.split for need in on_gpus.values()), default=1)
     return Refusal(tuple(on_gpus), f"{', '.join(on_gpus)}: {message}", needed, available, on_gpus=True, split=split)
-
-
-def better_ones(config: Config, best: Plan | Refusal, now: Plan | Refusal) -> dict[str, VariantSpec]:
-    """Return, by model, the variant of `best` that is better than what `now` has; voices aside."""
-    found: dict[str, VariantSpec] = {}
-    for model, variant in ({} if isinstance(best, Refusal) else best.chosen).items():
-        spec = config.models[model]
-        served = None if isinstance(now, Refusal) else now.chosen[model]
-        if variant not in spec.variants or isinstance(spec, SpeechModelSpec):  # or a folder of the operator's own
-            continue
-        if served is None or spec.variants.index(variant) < spec.variants.index(served):
-            found[model] = variant
-    return found
 
 
 def headline(machine: Hardware) -> str:

@@ -7,7 +7,7 @@ Pure: it knows neither processes nor requests, has no clock, and must not log. W
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Device = int | None
@@ -20,12 +20,12 @@ SWAP_EVERY_SECONDS = 10.0
 LONGEST_WAIT_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Model:
     """A model that comes and goes, as it is now. `asked_at`: since when a request waits for it. Times in seconds."""
 
     name: str
-    bytes_on: Bytes
+    bytes_on: Bytes = field(default_factory=dict)
     state: State = "out"
     leases: int = 0
     asked_at: float | None = None
@@ -155,20 +155,13 @@ def _idle_in(model: Model, now: float) -> float | None:
 
 
 def _fewest(ordered: Iterable[Model], lacks: Mapping[Device, int]) -> list[Model]:
-    """Return the first of them that free enough, less those that need not go; none if it cannot be."""
-    chosen: list[Model] = []
-    for model in ordered:
-        if _is_enough(chosen, lacks):
-            break
-        if any(model.on(device) for device in lacks):
-            chosen.append(model)
-    if not _is_enough(chosen, lacks):
-        return []
-    for model in list(chosen):
+    """Return what frees enough, the first of them, without any that need not go; none if it cannot be."""
+    chosen = list(ordered)
+    for model in reversed(chosen):
         others = [one for one in chosen if one is not model]
         if _is_enough(others, lacks):
             chosen = others
-    return chosen
+    return chosen if _is_enough(chosen, lacks) else []
 
 
 def _is_enough(chosen: list[Model], lacks: Mapping[Device, int]) -> bool:

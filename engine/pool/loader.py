@@ -18,8 +18,7 @@ from engine.backends import Backend
 from engine.backends.diffusers.model import ImageModel
 from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
-from engine.backends.vllm.engine import VllmChat
-from engine.backends.vllm.start import Launch, Sleep
+from engine.backends.vllm.engine import Launch, Sleep, VllmChat
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
@@ -28,7 +27,6 @@ from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
 from engine.placement.needs import Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
-from engine.placement.report import better_ones
 from engine.placement.types import Placed, Plan, Refusal
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
@@ -235,7 +233,6 @@ class Planned:
         self._weights_dir = weights_dir
         self._data_dir = data_dir
         self._on_gpu = bool(hardware.gpus)
-        self._names = {gpu.index: gpu.name for gpu in hardware.gpus}
         footprints = Footprints() if data_dir is None else Footprints.read(data_dir)
         self._own = own_folders(config, weights_dir)
         here = variants_here(config, weights_dir)
@@ -250,11 +247,14 @@ class Planned:
         refused = next((found for found in (self.plan, self._best) if isinstance(found, Refusal)), None)
         if refused is not None:
             _log.error("%s. Smallest change: %s.", refused.message, refused.change)
-        for model, variant in better_ones(config, self._best, self.plan).items():
-            served = self.of(model).variant
-            if served is not None:
+        best = {} if isinstance(self._best, Refusal) else self._best.chosen
+        for model, spec in config.models.items():
+            served, better = self.of(model).variant, best.get(model)
+            if served not in spec.variants or better not in spec.variants or isinstance(spec, SpeechModelSpec):
+                continue  # it is a demo, or a folder of the operator's own
+            if spec.variants.index(better) < spec.variants.index(served):
                 what = "%s is served with %s. %s, which is better, fits this machine: hearth weights pull %s"
-                _log.info(what, model, served.id, variant.id, model)
+                _log.info(what, model, served.id, better.id, model)
 
     def of(self, model: str) -> Placed:
         """What the plan says of a model. One that takes nothing, where it says nothing."""
@@ -389,7 +389,7 @@ class Planned:
         if before is None or self._data_dir is None or not (placed.variant and placed.need):
             return
         took = max(used - before.get(place, 0) for place, used in _taken(placed).items()) - placed.kv_bytes
-        device = self._names[placed.gpus[0]] if placed.gpus else "RAM"
+        device = self._devices[placed.places[0]].name
         # Read again: an earlier model has been measured since
         known = Footprints.read(self._data_dir)
         known.with_(placed.variant, placed.need.split, device, took).write(self._data_dir)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -50,19 +49,14 @@ class MemoryPlan:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Entry(Model):
     """One model. Times are the event loop's."""
 
-    state: State = "out"
     has: Bytes | None = None  # None: nothing
     again: Bytes | None = None  # what it takes again when it is restarted or wakes up
     asleep: bool = False
     ending: bool = False  # it ends with its last answer, by a reload
-    leases: int = 0
     waiting: int = 0  # requests
-    asked_at: float | None = None  # the oldest request that waits for it
-    loaded_at: float = 0.0
-    used_at: float = 0.0
 
 
 class Changes:
@@ -89,7 +83,7 @@ class Ledger:
 
     def __init__(self, plan: MemoryPlan | None = None) -> None:
         self._plan = plan or MemoryPlan()
-        self._entries: defaultdict[str, _Entry] = defaultdict(_Entry)  # kept for ever: tasks and requests refer to them
+        self._entries: dict[str, _Entry] = {}  # kept for ever: tasks and requests refer to them
         self._swapped_at: dict[Device, float] = {}
         self.swaps = 0
         self.changes = Changes()
@@ -141,7 +135,7 @@ class Ledger:
         `usable` says whether it is loaded, and raises `EngineError` when waiting is in vain. Raises
         `ModelLoadingError` after ten minutes and `OverloadedError` when too many wait.
         """
-        entry = self._entries[name]
+        entry = self._entry(name)
         if self.is_evictable(name) and not (entry.state != "leaving" and usable()):
             await self._wait(entry, usable)
         entry.leases += 1
@@ -150,11 +144,11 @@ class Ledger:
         return lease
 
     def waiting(self, name: str) -> int:
-        return self._entries[name].waiting
+        return self._entry(name).waiting
 
     def has_memory(self, name: str) -> bool:
         """Whether it may load, or stay loaded, now."""
-        return not self.is_evictable(name) or self._entries[name].state in {"coming", "in"}
+        return not self.is_evictable(name) or self._entry(name).state in {"coming", "in"}
 
     async def until_granted(self, name: str) -> None:
         """Return when there is memory for it, which is then its own until `release`.
@@ -162,24 +156,24 @@ class Ledger:
         At once for one that always stays, but for memory that others have who are about to leave.
         """
         await self.changes.until(lambda: self.has_memory(name))
-        if self._entries[name].state == "out":
+        if self._entry(name).state == "out":
             self._move(name, "coming")
         await self.reserve(name)
 
     async def until_evicted(self, name: str) -> None:
         """Return when it is evicted and its last lease released; new requests wait meanwhile, until it is back."""
-        entry = self._entries[name]
+        entry = self._entry(name)
         await self.changes.until(lambda: entry.state == "leaving" and not entry.leases)
 
     def loaded(self, name: str) -> None:
-        entry = self._entries[name]
+        entry = self._entry(name)
         entry.asked_at = None
         entry.loaded_at = entry.used_at = _now()
         self._move(name, "in")
 
     def release(self, name: str, *, asleep: bool = False) -> None:
         """It has nothing any more; asleep, it comes back with what it had."""
-        entry = self._entries[name]
+        entry = self._entry(name)
         entry.has, entry.ending, entry.asleep = None, False, asleep
         if not asleep:
             entry.again = None
@@ -187,30 +181,30 @@ class Ledger:
 
     def take(self, name: str, took: Bytes) -> None:
         """It is being loaded with so much."""
-        entry = self._entries[name]
+        entry = self._entry(name)
         entry.has = entry.again = took
         entry.asleep = False
 
     def forget(self, names: Iterable[str]) -> None:
         """These take what is planned when they are loaded again, and in no case what they had."""
         for name in names:
-            self._entries[name].again = None
+            self._entry(name).again = None
 
     def end_soon(self, names: Iterable[str]) -> None:
         """These end with their last answer, to be loaded anew or not at all."""
         for name in names:
-            entry = self._entries[name]
+            entry = self._entry(name)
             entry.ending = entry.ending or entry.has is not None
         self.changes.notify()
 
     async def reserve(self, name: str) -> None:
         """Wait until those have left that must, for what it is to be loaded with; from then on it has that."""
         await self.changes.until(lambda: not self._must_wait(name))
-        self._entries[name].has = self._next_load(name)
+        self._entry(name).has = self._next_load(name)
 
     def takes_what_is_planned(self, name: str) -> bool:
         """Whether it is loaded with what is planned now; else with what it had, as others still have theirs."""
-        entry = self._entries[name]
+        entry = self._entry(name)
         if entry.again is None or entry.asleep:
             return entry.again is None
         budgets = self._plan.budgets.items()
@@ -222,11 +216,15 @@ class Ledger:
 
     def too_much(self) -> set[str]:
         """Return the models that have to be loaded anew, because others cannot have what is planned for them."""
-        there = {name for name, entry in self._entries.items() if entry.has is not None or entry.asleep}
+        planned = self._plan.shares
+        there = {
+            name for name, entry in self._entries.items() if entry.has is not None or entry.asleep
+        } & planned.keys()
         found: set[str] = set()
         for device, budget in self._plan.budgets.items():
             while self._planned_on(device, renewed=found) > budget:
-                more = {name: self._surplus(name, device) for name in sorted(there - found)}
+                had = {name: self._entry(name).again or {} for name in sorted(there - found)}
+                more = {name: had[name].get(device, 0) - planned[name].bytes_on.get(device, 0) for name in had}
                 name = max(more, key=more.__getitem__, default=None)
                 if name is None or more[name] <= 0:
                     break
@@ -236,26 +234,22 @@ class Ledger:
     def _share(self, name: str) -> Share:
         return self._plan.shares.get(name) or Share({})
 
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            self._entries[name] = _Entry(name)
+        return self._entries[name]
+
     def _models(self) -> list[Model]:
-        return [
-            Model(
-                name=name,
-                bytes_on=self._most(name),
-                state=(entry := self._entries[name]).state,
-                leases=entry.leases,
-                asked_at=entry.asked_at,
-                loaded_at=entry.loaded_at,
-                used_at=entry.used_at,
-                pinned=share.pinned,
-                unload_after_seconds=share.unload_after_seconds,
-            )
-            for name, share in self._plan.shares.items()
-            if share.evictable
-        ]
+        shares = {name: share for name, share in self._plan.shares.items() if share.evictable}
+        for name, share in shares.items():
+            entry = self._entry(name)
+            entry.bytes_on, entry.pinned = self._most(name), share.pinned
+            entry.unload_after_seconds = share.unload_after_seconds
+        return [self._entry(name) for name in shares]
 
     def _move(self, name: str, state: State) -> None:
         """Coming: it may be loaded or woken; its memory is its own until `release`. Leaving: when its leases end."""
-        self._entries[name].state = state
+        self._entry(name).state = state
         self.changes.notify()
 
     async def _wait(self, entry: _Entry, usable: Callable[[], bool]) -> None:
@@ -283,7 +277,7 @@ class Ledger:
                 entry.asked_at = None
 
     def _end_lease(self, name: str) -> None:
-        entry = self._entries[name]
+        entry = self._entry(name)
         entry.leases -= 1
         entry.used_at = _now()
         if not entry.leases and self.is_evictable(name):
@@ -291,33 +285,32 @@ class Ledger:
 
     def _most(self, name: str) -> Bytes:
         """Return what it may take until models.yaml is read again: what it has or had, or what is planned."""
-        again, need = self._entries[name].again or {}, self._share(name).bytes_on
+        again, need = self._entry(name).again or {}, self._share(name).bytes_on
         return {device: max(again.get(device, 0), need.get(device, 0)) for device in {**again, **need}}
 
     def _next_load(self, name: str) -> Bytes:
-        again = None if self.takes_what_is_planned(name) else self._entries[name].again
+        again = None if self.takes_what_is_planned(name) else self._entry(name).again
         return self._share(name).bytes_on if again is None else again
 
     def _must_wait(self, name: str) -> bool:
         """Whether others have memory that it needs, and are going to leave. Where none is, waiting would be in vain."""
         new = self._next_load(name)
         others = {other: entry.has for other, entry in self._entries.items() if other != name and entry.has}
+        # By a reload, or by eviction, which is granted the other's share
+        stays = not self._share(name).swaps
+        leaving = [other for other in others if self._entry(other).ending or (stays and self._share(other).swaps)]
         for device, budget in self._plan.budgets.items():
             sizes = {other: has.get(device, 0) for other, has in others.items()}
             lacks = bool(new.get(device)) and sum(sizes.values()) + new.get(device, 0) > budget
-            if lacks and any(size and self._leaves(other, name) for other, size in sizes.items()):
+            if lacks and any(sizes[other] for other in leaving):
                 return True
         return False
-
-    def _leaves(self, name: str, other: str) -> bool:
-        """Whether a model leaves for another one: by a reload, or by eviction, which is granted the other's share."""
-        return self._entries[name].ending or (self._share(name).swaps and not self._share(other).swaps)
 
     def _planned_on(self, device: Device, renewed: Collection[str]) -> int:
         """Return what all take that there are to be, if these take what is planned and the others what they have."""
         stay, largest_swap = 0, 0
         for name, share in self._plan.shares.items():
-            again = self._entries[name].again
+            again = self._entry(name).again
             size = (share.bytes_on if name in renewed or again is None else again).get(device, 0)
             if share.swaps:
                 largest_swap = max(largest_swap, size)
@@ -325,17 +318,9 @@ class Ledger:
                 stay += size
         return stay + largest_swap
 
-    def _surplus(self, name: str, device: Device) -> int:
-        again = self._entries[name].again
-        if again is None or name not in self._plan.shares:
-            return 0
-        return again.get(device, 0) - self._share(name).bytes_on.get(device, 0)
-
     def _differs(self, name: str) -> bool:
-        entry, need = self._entries[name], self._share(name).bytes_on
-        if entry.has is None or entry.ending:
-            return False
-        has = entry.has
+        entry, need = self._entry(name), self._share(name).bytes_on
+        has = need if entry.has is None or entry.ending else entry.has
         return any(
             abs(has.get(device, 0) - need.get(device, 0)) > max(_WORTH_SAYING_BYTES, need.get(device, 0) // 16)
             for device in {**has, **need}

@@ -23,7 +23,7 @@ NEXT: dict[ModelStatus, frozenset[ModelStatus]] = {
     "ready": frozenset({"loading", "failed", "unloaded", "sleeping"}),
     "failed": frozenset({"loading", "unloaded"}),
     "unloaded": frozenset({"unloaded", "loading"}),
-    "sleeping": frozenset({"ready", "loading", "failed", "unloaded"}),
+    "sleeping": frozenset({"sleeping", "ready", "loading", "failed", "unloaded"}),
 }
 _log = logging.getLogger("hearth.pool")
 
@@ -46,10 +46,6 @@ class Streak:
     ready_at: float | None = None  # only time tells whether that ends the streak
     refused: bool = False  # it can never be loaded as it is configured
 
-    def died(self, now_seconds: float) -> None:
-        ready_at = now_seconds if self.ready_at is None else self.ready_at
-        self.failures = 0 if now_seconds - ready_at > STEADY_SECONDS else self.failures + 1
-
     @property
     def verdict(self) -> Literal["again", "rest", "never"]:
         """What to do next.
@@ -63,13 +59,10 @@ class Streak:
 
     @property
     def pause_seconds(self) -> float:
-        """How long to wait before it is tried again."""
-        return REST_SECONDS if self.verdict == "rest" else backoff_seconds(self.failures)
-
-
-def backoff_seconds(failures: int) -> float:
-    """0 at first, then 1, 2, 4 ... up to a minute."""
-    return 0.0 if failures == 0 else min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (failures - 1))
+        """How long to wait before it is tried again: 0 at first, then 1, 2, 4 ... up to a minute; or a rest."""
+        if self.verdict == "rest":
+            return REST_SECONDS
+        return min(_LONGEST_BACKOFF_SECONDS, 2.0 ** (self.failures - 1)) if self.failures else 0.0
 
 
 @dataclass(slots=True)
@@ -94,7 +87,6 @@ class ModelState:
     streak: Streak = field(default_factory=Streak)
     wanted: ModelSpec | None = field(init=False)  # None: it is to go
     stale: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # whenever it is not loading
     changed: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -127,20 +119,14 @@ class ModelState:
         if status == "unloaded":
             self.died = False  # what died is gone, and nothing restarts before somebody asks
         if status == "loading":
-            self.settled.clear()
             self.phases = [(phase, self.since)]
-        else:
-            self.settled.set()
-        self.changed()
-
-    def enter_phase(self, phase: str) -> None:
-        """Say what it does, in the same state."""
-        self.phase, self.since = phase, self.clock()
         self.changed()
 
     def load_on(self, phase: str, progress: float) -> None:
-        self.phase, self.progress = phase, progress
-        self.phases.append((phase, self.clock()))
+        if self.status == "loading":  # else the report comes late
+            self.phase, self.progress = phase, progress
+            self.phases.append((phase, self.clock()))
+            self.changed()
 
     def remaining_seconds(self) -> float | None:
         """How long the load should take yet, going by the last one; None where that is not known."""
@@ -163,7 +149,9 @@ class ModelState:
         self.backend = None
         self.restarts += 1
         self.died = True
-        self.streak.died(self.clock())
+        ready_at = self.streak.ready_at
+        steady = ready_at is not None and self.clock() - ready_at > STEADY_SECONDS
+        self.streak.failures = 0 if steady else self.streak.failures + 1
         self._go_on("restarting after its engine died")
 
     def refuse(self, error: str) -> None:
@@ -203,15 +191,7 @@ class ModelState:
     def reviving(self) -> bool:
         """Whether its process died and it is going to be loaded again."""
         died = self.backend is not None and self.backend.died.is_set()
-        return died or (self.died and self.status == "loading")
-
-    async def revived(self) -> None:
-        """Return when it is not being restarted after a death (any more)."""
-        while self.wanted is not None and self.reviving():
-            if self.status == "loading":
-                await self.settled.wait()
-            else:
-                await asyncio.sleep(0)  # its task is about to notice
+        return self.wanted is not None and (died or (self.died and self.status == "loading"))
 
     def unavailable(self) -> UnavailableError:
         """Say why it is not handed out, and for how long."""

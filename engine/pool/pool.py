@@ -35,15 +35,14 @@ class Pool:
         self, specs: Iterable[ModelSpec], load: Load, ledger: Ledger | None = None, times: LoadTimes | None = None
     ) -> None:
         """`ledger`: the memory that models share; None: there is enough. `times`: how long earlier loads took."""
-        self._new_model = partial(ModelState, times=times or LoadTimes(), changed=self._notify)
-        self._models = {spec.id: self._new_model(spec) for spec in specs}
         self._load = load
         self._ledger = ledger or Ledger()
+        self._new_model = partial(ModelState, times=times or LoadTimes(), changed=self._ledger.changes.notify)
+        self._models = {spec.id: self._new_model(spec) for spec in specs}
         self._admissions: dict[str, Admission] = {}  # of what can wait, before it has a lease
         self._size_admissions()
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
         self._stopping = False
 
     def start(self) -> None:
@@ -71,7 +70,7 @@ class Pool:
         self._size_admissions()
         for model in list(self._models.values()):
             self._look_after(model)
-        self._notify()
+        self._ledger.changes.notify()
 
     async def stop(self) -> None:
         """Stop loading and restarting, then end every model gracefully."""
@@ -112,7 +111,8 @@ class Pool:
         with contextlib.ExitStack() as acquired:
             if not interactive:
                 await self.revived(name)  # before it waits: an unknown model is refused at once
-                ticket = self._admissions[name].enter(
+                admission = self._admissions[name]
+                ticket = admission.enter(
                     request.owner,
                     prompt_tokens=sequences,  # nothing is rendered yet, so that tokens are not known
                     max_tokens=0,
@@ -120,8 +120,8 @@ class Pool:
                     weight=request.queue_share,
                     urgency=request.urgency,
                 )
-                await ticket.begin()
-                acquired.callback(ticket.end, cut_off=False)
+                await admission.begin(ticket)
+                acquired.callback(admission.end, ticket, cut_off=False)
             acquired.enter_context(await self.acquire(name))
             if interactive:
                 self.get(name)
@@ -154,7 +154,8 @@ class Pool:
 
     async def revived(self, name: str) -> None:
         """Wait for a model that is restarted after a death. Raises like `get`; if it comes and goes, when it failed."""
-        await self._model(name).revived()
+        model = self._model(name)
+        await self._ledger.changes.until(lambda: not model.reviving())
         look = self._is_loaded if self._ledger.is_evictable(name) else self.get
         look(name)
 
@@ -163,8 +164,7 @@ class Pool:
         return tuple(replace(model.health(), waiting=waiting(model.spec.id)) for model in self._wanted())
 
     async def wait_for_change(self) -> None:
-        await self._changed.wait()
-        self._changed.clear()
+        await self._ledger.changes.wait()
 
     async def hopeless(self) -> None:
         await self._ledger.changes.until(self.is_hopeless)
@@ -175,10 +175,6 @@ class Pool:
 
     def _wanted(self) -> list[ModelState]:
         return [model for model in self._models.values() if model.wanted is not None]
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._ledger.changes.notify()
 
     def _look_after(self, model: ModelState) -> None:
         task = self._tasks.get(model.spec.id)
@@ -194,8 +190,8 @@ class Pool:
             await self._keep_this_loaded(model)
             if not model.stale.is_set():  # it failed for good, or all is to end
                 return
-        model.settled.set()  # what waits for it looks again
         self._forget(model)
+        self._ledger.changes.notify()  # what waits for it looks again
 
     def _forget(self, model: ModelState) -> None:
         del self._models[model.spec.id]
@@ -258,7 +254,7 @@ class Pool:
         model.enter("sleeping", "evicted: others need its memory")
         if not await backend.sleep():
             return False
-        model.enter_phase("asleep: its weights wait in RAM until it is asked for")
+        model.enter("sleeping", "asleep: its weights wait in RAM until it is asked for")
         self._ledger.release(name, asleep=True)
         await first_of(self._ledger.until_granted(name), backend.died.wait(), model.stale.wait())
         if backend.died.is_set() or model.stale.is_set():
@@ -273,7 +269,7 @@ class Pool:
 
     async def _try_load(self, model: ModelState) -> Backend | None:
         def report(phase: str, progress: float) -> None:
-            loop.call_soon_threadsafe(self._report, model, phase, progress)
+            loop.call_soon_threadsafe(model.load_on, phase, progress)
 
         loop = asyncio.get_running_loop()
         try:
@@ -288,11 +284,6 @@ class Pool:
             return None
         model.become_ready(backend)
         return backend
-
-    def _report(self, model: ModelState, phase: str, progress: float) -> None:
-        if model.status == "loading":
-            model.load_on(phase, progress)
-            self._changed.set()
 
     def _take_backends(self) -> list[Backend]:
         models = self._models.values()

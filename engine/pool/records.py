@@ -7,14 +7,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from engine.config import ChatModelSpec
 from engine.errors import LoadError
-from engine.files import read_record, unwritten, write_record
+from engine.files import read_record, write_record
 
 TIMES_FILE = "load-times.json"
 COMPILED_FILE = "compiled.json"
@@ -36,7 +36,7 @@ class LoadTimes:
     def __init__(self, data_dir: Path | None = None) -> None:
         """`data_dir` None: they are forgotten with the process."""
         self._file = None if data_dir is None else data_dir / TIMES_FILE
-        self._known = _Times() if self._file is None else read_record(self._file, _Times, _NO_TIMES)
+        self._known = read_record(self._file, _Times, _NO_TIMES)
 
     def remaining(self, model: str, phase: str, seconds_in_phase: float, *, again: bool) -> float | None:
         """Return the seconds that it should take yet; None where it was never seen in this phase."""
@@ -48,8 +48,7 @@ class LoadTimes:
         took = {phase: round(ready - moment, 1) for phase, moment in reversed(begun)}
         self._known.seconds_to_ready[_key(model, again=again)] = took
         if self._file is not None:
-            with unwritten(self._file, _NO_TIMES):
-                write_record(self._file, self._known)
+            write_record(self._file, self._known, _NO_TIMES)
 
 
 def _key(model: str, *, again: bool) -> str:
@@ -110,10 +109,11 @@ class CompiledModels:
             self._keep(self._file, spec, weights)
 
     def _keep(self, file: Path, spec: ChatModelSpec, weights: Path) -> None:
-        consequence = "the next start runs its models uncompiled"
-        with unwritten(file, consequence), file.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            write_record(file, _Compiled(self._read() | {_place(spec, weights): self._made_for(spec)}))
+        with ExitStack() as locked:
+            with suppress(OSError):  # then nothing can be written either
+                fcntl.flock(locked.enter_context(file.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+            known = _Compiled(self._read() | {_place(spec, weights): self._made_for(spec)})
+            write_record(file, known, "the next start runs its models uncompiled")
 
     def _is_known(self, spec: ChatModelSpec, weights: Path) -> bool:
         return self._read().get(_place(spec, weights)) == self._made_for(spec)
@@ -124,8 +124,6 @@ class CompiledModels:
         return f"{self._versions()}, {settings}"
 
     def _read(self) -> dict[str, str]:
-        if self._file is None:
-            return {}
         return read_record(self._file, _Compiled, "models run uncompiled until `hearth compile`").compiled
 
 

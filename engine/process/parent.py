@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from engine.admission import Admission, Room
-from engine.backends import Backend
+from engine.backends import WORKER_ENVIRONMENT, Backend
 from engine.errors import GenerationError, LoadError, NotStartedError, RequestError, engine_died
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, to_frame
@@ -80,12 +80,8 @@ class Channel:
         frame = to_frame(message)
         if self._end.fileno() < 0:
             return
-        waiting = bool(self._unsent)
         self._unsent += frame
-        if not waiting:
-            self._write()
-            if self._unsent:
-                self._loop.add_writer(self._end.fileno(), self._write)
+        self._write()
 
     def drain(self) -> None:
         """Read what a dead child has left."""
@@ -127,11 +123,13 @@ class Channel:
         try:
             sent = self._end.send(self._unsent)
         except BlockingIOError:
-            return
+            sent = 0
         except OSError:  # the other end is closed, which reading reports
             sent = len(self._unsent)
         del self._unsent[:sent]
-        if not self._unsent:
+        if self._unsent:
+            self._loop.add_writer(self._end.fileno(), self._write)
+        else:
             self._loop.remove_writer(self._end.fileno())
 
     def _lose(self, reason: str | None) -> None:
@@ -369,7 +367,7 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
         service,
         options,
         report,
-        environment={"OMP_NUM_THREADS": str(threads)},
+        environment={**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         nice=_NICE_ON_CPU if on_cpu else 0,
         patience=Patience.of(stall_seconds, on_cpu=on_cpu),
     )

@@ -1,7 +1,7 @@
 """What the server's process and a worker say to each other, how it becomes bytes, and what a service in a worker is.
 
 A frame is the length of a message in four bytes, big-endian, then msgpack: never a pickle. Options, jobs and
-events are the service's own language (backends/diffusers/protocol.py, for one): encoded here with the rest, and kept as
+events are the service's own language (`ImageJob` in types.py, for one): encoded here with the rest, and kept as
 they came (`msgspec.Raw`) for the one who knows their types.
 """
 

@@ -33,16 +33,14 @@ def end_with_maker_of(end: socket.socket) -> None:
 @contextmanager
 def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set them while the block runs, for the whole process: one block at a time."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.update(before)
+        for name in variables.keys() - before.keys():
+            del os.environ[name]
 
 
 def spawn(service: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, int]:

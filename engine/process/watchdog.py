@@ -157,8 +157,7 @@ def _seconds_in_line(pid: int) -> float:
 
 def _read_bytes(process: psutil.Process) -> int:
     """Also what was read by way of mapped memory, as weights are."""
-    try:
+    with suppress(psutil.Error, NotImplementedError, OSError):  # not everywhere allowed
         counted = process.io_counters()
-    except (psutil.Error, NotImplementedError, OSError):  # not everywhere allowed
-        return 0
-    return int(counted.read_bytes + counted.read_chars)
+        return int(counted.read_bytes + counted.read_chars)
+    return 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from engine.config.messages import Spec, add_problems, plain_error
+from engine.config.messages import Spec, add_problems, matching, plain_error
 from engine.config.yaml import Document, Location, Problem, parse_document, shown
 from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code
@@ -20,14 +20,8 @@ LIMIT_BYTES = 128 << 10
 _CARD_BYTES = 64 << 10
 _LISTED_PROBLEMS = 20
 ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_ID_MEANS = "1 to 64 of a-z, 0-9, `-` and `_`, beginning with a letter or digit"
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
-
-
-def _id(text: str) -> str:
-    if ID.fullmatch(text) is None:
-        said = shown(text)
-        raise plain_error(f"must be 1 to 64 of a-z, 0-9, `-` and `_`, beginning with a letter or digit, not {said!r}")
-    return text
 
 
 def _line(text: str) -> str:
@@ -65,7 +59,7 @@ class VoiceEntry(Spec):
 
     speaker: Annotated[Any, BeforeValidator(_speaker)] = None
     """Which voice of the model it is: its number or name there. null in a model of one voice."""
-    id: Annotated[str, Field(max_length=256), AfterValidator(_id)] | None = None
+    id: Annotated[str, matching(f"^{ID.pattern}$", 64, _ID_MEANS)] | None = None
     name: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_line)] | None = None
     gender: Gender | None = None
     language: Language | None = None

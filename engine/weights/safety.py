@@ -29,7 +29,7 @@ PIPELINES = (
     "StableDiffusionXLPipeline",
     "ZImagePipeline",
 )
-# Never loaded: backends/diffusers/load.py leaves them out of the pipeline.
+# Never loaded: backends/diffusers/service.py leaves them out of the pipeline.
 LEFT_OUT = ("safety_checker",)
 # Components that the pipeline does without where its index says [null, null]; each only with those before it.
 _MAY_LACK = {"StableDiffusion3Pipeline": ("text_encoder_3", "tokenizer_3")}

@@ -10,6 +10,8 @@ import typer
 from bench import batch, chat, fair, images, soak, start
 from bench.load import BenchError
 
+from engine import ConfigError
+
 app = typer.Typer(
     name="bench",
     help="Benchmarks of Hearth on this machine. See docs/benchmarks.md.",
@@ -25,7 +27,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app()
-    except BenchError as error:
+    except (BenchError, ConfigError) as error:
         sys.exit(str(error))
     except psutil.Error as error:
         sys.exit(f"A process of the server ended: {error}")

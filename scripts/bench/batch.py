@@ -51,22 +51,17 @@ class Batch(report.Benchmark):
             case = f"{self.items} items, {len(self.bad_places())} bad"
             joined = await report.in_turns(case, {BATCH: BATCH, SINGLE: SINGLE}, send, self.repeats, "wall_seconds")
             say("Measuring interactive requests:")
-            ask, headline = partial(self._interactive, server), "time_to_first_token_p99_ms"
-            targets = {BUSY: BUSY, IDLE: IDLE}
-            beside = await report.in_turns("interactive", targets, ask, self.repeats, headline)
-        whole.tables = [
-            ("A batch and single requests", [joined]),
-            ("Interactive requests beside batches", [beside]),
-        ]
+            ask, targets = partial(self._interactive, server), {BUSY: BUSY, IDLE: IDLE}
+            beside = await report.in_turns("interactive", targets, ask, self.repeats, "time_to_first_token_p99_ms")
+        whole.tables = [("A batch and single requests", [joined]), ("Interactive requests beside batches", [beside])]
         return whole
 
     async def _items(self, server: Server, kind: str, repeat: int) -> report.Figures:
         """Send a batch, or its good items as single requests at the same moment. Raises `BenchError`."""
         await asyncio.sleep(_REST_SECONDS)
-        good = self.items - len(self.bad_places())
-        job = self._batches(server, f"{repeat} {kind}", requests=1)
+        bodies = [body for place, body in enumerate(self.bodies(server.model)) if place not in self.bad_places()]
+        good, job = len(bodies), self._batches(server, f"{repeat} {kind}", requests=1)
         if kind == SINGLE:
-            bodies = [body for place, body in enumerate(self.bodies(server.model)) if place not in self.bad_places()]
             job = server.job(f"{repeat} {kind}", bodies, streams=good, requests=good)
         result, used = await server.measure(job)
         tokens = sum(self.check(answer) for answer in result.answers) if kind == BATCH else result.tokens
@@ -87,17 +82,14 @@ class Batch(report.Benchmark):
         at = beats(self.seconds, _EVERY_SECONDS, repeat)
         beside = self._batches(server, f"{label}b") if kind == BUSY else None
         result, _ = await server.measure(server.job(label, bodies, moments=at, beside=beside))
-        done = None
-        if result.beside is not None:
-            for answer in result.beside.answers:
-                self.check(answer)
-            done = len(result.beside.answers) * (self.items - len(self.bad_places()))
+        batches = [self.check(answer) for answer in result.beside.answers] if result.beside else []
+        done = len(batches) * (self.items - len(self.bad_places()))
         return {
             "requests": len(result.answers),
             **report.percentiles_ms("time_to_first_token", result.first_texts, 50, 99),
             **report.percentiles_ms("latency", result.latencies, 50, 99),
             **report.percentiles_ms("sent_late", result.delays, 99),
-            "batch_items_per_second": None if done is None else done / result.wall_seconds,
+            "batch_items_per_second": done / result.wall_seconds if result.beside else None,
         }
 
     def _batches(self, server: Server, label: str, requests: int = 0) -> LoadJob:
@@ -134,9 +126,7 @@ class Batch(report.Benchmark):
         responses = msgspec.json.decode(answer.body)["responses"]
         wrong = self.bad_places()
         if [response["index"] for response in responses] != [*range(self.items)]:
-            raise BenchError(
-                f"a batch of {self.items} was answered with {len(responses)} items, or not in their order."
-            )
+            raise BenchError(f"a batch of {self.items} was answered with {len(responses)} items, or out of order.")
         for place, response in enumerate(responses):
             if ("error" in response) != (place in wrong) or response["custom_id"] != f"item-{place}":
                 shown, due = msgspec.json.encode(response).decode(), "failed" if place in wrong else "not"

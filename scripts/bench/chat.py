@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 from bench import report
-from bench.load import BenchError, LoadGenerator, LoadJob, LoadResult, VllmJob, load_generator, run_vllm
+from bench.load import BenchError, LoadJob, LoadResult, Work, load_generator, run_vllm
+from bench.report import listed, numbers, words
 from bench.servers import HEARTH, RUST, SERVE, Server, Start, Usage, Workspace, running, say, start_hearth
 from bench.vllm_server import planned, rust_frontend, start_vllm, unequal
 
@@ -34,17 +35,10 @@ class Chat(report.Benchmark):
     model: Annotated[str, typer.Option(help="A model of models.yaml, or a folder of weights.")] = "service-plus"
     against: Annotated[
         Sequence[str],
-        report.listed(
-            report.words, "What to compare with: serve, rust, the folder of another checkout, several, or none."
-        ),
+        listed(words, "What to compare with: serve, rust, the folder of another checkout, several, or none."),
     ] = (SERVE,)
-    streams: Annotated[Sequence[int], report.listed(report.numbers, "Requests at the same time, one row each.")] = (
-        1,
-        8,
-        32,
-        128,
-    )
-    kinds: Annotated[Sequence[str], report.listed(report.words, "streamed, plain or both.")] = ("streamed", "plain")
+    streams: Annotated[Sequence[int], listed(numbers, "Requests at the same time, one row each.")] = (1, 8, 32, 128)
+    kinds: Annotated[Sequence[str], listed(words, "streamed, plain or both.")] = ("streamed", "plain")
     load: Annotated[
         Literal["vllm", "light"] | None,
         typer.Option(help="What sends streamed requests: vllm bench serve, or our own (light), as for demo models."),
@@ -59,15 +53,8 @@ class Chat(report.Benchmark):
     plot: Annotated[Path | None, typer.Option(help="Draw latency against load into this PNG file.")] = None
     method = "targets in turns, medians of the repeats, ratios are medians of the ratios within each repeat"
 
-    def run(self) -> report.Report:
-        report.check_plot(self.plot)
-        whole = super().run()
-        if self.plot is not None:
-            save_plot(whole.tables[0][1], self.plot)
-        return whole
-
     async def measure(self) -> report.Report:
-        if not self.streams or not {*self.kinds} <= {"streamed", "plain"} or {HEARTH, ""} & {*self.against}:
+        if not self.streams or not set() < {*self.kinds} <= {"streamed", "plain"} or {HEARTH, ""} & {*self.against}:
             raise typer.BadParameter("--streams, --kinds or --against names nothing that can be measured.")
         engine = {} if self.compiled is None else {"enforce_eager": not self.compiled}
         async with AsyncExitStack() as stack:
@@ -82,14 +69,14 @@ class Chat(report.Benchmark):
             for checkout in [Path(name).resolve() for name in self.against if name not in {SERVE, RUST}]:  # noqa: ASYNC240
                 theirs = stack.enter_context(self.workspace(engine=engine, checkout=checkout))
                 starts[checkout.name] = partial(start_hearth, theirs)
-            say(f"Starting {', '.join(starts)}.")
-            servers = dict(zip(starts, await stack.enter_async_context(running(place, *starts.values())), strict=True))
+            servers = await stack.enter_async_context(running(place, starts))
             asks: dict[str, Ask] = dict.fromkeys(self.kinds, _ask)
             if load == "vllm" and "streamed" in asks:
                 generator = stack.enter_context(load_generator(place.environment, place.log("vllm"), run_vllm))
                 asks["streamed"] = partial(self._ask_by_vllm, generator, weights)
             rows = [await self._row(servers, ask, kind, n) for kind, ask in asks.items() for n in self.streams]
-        whole.tables = [("Chat", rows)]
+        whole.tables, whole.panels = [("Chat", rows)], latency_panels(rows)
+        whole.axes = {"xlabel": "streamed requests/s answered (points: requests in flight)", "yscale": "log"}
         return whole
 
     def _vllm_starts(self, place: Workspace, settings: dict[str, Any]) -> dict[str, Start]:
@@ -123,9 +110,7 @@ class Chat(report.Benchmark):
         measure = partial(run, requests=requests)
         return await report.in_turns(case, servers, measure, self.repeats, "requests_per_second")
 
-    async def _ask_by_vllm(
-        self, generator: LoadGenerator, weights: Path, server: Server, job: LoadJob
-    ) -> report.Figures:
+    async def _ask_by_vllm(self, generator: Work, weights: Path, server: Server, job: LoadJob) -> report.Figures:
         """Do a job by `vllm bench serve`, which takes the tokenizer from `weights`."""
         options = {
             "backend": "openai-chat",
@@ -145,7 +130,7 @@ class Chat(report.Benchmark):
             "metric-percentiles": "50,95,99",
         }
         arguments = [*(f"--{name}={value}" for name, value in options.items()), "--ignore-eos", "--disable-tqdm"]
-        found, used = await server.measure(VllmJob(arguments, job.key), generator)
+        found, used = await server.measure((job.key, arguments), generator)
         return vllm_figures(found) | usage_figures(used, found["total_output_tokens"], found["load_cpu_seconds"])
 
 
@@ -155,18 +140,15 @@ async def _ask(server: Server, job: LoadJob) -> report.Figures:
     return answer_figures(result) | usage_figures(used, result.tokens, result.cpu_seconds)
 
 
-def save_plot(rows: Sequence[report.Row], file: Path) -> None:
-    """Draw latency against requests/s of the streamed rows, one line per target."""
+def latency_panels(rows: Sequence[report.Row]) -> report.Panels:
+    """Return latency against requests/s of the streamed rows, one line per target."""
     streamed = [row for row in rows if row.case.startswith("streamed")]
 
     def line(target: str, name: str) -> list[report.Point]:
         found = [(row.medians[target], row.case.rpartition(" ")[2]) for row in streamed]
         return [(figures["requests_per_second"], figures[name], text) for figures, text in found]
 
-    panels = {
-        heading: {target: line(target, name) for target in rows[0].medians} for name, heading in _LATENCIES.items()
-    }
-    report.save_plot(file, "streamed requests/s answered (points: requests in flight)", panels, yscale="log")
+    return {heading: {target: line(target, name) for target in rows[0].medians} for name, heading in _LATENCIES.items()}
 
 
 def answer_figures(result: LoadResult) -> report.Figures:
@@ -185,12 +167,11 @@ def answer_figures(result: LoadResult) -> report.Figures:
 
 def vllm_figures(result: dict[str, Any]) -> report.Figures:
     """Put the result document of `vllm bench serve` into the same figures."""
-    words = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "latency": "e2el"}
-    times = {f"{name}_p{p}_ms": result[f"p{p}_{word}_ms"] for name, word in words.items() for p in (50, 95, 99)}
+    theirs = {"time_to_first_token": "ttft", "inter_token_latency": "itl", "latency": "e2el"}
     return {
         "requests_per_second": result["request_throughput"],
         "tokens_per_second": result["output_throughput"],
-        **times,
+        **{f"{name}_p{p}_ms": result[f"p{p}_{short}_ms"] for name, short in theirs.items() for p in (50, 95, 99)},
         "requests": result["completed"],
         "wall_seconds": result["duration"],
     }

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from bench import report
-from bench.load import LoadResult, beats
+from bench.load import beats
 from bench.servers import Server, create_key, running, say, start_hearth
 
 FAIR, FIRST_COME, B_ALONE = "A and B, fair", "A and B, first come", "B alone"
@@ -39,12 +39,10 @@ class Fair(report.Benchmark):
         unfair = small | {"fair_queue": False, "kept_for_newcomers": 0}
         with self.workspace(engine=small) as one, self.workspace(engine=unfair) as other:
             whole = self.begin(one)
-            say("Starting two servers, one with the fair queue and one without.")
-            async with running(one, partial(start_hearth, one), partial(start_hearth, other)) as servers:
-                fairly, first_come = [
-                    partial(self._run, server, await create_key(place, "second"))
-                    for place, server in zip((one, other), servers, strict=True)
-                ]
+            starts = {"fair": partial(start_hearth, one), "first come": partial(start_hearth, other)}
+            async with running(one, starts) as servers:
+                fairly = partial(self._run, servers["fair"], await create_key(one, "second"))
+                first_come = partial(self._run, servers["first come"], await create_key(other, "second"))
                 # In this order (and back), those that are compared with each other are neighbours.
                 runs: dict[str, Callable[[int], Awaitable[report.Figures]]] = {
                     B_ALONE: partial(fairly, flooded=False, asked=True),
@@ -66,7 +64,7 @@ class Fair(report.Benchmark):
     async def _run(  # noqa: PLR0913
         self, server: Server, second_key: str, repeat: int, *, flooded: bool, asked: bool, seconds: float | None = None
     ) -> report.Figures:
-        """Do one run of A (the server's own key), of B (`second_key`) or of both. Raises `BenchError`."""
+        """Do a run of A (the server's own key), of B (`second_key`) or of both; None for the key that sent nothing."""
         label, seconds = f"{repeat}{flooded}{asked}", seconds or self.seconds
         job = server.chat(
             f"{label}b",
@@ -79,22 +77,17 @@ class Fair(report.Benchmark):
         )
         result, _ = await server.measure(job)
         await asyncio.sleep(_REST_SECONDS)
-        return fair_figures(result)
+        flood = result.beside
+        return {
+            "b_requests": len(result.answers) or None,
+            **report.percentiles_ms("b_latency", result.latencies, 50, 95, 99),
+            **report.percentiles_ms("b_time_to_first_token", result.first_texts, 50, 95),
+            **report.percentiles_ms("b_sent_late", result.delays, 95),
+            "a_requests_per_second": len(flood.answers) / flood.wall_seconds if flood else None,
+            "a_tokens_per_second": flood.tokens / flood.wall_seconds if flood else None,
+            **report.percentiles_ms("a_inter_token_latency", flood.gaps if flood else [], 50),
+        }
 
 
 def _pair(row: report.Row, ours: str, theirs: str) -> report.Row:
     return report.row_of(f"{ours} / {theirs}", {name: row.runs[name] for name in (ours, theirs)})
-
-
-def fair_figures(result: LoadResult) -> report.Figures:
-    """Put a run into figures; None for the key that sent nothing."""
-    flood = result.beside
-    return {
-        "b_requests": len(result.answers) or None,
-        **report.percentiles_ms("b_latency", result.latencies, 50, 95, 99),
-        **report.percentiles_ms("b_time_to_first_token", result.first_texts, 50, 95),
-        **report.percentiles_ms("b_sent_late", result.delays, 95),
-        "a_requests_per_second": len(flood.answers) / flood.wall_seconds if flood else None,
-        "a_tokens_per_second": flood.tokens / flood.wall_seconds if flood else None,
-        **report.percentiles_ms("a_inter_token_latency", flood.gaps if flood else [], 50),
-    }

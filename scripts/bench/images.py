@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 from bench import report
-from bench.load import NUMBER, LoadJob, LoadResult
+from bench.load import NUMBER, LoadJob
+from bench.report import listed, numbers
 from bench.servers import Server, Workspace, running, say, start_hearth
 
 from engine import demo
@@ -40,10 +41,11 @@ class Images(report.Benchmark):
     """Compare images made one by one, joined as requests and as steps."""
 
     model: report.Model = "service-image"
-    sizes: Annotated[Sequence[int], report.listed(report.numbers, "Sizes; one set of rows each.")] = (256, 512)
-    loads: Annotated[
-        Sequence[float], report.listed(report.numbers, "What is asked for, as parts of what one by one can do.")
-    ] = (0.7, 1.5)
+    sizes: Annotated[Sequence[int], listed(numbers, "Sizes; one set of rows each.")] = (256, 512)
+    loads: Annotated[Sequence[float], listed(numbers, "What is asked for, as parts of what one by one can do.")] = (
+        0.7,
+        1.5,
+    )
     repeats: report.Repeats = 3
     seconds: Annotated[float, typer.Option(min=1, help="About how long one run takes.")] = 20.0
     method = "open loop, Poisson; targets in turns, medians of the repeats"
@@ -56,39 +58,32 @@ class Images(report.Benchmark):
             for place in places.values():
                 use_profile_of_demo(place)
             whole = self.begin(places[STEPS])
-            say(f"Starting three servers: {', '.join(places)}.")
-            async with running(places[STEPS], *(partial(start_hearth, place) for place in places.values())) as found:
-                servers = dict(zip(places, found, strict=True))
+            starts = {way: partial(start_hearth, place) for way, place in places.items()}
+            async with running(places[STEPS], starts) as servers:
                 loaded: list[report.Row] = []
                 short: list[report.Row] = []
                 for size in self.sizes:
-                    speed = await _speed(servers, size)
-                    loaded += [await self._loaded(servers, size, part, speed) for part in self.loads]
-                    short.append(await self._short(servers, size, speed))
+                    speed, row = await _speed(servers, size), partial(self._row, servers, size)
+                    loaded += [await row(f"load {part:g}", part * speed) for part in self.loads]
+                    short += [await row("short beside long", _SHORT_LOAD * speed, beside_long=True)]
         whole.tables = [("Images", loaded), ("Short images beside long ones", short)]
         return whole
 
-    async def _loaded(self, servers: dict[str, Server], size: int, part: float, speed: float) -> report.Row:
-        async def measure(server: Server, repeat: int) -> report.Figures:
-            at = self._moments(part * speed, seed=repeat)
-            return await _measure(server, image_job(server, size, f"{repeat} {part}", moments=at))
-
-        return await report.in_turns(f"{size}x{size}, load {part:g}", servers, measure, self.repeats, "latency_p95_ms")
-
-    async def _short(self, servers: dict[str, Server], size: int, speed: float) -> report.Row:
-        """Short images now and then, on a server that always makes long ones."""
+    async def _row(
+        self, servers: dict[str, Server], size: int, case: str, rate: float, *, beside_long: bool = False
+    ) -> report.Row:
+        """Measure mixed images, `rate` a second; or only short ones, on servers that always make long ones."""
 
         async def measure(server: Server, repeat: int) -> report.Figures:
-            long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
-            at = self._moments(_SHORT_LOAD * speed, seed=1000 + repeat)
-            how: dict[str, Any] = {"moments": at, "beside": long, "lead_seconds": _LEAD_SECONDS}
-            return await _measure(server, image_job(server, size, f"{repeat} short", ("standard",), **how))
+            how: dict[str, Any] = {
+                "moments": poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=repeat)
+            }
+            if beside_long:
+                long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)
+                how |= {"qualities": ("standard",), "beside": long, "lead_seconds": _LEAD_SECONDS}
+            return await _measure(server, image_job(server, size, f"{repeat} {case}", **how))
 
-        case = f"{size}x{size}, short beside long"
-        return await report.in_turns(case, servers, measure, self.repeats, "latency_p95_ms")
-
-    def _moments(self, rate: float, seed: int) -> list[float]:
-        return poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=seed)
+        return await report.in_turns(f"{size}x{size}, {case}", servers, measure, self.repeats, "latency_p95_ms")
 
 
 def use_profile_of_demo(place: Workspace) -> None:
@@ -116,9 +111,20 @@ async def _speed(servers: dict[str, Server], size: int) -> float:
 
 
 async def _measure(server: Server, job: LoadJob) -> report.Figures:
+    """Do a run. Beside long images the arrivals set the speed, and the CPU is that of both."""
     result, used = await server.measure(job)
     await asyncio.sleep(_REST_SECONDS)
-    return image_figures(result, used.engine_cpu_seconds)
+    answers, beside = result.answers, result.beside
+    alone = beside is None
+    return {
+        "images_per_second": len(answers) / result.wall_seconds if alone else None,
+        **report.percentiles_ms("latency", result.latencies, 50, 95),
+        **report.percentiles_ms("sent_late", result.delays, 95),
+        "worker_cpu_seconds_per_image": used.engine_cpu_seconds / len(answers) if alone else None,
+        "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
+        "images": len(answers),
+        "wall_seconds": result.wall_seconds,
+    }
 
 
 def image_job(
@@ -143,18 +149,3 @@ def poisson(rate: float, count: int, *, seed: int) -> list[float]:
     """Return the moments of `count` requests, `rate` a second on average, which only the seed decides."""
     source = random.Random(seed)  # noqa: S311  # repeatable on purpose
     return list(accumulate(source.expovariate(rate) for _ in range(count)))
-
-
-def image_figures(result: LoadResult, worker_cpu_seconds: float) -> report.Figures:
-    """Put a run into figures. Beside long images the arrivals set the speed, and the CPU is that of both."""
-    answers, beside = result.answers, result.beside
-    alone = beside is None
-    return {
-        "images_per_second": len(answers) / result.wall_seconds if alone else None,
-        **report.percentiles_ms("latency", result.latencies, 50, 95),
-        **report.percentiles_ms("sent_late", result.delays, 95),
-        "worker_cpu_seconds_per_image": worker_cpu_seconds / len(answers) if alone else None,
-        "long_beside_per_second": None if beside is None else len(beside.answers) / result.wall_seconds,
-        "images": len(answers),
-        "wall_seconds": result.wall_seconds,
-    }

@@ -20,7 +20,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -32,7 +31,6 @@ import uvloop
 NUMBER = "#N#"  # in a body: replaced by the job's label and the request's number, so that no prompt is sent twice
 CHAT = "/v1/chat/completions"
 TEXT = "Write a few sentences about the weather, the garden and the people who meet there in the evening."
-_SPARE_FILES = 100
 _FIRST_CONNECTIONS = 32  # of an open loop
 _CONNECTING = 64  # connections that are being opened: the server's backlog is no part of what is measured
 _LONGEST_SECONDS = 900.0
@@ -44,8 +42,7 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 _TEXT = re.compile(rb'"content":\s*"[^"]')  # the role chunk that some servers send first has an empty one
 _USAGE = re.compile(rb'"usage":\s*\{')
 _SPAWN = multiprocessing.get_context("spawn")
-Pieces: TypeAlias = list[tuple[float, bytes]]  # of a body, each with the moment at which it came
-Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, Any]]
+Work: TypeAlias = Callable[[Any], Coroutine[Any, Any, Any]]  # does a job and returns its result; raises `BenchError`
 
 
 class BenchError(Exception):
@@ -95,6 +92,7 @@ class Answer(msgspec.Struct):
     left: bool = False
     problem: str = ""  # why it is no complete success
     body: str = ""
+    pieces: list[tuple[float, bytes]] = []  # of the body, each with the moment at which it came; until it is parsed
 
     @property
     def seconds(self) -> float:
@@ -165,49 +163,37 @@ def beats(seconds: float, every_seconds: float, seed: int, jitter: float = 1.0) 
 class Connection(asyncio.Protocol):
     """A keep-alive connection for one request at a time; of an answer it keeps what came, and when, for later."""
 
+    transport: asyncio.Transport
+    _answer: Answer
+    _start = 0.0
+
     def __init__(self) -> None:
-        self._transport: asyncio.Transport
-        self._answer, self._pieces = Answer(0, 0.0, 0.0), Pieces()
-        self._start, self._moment = 0.0, 0.0
-        self._parser = httptools.HttpResponseParser(self)
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    @property
-    def usable(self) -> bool:
-        """Whether another request can be sent."""
-        return not self._transport.is_closing()
-
-    async def send(self, request: bytes, answer: Answer, start: float) -> Pieces:
-        """Send a request and return the pieces of its answer; times count from `start`."""
-        self._answer, self._pieces, self._start = answer, Pieces(), start
+    async def send(self, request: bytes, answer: Answer, start: float) -> None:
+        """Send a request and put into `answer` what comes; times count from `start`."""
+        self._answer, self._start = answer, start
         self._parser = httptools.HttpResponseParser(self)
         self._end = asyncio.get_running_loop().create_future()
         answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
         answer.started = time.perf_counter() - start
-        self._transport.write(request)
+        self.transport.write(request)
         try:
-            async with asyncio.timeout(_LONGEST_SECONDS):
-                answer.problem = await self._end
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LONGEST_SECONDS):
+                    answer.problem = await self._end
         finally:
             answer.finished = time.perf_counter() - start
             if answer.problem or not self._parser.should_keep_alive():
-                self.close()
-        return self._pieces
-
-    def close(self) -> None:
-        """Close it at once."""
-        self._transport.abort()
+                self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish(f"the connection was closed before the end ({exc or 'no error'})")
 
     def data_received(self, data: bytes) -> None:
-        self._moment = time.perf_counter() - self._start
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -220,7 +206,7 @@ class Connection(asyncio.Protocol):
             self._answer.retry_after = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append((self._moment, body))
+        self._answer.pieces.append((time.perf_counter() - self._start, body))
 
     def on_message_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()
@@ -231,8 +217,9 @@ class Connection(asyncio.Protocol):
             self._end.set_result(problem)
 
 
-def parse(answer: Answer, pieces: Pieces, *, keep_body: bool = False) -> None:
+def parse(answer: Answer, *, keep_body: bool = False) -> None:
     """Fill in an answer from the pieces of its body."""
+    pieces, answer.pieces = answer.pieces, []
     body = last = b"".join(data for _, data in pieces)
     complete = answer.status == 200
     if answer.streamed:
@@ -264,13 +251,12 @@ class Load:
         self._bodies = [msgspec.json.encode(body) for body in job.bodies]
         self._numbers: Iterator[int] = iter(range(job.requests)) if job.requests else count()
         self._idle: list[Connection] = []
-        self._done: list[tuple[Answer, Pieces]] = []
+        self._done: list[Answer] = []
         self.start = 0.0
 
     async def open(self) -> None:
         """Open connections before the clock starts. Raises `BenchError`."""
         connections = self._job.streams or min(len(self._job.moments), _FIRST_CONNECTIONS)
-        _allow_files(connections + len(self._job.moments) + _SPARE_FILES)
         while len(self._idle) < connections:
             opening = min(_CONNECTING, connections - len(self._idle))
             self._idle += await asyncio.gather(*(self._open() for _ in range(opening)))
@@ -280,7 +266,7 @@ class Load:
         self.start = time.perf_counter()
         try:
             if self._job.moments:
-                await asyncio.gather(*(self._at(number, moment) for number, moment in enumerate(self._job.moments)))
+                await asyncio.gather(*(self._ask(number, moment) for number, moment in enumerate(self._job.moments)))
             elif self._job.streams:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._job.seconds or None):
@@ -289,11 +275,7 @@ class Load:
                 await asyncio.sleep(self._job.seconds)
         finally:
             for connection in self._idle:
-                connection.close()
-
-    async def _at(self, number: int, moment: float) -> None:
-        await asyncio.sleep(moment - self._now())
-        await self._ask(number, moment)
+                connection.transport.abort()
 
     async def _stream(self) -> None:
         for number in self._numbers:
@@ -302,22 +284,25 @@ class Load:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _ask(self, number: int, asked: float) -> Answer:
-        connection = next((self._idle.pop() for _ in range(len(self._idle)) if self._idle[-1].usable), None)
-        connection = connection or await self._open()
-        answer, pieces = Answer(number, asked, 0.0), Pieces()
+        if (early := asked - self._now()) > 0:
+            await asyncio.sleep(early)
+        while self._idle and self._idle[-1].transport.is_closing():
+            self._idle.pop()
+        connection = self._idle.pop() if self._idle else await self._open()
+        answer = Answer(number, asked, 0.0)
         leaving = self._job.leave_after_seconds or [None]
         try:
             async with asyncio.timeout(leaving[number % len(leaving)]):
-                pieces = await connection.send(self._encode(number), answer, self.start)
+                await connection.send(self._encode(number), answer, self.start)
         except TimeoutError:
             answer.left = True
         finally:
-            if connection.usable:
+            if not connection.transport.is_closing():
                 self._idle.append(connection)
         if self._job.strict and answer.status != 200 and not answer.left:
-            parse(answer, pieces)
+            parse(answer)
             raise BenchError(f"an answer is no success. {answer.problem}")
-        self._done.append((answer, pieces))
+        self._done.append(answer)
         return answer
 
     async def _open(self) -> Connection:
@@ -340,9 +325,9 @@ class Load:
 
     def answers(self, since: float = 0.0) -> list[Answer]:
         """Return the answers that ended at `since` or later. Raises `BenchError`, as `run` does."""
-        for answer, pieces in self._done:
-            parse(answer, pieces, keep_body=self._job.keep_bodies)
-        answers = [answer for answer, _ in self._done if answer.finished >= since]
+        for answer in self._done:
+            parse(answer, keep_body=self._job.keep_bodies)
+        answers = [answer for answer in self._done if answer.finished >= since]
         problem = next((one.problem for one in answers if one.problem and not one.left), "")
         if self._job.strict and problem:
             raise BenchError(f"an answer is no success. {problem}")
@@ -373,58 +358,39 @@ async def run_load(job: LoadJob) -> LoadResult:
     return result
 
 
-def _allow_files(files: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, hard), hard))
+async def run_vllm(job: tuple[str, list[str]]) -> dict[str, Any]:
+    """Do one run of `vllm bench serve` with a key and command line arguments. Raises `BenchError`.
 
-
-class VllmJob(msgspec.Struct, frozen=True):
-    """Command line arguments of one `vllm bench serve`."""
-
-    arguments: list[str]
-    key: str
-
-
-async def run_vllm(job: VllmJob) -> dict[str, Any]:
-    """Do one run of `vllm bench serve`; return its result document and `load_cpu_seconds`. Raises `BenchError`."""
+    Return its result document and `load_cpu_seconds`.
+    """
     from vllm.benchmarks import serve
 
     parser = argparse.ArgumentParser()
     serve.add_cli_args(parser)
-    os.environ["OPENAI_API_KEY"] = job.key  # not on a command line, where `ps` shows it
+    os.environ["OPENAI_API_KEY"], arguments = job  # not on a command line, where `ps` shows it
     cpu = time.process_time()
-    result: dict[str, Any] = await serve.main_async(parser.parse_args(job.arguments))
+    result: dict[str, Any] = await serve.main_async(parser.parse_args(arguments))
     result["load_cpu_seconds"] = time.process_time() - cpu
     if result["failed"] or not result["completed"]:
         raise BenchError(f"{result['failed']} of {result['num_prompts']} requests of vllm bench serve failed.")
     return json.loads(json.dumps(result, default=float))  # type: ignore[no-any-return]  # numpy's numbers
 
 
-@dataclass(frozen=True, slots=True)
-class LoadGenerator:
-    """A process that does jobs by `work`, one at a time; what it prints is in `log`."""
+@contextmanager
+def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[Work]:
+    """Have a process that does `work`, one job at a time, and ends at once afterwards; what it prints is in `log`."""
+    pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
 
-    pool: ProcessPoolExecutor
-    work: Work
-    log: Path
-
-    async def run(self, job: Any) -> Any:
-        """Have it do one job and return the result. Raises `BenchError`."""
+    async def generator(job: Any) -> Any:
         try:
             async with asyncio.timeout(_LONGEST_JOB_SECONDS):
-                return await asyncio.wrap_future(self.pool.submit(_do, self.work, job))
+                return await asyncio.wrap_future(pool.submit(_do, work, job))
         except (BenchError, BrokenProcessPool, TimeoutError) as error:
             why = str(error) or f"no sign of it for {_LONGEST_JOB_SECONDS:.0f} s"
-            raise BenchError(f"The load generator reports: {why}{tail(self.log)}") from None
+            raise BenchError(f"The load generator reports: {why}{tail(log)}") from None
 
-
-@contextmanager
-def load_generator(environment: dict[str, str], log: Path, work: Work = run_load) -> Iterator[LoadGenerator]:
-    """Have a process for jobs, which ends at once afterwards."""
-    pool = ProcessPoolExecutor(1, _SPAWN, _begin, (environment, log))
     try:
-        yield LoadGenerator(pool, work, log)
+        yield generator
     finally:
         for process in multiprocessing.active_children():
             process.kill()
@@ -435,6 +401,8 @@ def _begin(environment: dict[str, str], log: Path) -> None:
     os.setsid()  # Ctrl-C reaches the parent alone, which ends its children in order
     os.environ.clear()
     os.environ.update(environment)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # a connection is an open file
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

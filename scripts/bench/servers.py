@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,19 +20,16 @@ import anyio
 import msgspec
 import psutil
 import yaml
-from bench.load import BenchError, LoadGenerator, LoadJob, chat_body, load_generator, tail
+from bench.load import BenchError, LoadJob, Work, chat_body, load_generator, tail
 
-from engine import ANSWERS, ConfigError, load_config
+from engine import ANSWERS, load_config
 
 TIER = "bench"
 HEARTH, SERVE, RUST = "hearth", "serve", "rust"  # servers
 _START_SECONDS = 900.0  # a large model is read from a slow disk
-_SCOPES = ("chat", "batch", "images")
 _POLL_SECONDS = 0.2
 _GET_SECONDS = 10.0
 _STOP_SECONDS = 20.0
-# A child that answers HTTP in its parent's stead: vLLM's Rust front end.
-_FRONT_ENDS = frozenset({"vllm-rs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +39,11 @@ class Workspace:
     folder: Path
     model: str
     weights_dir: Path
+    models: Path
+    hearth: Path
+    """The command line, of this or another checkout."""
+    checkout: Path | None
     environment: dict[str, str]
-    checkout: Path | None = None
-    """Another checkout of Hearth, whose server is started; its own `.venv` belongs to it."""
-
-    @property
-    def models(self) -> Path:
-        """The models.yaml."""
-        return self.folder / "models.yaml"
-
-    @property
-    def hearth(self) -> str:
-        """The command line."""
-        folder = Path(sys.executable).parent if self.checkout is None else self.checkout / ".venv" / "bin"
-        return str(folder / "hearth")
 
     def log(self, name: str) -> Path:
         """Return the file that the process `name` prints to."""
@@ -72,7 +60,7 @@ def open_workspace(  # noqa: PLR0913  # most are rare
     beside: Sequence[str] = (),
     checkout: Path | None = None,
 ) -> Iterator[Workspace]:
-    """Set up for one model of `models`, with the settings of `engine` above its own. Raises `BenchError`.
+    """Set up one model of `models`, with the settings of `engine` above its own. Raises `BenchError`, `ConfigError`.
 
     `model` may also be a folder of weights: it is served in place of the first chat model. Without `weights_dir` there
     are no weights, and demo models answer. The models named in `beside` are served too. No limit of a tier applies.
@@ -84,25 +72,29 @@ def open_workspace(  # noqa: PLR0913  # most are rare
         entries[model]["weights"] = weights
         for key in ("demo", "variants"):
             entries[model].pop(key, None)
-    for name in (model, *beside):
-        if name not in entries:
-            raise BenchError(f"{models} has no model {name!r}, only: {', '.join(entries)}. Choose one with --model.")
+    if unknown := {model, *beside} - entries.keys():
+        raise BenchError(
+            f"{models} has no model {unknown.pop()!r}, only: {', '.join(entries)}. Choose one with --model."
+        )
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
-        folder = Path(name)
+        folder, file = Path(name), Path(name) / "models.yaml"
         served = {one: entries[one] | {"tier": TIER} for one in (model, *beside)}
         served[model]["engine"] = (served[model].get("engine") or {}) | (engine or {})
         document = {"models": served, "tiers": {TIER: {"models": [TIER]}}}
-        (folder / "models.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        file.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         weights_dir = folder / "weights" if weights_dir is None else weights_dir.resolve()
-        place = Workspace(folder, model, weights_dir, _environment(folder, weights_dir), checkout)
+        hearth = (Path(sys.executable).parent if checkout is None else checkout / ".venv" / "bin") / "hearth"
+        # The settings of a server that may run here are left out, and every process gets one OpenMP thread by default.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))
+        }
+        own = {"HEARTH_DATA_DIR": folder / "data", "HEARTH_WEIGHTS_DIR": weights_dir, "HEARTH_MODELS": file}
+        environment = {"OMP_NUM_THREADS": "1", **inherited} | {name: str(path) for name, path in own.items()}
         if checkout is None:
-            try:
-                load_config(place.models)
-            except ConfigError as error:
-                raise BenchError(str(error)) from error
-        elif not Path(place.hearth).is_file():
-            raise BenchError(f"There is no {place.hearth}. Run scripts/setup in that checkout.")
-        yield place
+            load_config(file)
+        elif not hearth.is_file():
+            raise BenchError(f"There is no {hearth}. Run scripts/setup in that checkout.")
+        yield Workspace(folder, model, weights_dir, file, hearth, checkout, environment)
 
 
 def model_entries(models: Path) -> dict[str, Any]:
@@ -111,19 +103,6 @@ def model_entries(models: Path) -> dict[str, Any]:
         return dict(yaml.safe_load(models.read_text(encoding="utf-8"))["models"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise BenchError(f"{models} cannot be read: {error}") from error
-
-
-def _environment(folder: Path, weights_dir: Path) -> dict[str, str]:
-    """Leave out the settings of a server that may run here, and give every process one OpenMP thread by default."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
-    inherited.pop("PYTHONPATH", None)
-    return {
-        "OMP_NUM_THREADS": "1",
-        **inherited,
-        "HEARTH_DATA_DIR": str(folder / "data"),
-        "HEARTH_WEIGHTS_DIR": str(weights_dir),
-        "HEARTH_MODELS": str(folder / "models.yaml"),
-    }
 
 
 @dataclass(slots=True)
@@ -136,7 +115,7 @@ class Server:
     key: str
     port: int
     log: Path
-    generator: LoadGenerator = field(init=False)  # set once it is ready
+    generator: Work = field(init=False)  # set once it is ready
     host: ClassVar[str] = "127.0.0.1"
 
     @property
@@ -162,11 +141,11 @@ class Server:
         """Return a job of equal chat requests."""
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
-    async def measure(self, job: Any, generator: LoadGenerator | None = None) -> tuple[Any, Usage]:
+    async def measure(self, job: Any, generator: Work | None = None) -> tuple[Any, Usage]:
         """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
         api, engine = family(self.pid)
         before = cpu_seconds(api), cpu_seconds(engine)
-        result = await (generator or self.generator).run(job)
+        result = await (generator or self.generator)(job)
         used = cpu_seconds(api) - before[0], cpu_seconds(engine) - before[1]
         return result, Usage(*used, pss_bytes(api), pss_bytes(engine))
 
@@ -224,8 +203,8 @@ def are_ready(states: dict[str, str]) -> bool:
 
 async def start_hearth(place: Workspace, key: str | None = None) -> Server:
     """Start `hearth serve` with a new key, or `key` of an earlier start, and return at once. Raises `BenchError`."""
-    key = key or await create_key(place)
-    return await start_server(place, HEARTH, (place.hearth, "serve"), place.environment, key)
+    command = (str(place.hearth), "serve")
+    return await start_server(place, HEARTH, command, place.environment, key or await create_key(place))
 
 
 async def start_server(
@@ -251,30 +230,30 @@ async def start_server(
 
 async def create_key(place: Workspace, name: str = "bench") -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
-    scopes = [word for scope in _SCOPES for word in ("--scope", scope)]
-    command = (place.hearth, "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
+    scopes = ("--scope", "chat", "--scope", "batch", "--scope", "images")
+    command = (str(place.hearth), "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
     done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
     if done.returncode != 0:
         raise BenchError(f"No key could be made: {done.stderr.decode(errors='replace').strip()}")
-    key: str = msgspec.json.decode(done.stdout)["key"]
-    return key
+    return str(msgspec.json.decode(done.stdout)["key"])
 
 
 @asynccontextmanager
-async def running(place: Workspace, *starts: Start) -> AsyncIterator[list[Server]]:
+async def running(place: Workspace, starts: Mapping[str, Start]) -> AsyncIterator[dict[str, Server]]:
     """Start servers, wait until all are ready, ask them by one generator, and stop them. Raises `BenchError`."""
-    servers: list[Server] = []
+    servers: dict[str, Server] = {}
     try:
-        for start in starts:
-            servers += [await start()]
+        say(f"Starting {', '.join(starts)}.")
+        for name, start in starts.items():
+            servers[name] = await start()
         say("Loading the models.")
-        await asyncio.gather(*(server.ready() for server in servers))
+        await asyncio.gather(*(server.ready() for server in servers.values()))
         with load_generator(place.environment, place.log("load")) as generator:
-            for server in servers:
+            for server in servers.values():
                 server.generator = generator
             yield servers
     finally:
-        await asyncio.gather(*(server.stop() for server in servers))
+        await asyncio.gather(*(server.stop() for server in servers.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +270,8 @@ def family(pid: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
     """Return the processes that speak HTTP, `pid` first, and all others below it. Raises `psutil.Error`."""
     first = psutil.Process(pid)
     below = first.children(recursive=True)
-    front = [process for process in below if process.name() in _FRONT_ENDS]
+    # vLLM's Rust front end is a child that answers HTTP in its parent's stead.
+    front = [process for process in below if process.name() == "vllm-rs"]
     return [first, *front], [process for process in below if process not in front]
 
 

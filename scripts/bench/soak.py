@@ -69,18 +69,6 @@ class Soak(report.Benchmark):
     plot: Annotated[Path | None, typer.Option(help="Draw memory over time into this PNG file.")] = None
     method = "closed loop, streamed and plain in turn, varying lengths; slopes without the first quarter"
 
-    def run(self) -> report.Report:
-        report.check_plot(self.plot)
-        whole = super().run()
-        if self.plot is not None:
-            levels = whole.tables[1][1][0].runs["hearth"]
-            panels = {
-                heading: {"hearth": [((level["seconds"] or 0.0) / 60, level[name], "") for level in levels]}
-                for name, heading in _MEMORY.items()
-            }
-            report.save_plot(self.plot, "minutes", panels)
-        return whole
-
     async def measure(self) -> report.Report:
         slices: list[report.Figures] = []
         levels: list[report.Figures] = []
@@ -101,6 +89,9 @@ class Soak(report.Benchmark):
         found = {"level": levels, "more per hour": [growth(levels)]}
         held = [report.row_of(case, {"hearth": figures}) for case, figures in found.items()]
         whole.tables = [("Requests of a minute", [minutes]), ("Memory and files", held)]
+        for name, heading in _MEMORY.items():
+            whole.panels[heading] = {"hearth": [((one["seconds"] or 0.0) / 60, one[name], "") for one in levels]}
+        whole.axes["xlabel"] = "minutes"
         return whole
 
     def _job(self, server: Server, number: int, seconds: float) -> LoadJob:

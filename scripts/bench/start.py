@@ -12,25 +12,10 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from bench import report
+from bench import report, servers
 from bench.load import CHAT, BenchError, chat_body
-from bench.servers import (
-    HEARTH,
-    RUST,
-    SERVE,
-    Server,
-    are_ready,
-    cpu_seconds,
-    create_key,
-    family,
-    model_entries,
-    pss_bytes,
-    say,
-    start_hearth,
-)
-from bench.servers import (
-    Start as StartServer,
-)
+from bench.report import listed, words
+from bench.servers import HEARTH, RUST, SERVE, Server
 from bench.vllm_server import rust_frontend, start_vllm
 
 from engine import ANSWERS
@@ -44,26 +29,24 @@ _ENGINE = "VLLM::EngineCor"  # the kernel keeps 15 letters
 class Start(report.Benchmark):
     """Measure start-up: alive, answering, all models ready; Hearth with all models, with one, and vllm serve."""
 
-    against: Annotated[
-        Sequence[str], report.listed(report.words, "What to compare with: serve, rust, both or none.")
-    ] = (SERVE,)
+    against: Annotated[Sequence[str], listed(words, "What to compare with: serve, rust, both or none.")] = (SERVE,)
     repeats: report.Repeats = 3
     method = "started, asked and stopped in turns; medians; ratios within each repeat"
 
     async def measure(self) -> report.Report:
         if not {*self.against} <= {SERVE, RUST}:
             raise typer.BadParameter(f"{self.against} is no list of serve, rust", param_hint="--against")
-        beside = [name for name in model_entries(self.models) if name != self.model]
+        beside = [name for name in servers.model_entries(self.models) if name != self.model]
         with self.workspace(beside=beside) as everything, self.workspace() as alone:
             whole = self.begin(everything)
-            starts: dict[str, StartServer] = {
+            starts: dict[str, servers.Start] = {
                 # The key, and with it the database: every start finds a data directory that has been used before.
-                f"hearth, {name}": partial(start_hearth, place, await create_key(place))
+                f"hearth, {name}": partial(servers.start_hearth, place, await servers.create_key(place))
                 for name, place in {"all models": everything, "one model": alone}.items()
             }
             for name in self.against:
                 starts[name] = partial(start_vllm, alone, rust_frontend() if name == RUST else None)
-            say(f"Starting {', '.join(starts)} in turns:")
+            servers.say(f"Starting {', '.join(starts)} in turns:")
             row = await report.in_turns("start", starts, _measured, self.repeats, "answered_seconds")
         whole.tables = [("Start", [row])]
         return whole
@@ -85,7 +68,7 @@ class Killed(report.Benchmark):
                 # A model that dies sooner is loaded with a back-off.
                 await asyncio.sleep(max(0.0, since + STEADY_SECONDS + 1 - time.perf_counter()))
                 await first_answer(server, f"before {repeat}")
-                engines = [process for process in family(server.pid)[1] if process.name().startswith(_ENGINE)]
+                engines = [process for process in servers.family(server.pid)[1] if process.name().startswith(_ENGINE)]
                 if len(engines) != 1:
                     raise BenchError(f"The server has {len(engines)} engine processes, not one: nothing is killed.")
                 began = time.perf_counter()
@@ -99,15 +82,18 @@ class Killed(report.Benchmark):
         return whole
 
 
-async def _measured(start: StartServer, repeat: int) -> report.Figures:
+async def _measured(start: servers.Start, repeat: int) -> report.Figures:
     """Start a server, ask it, and stop it. Raises `BenchError`."""
     began = time.perf_counter()
     server = await start()
     try:
         async with server.in_time():
             figures = await _moments(server, repeat, began)
-        everything = [process for part in family(server.pid) for process in part]
-        return figures | {"cpu_seconds": cpu_seconds(everything), "pss_mib": pss_bytes(everything) / 2**20}
+        everything = [process for part in servers.family(server.pid) for process in part]
+        return figures | {
+            "cpu_seconds": servers.cpu_seconds(everything),
+            "pss_mib": servers.pss_bytes(everything) / 2**20,
+        }
     finally:
         await server.stop()
 
@@ -123,7 +109,7 @@ async def _moments(server: Server, repeat: int, began: float) -> report.Figures:
         states = await server.states()
         for name in [name for name, state in states.items() if state in ANSWERS]:
             figures.setdefault(f"{name}_ready_seconds", time.perf_counter() - began)
-        if are_ready(states):
+        if servers.are_ready(states):
             figures["ready_seconds"] = figures["ready_seconds"] or time.perf_counter() - began
         if figures["answered_seconds"] is None and states.get(server.model) in ANSWERS:
             await first_answer(server, f"start {repeat}")

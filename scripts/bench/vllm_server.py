@@ -18,7 +18,8 @@ from bench.load import BenchError
 from bench.servers import RUST, SERVE, Server, Workspace, start_server
 
 from engine import load_config
-from engine.backends.vllm import processes, start
+from engine.backends.vllm import processes
+from engine.backends.vllm.engine import Launch, engine_arguments
 from engine.config import ChatModelSpec
 from engine.placement.hardware import read_hardware
 from engine.pool.loader import Planned
@@ -54,8 +55,8 @@ def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     """Return the command line that gives `vllm serve` the model and the settings of Hearth's engine."""
     spec, folder, _ = planned(place)
     unused = cast("Any", None)  # its processes are not ours to start
-    launch = start.Launch(spec, folder, unused, unused, unused, unused, compiled=_is_compiled(spec))
-    arguments = start._engine_arguments(launch)  # noqa: SLF001  # so that they cannot drift apart
+    launch = Launch(spec, folder, unused, unused, unused, unused, compiled=_is_compiled(spec))
+    arguments = engine_arguments(launch)  # so that they cannot drift apart
     arguments.pop("ir_op_priority", None)  # kernels that Hearth's plugin brings
     if rust:
         arguments = {name: value for name, value in arguments.items() if name not in _REFUSED_BY_RUST}

@@ -29,7 +29,6 @@ MADE_OF = {
     "voices": ("training.py", "voices"),
 }
 MANIFEST = "manifest.json"
-AGAIN = "Run scripts/build-demo-models."
 
 _log = logging.getLogger(__name__)
 
@@ -45,22 +44,6 @@ def main() -> None:
     _log.info("Now examine what was made: scripts/test tests/engine/demo")
 
 
-def problems(name: str, recipes: Path = RECIPES, weights: Path = WEIGHTS) -> list[str]:
-    """What does not fit together, in sentences; empty when the weights are the ones that this recipe made."""
-    manifest = json.loads((weights / name / MANIFEST).read_text(encoding="utf-8"))
-    made, known = _manifest(name, recipes, weights / name), manifest["files"]
-    found = []
-    if manifest["recipe_sha256"] != made["recipe_sha256"]:
-        found.append(f"The recipe of {name} changed after its weights were made. {AGAIN}")
-    found += [f"{name}/{file} is missing. {AGAIN}" for file in sorted(known.keys() - made["files"].keys())]
-    found += [
-        f"{name}/{file} was altered after it was made, or does not belong to the model. {AGAIN}"
-        for file, sha256 in made["files"].items()
-        if known.get(file) != sha256
-    ]
-    return found
-
-
 def _build(name: str) -> None:
     _log.info("Building the demo model %s.", name)
     with tempfile.TemporaryDirectory(dir=WEIGHTS, prefix=f".{name}-") as folder:
@@ -69,13 +52,13 @@ def _build(name: str) -> None:
         importlib.import_module(f"demo_models.{name}.recipe").build(made)
         for path in _files(made):
             path.chmod(0o644)  # safetensors writes for its owner only
-        manifest = json.dumps(_manifest(name, RECIPES, made), indent=2)
-        (made / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+        text = json.dumps(manifest(name, RECIPES, made), indent=2)
+        (made / MANIFEST).write_text(text + "\n", encoding="utf-8")
         shutil.rmtree(WEIGHTS / name, ignore_errors=True)
         made.rename(WEIGHTS / name)
 
 
-def _manifest(name: str, recipes: Path, weights: Path) -> dict[str, Any]:
+def manifest(name: str, recipes: Path, weights: Path) -> dict[str, Any]:
     """One hash over the names and contents of all files of a recipe, and one of each file of its weights."""
     recipe = [path for part in MADE_OF[name] for path in _files(recipes / part) if path.suffix != ".pyc"]
     named = "".join(f"{path.relative_to(recipes).as_posix()} {_sha256(path)}\n" for path in recipe)

@@ -72,13 +72,10 @@ def fixed_pictures() -> list[FixedPrompt]:
         ("two-pictures-swapped", [circle, square], these, "A blue circle and a red square."),
         ("three-pictures", [square, circle, green_star], these, "A red square, a blue circle and a green star."),
     ]
-    return [
-        *(
-            Conversation(name, [_asking(drawings, question)], answer, drawings=tuple(drawings))
-            for name, drawings, question, answer in alone
-        ),
-        *_in_a_conversation(),
+    said = [
+        Conversation(name, [_asking(seen, text)], answer, drawings=tuple(seen)) for name, seen, text, answer in alone
     ]
+    return said + _in_a_conversation()
 
 
 def _in_a_conversation() -> list[Conversation]:

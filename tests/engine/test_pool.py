@@ -18,7 +18,7 @@ from engine import (
     UnknownModelError,
     load_config,
 )
-from engine.pool.model_state import backoff_seconds
+from engine.pool.model_state import Streak
 from engine.pool.pool import Pool
 
 SPECS = list(load_config(Path(__file__).parents[2] / "models.yaml").models.values())[:2]
@@ -95,7 +95,8 @@ async def pool(loads: Loads) -> AsyncIterator[Pool]:
 async def until(pool: Pool, status: str, phase: str = "", model: int = 0) -> None:
     """Wait for the pool to say so. Pools report every change, so nothing is polled."""
     while (health := pool.health()[model]).status != status or phase not in health.phase:
-        await asyncio.wait_for(pool.wait_for_change(), 10)
+        async with asyncio.timeout(10):
+            await pool.wait_for_change()
 
 
 async def test_a_model_that_loads_says_how_far_it_is(pool: Pool, loads: Loads):
@@ -211,8 +212,8 @@ async def test_terminating_ends_ready_models_at_once_and_restarts_nothing(loads:
 
 
 def test_the_pauses_between_restarts_double_up_to_a_minute():
-    assert [backoff_seconds(deaths) for deaths in range(9)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
-    assert backoff_seconds(1000) == 60
+    assert [Streak(failures).pause_seconds for failures in range(9)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert Streak(1000).pause_seconds == 60
 
 
 def changed(spec: ModelSpec, **fields: Any) -> ModelSpec:

@@ -216,7 +216,7 @@ class Life(RuleBasedStateMachine):
     @rule(model=MODELS)
     def report_progress(self, model: str) -> None:
         if self.loading[model]:
-            self.pool._report(self.pool._models[model], "warming up", 0.9)
+            self.pool._models[model].load_on("warming up", 0.9)
 
     @invariant()
     def tasks_live_and_nothing_else_does(self) -> None:

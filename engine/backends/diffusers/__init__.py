@@ -1,1 +1,1 @@
-"""Images by diffusers: model.py is the server's half, service.py what the worker process opens. Nothing heavy here."""
+"""Images by diffusers: model.py is the server's half, service.py what the worker process opens."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Self
 import msgspec
 
 from engine.admission import Room
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.config import ImageModelSpec
 from engine.config.models import SIZES, ImageProfile
 from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
 from engine.stream import ImageStream, Stream
-from engine.types import ImageEvent, ImageProgress, ImageRequest
+from engine.types import ImageEvent, ImageJob, ImageProgress, ImageRequest, Report
 
 _ADVICE = "Ask for a smaller `size`, or for `quality: standard`."
 _SERVICE = "engine.backends.diffusers.service:open_service"
@@ -45,10 +43,11 @@ class ImageModel(WorkerBackend):
         threads: int,
         mark: bool,
         on_cpu: bool,
-        report: Callable[[str, float], None],
+        report: Report,
     ) -> Self:
         """Start a worker and have it load the pipeline. Raises `LoadError` when that can never work."""
-        options = ImageOptions(str(folder), profile.model_dump_json(by_alias=True), mark)
+        report("importing diffusers", 0.1)
+        options = (str(folder), profile.model_dump_json(by_alias=True), mark)
         stall = spec.engine.stall_seconds
         worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec, profile)

@@ -1,37 +1,413 @@
-"""The service of images, as the worker process opens it: "engine.backends.diffusers.service:open_service"."""
+"""The service of images, as the worker process opens it: a job from its payload to its one end.
 
-import os
-from collections.abc import Callable
+Jobs are joined in one of two ways: between any two steps through a family's adapter, or in whole calls of the pipeline.
+Whole calls give no previews: what a pipeline has between its steps differs from family to family.
+"""
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, TypeVar
 
+import diffusers
 import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin
 
-from engine.backends import WORKER_ENVIRONMENT
-from engine.backends.diffusers.protocol import ImageOptions
-from engine.config.models import ImageProfile
+from engine.backends.diffusers.families import BLANK, FAMILIES, Adapter, Denoising, adapter_for, seeded
+from engine.config.models import SIZES, ImageProfile
+from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
+from engine.types import FinishedImage, ImageJob, ImageProgress, PartialImage, Report
+from engine.weights.safety import check_pipeline_folder, lacking, variant
+
+_log = logging.getLogger(__name__)
+
+_QUALITY = {"jpeg": 92, "webp": 90}  # where none is asked for
+# Four times faster than Pillow's default, and 17 % larger (measured at 1024 x 1024).
+_PNG_LEVEL = 1
+# https://www.iptc.org/std/photometadata/specification/ : Digital Source Type
+_XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">'
+    '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description rdf:about="" '
+    'xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/" Iptc4xmpExt:DigitalSourceType='
+    '"http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"/></rdf:RDF></x:xmpmeta>'
+    '<?xpacket end="w"?>'
+)
+
+_T = TypeVar("_T")
 
 
-def open_service(options: msgspec.Raw, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
-    """Load the pipeline that `options` (an `ImageOptions`) name. Raises `LoadError`.
+def open_service(options: msgspec.Raw, outlet: Outlet, report: Report) -> Service:
+    """Load a pipeline. `options`: its folder, its `ImageProfile` as JSON, whether files are marked. Raises `LoadError`.
 
     Images are joined between steps where the family has an adapter. An offloaded pipeline runs whole requests: its
     parts would be moved to and fro at every joining.
     """
-    report("importing diffusers", 0.1)
-    os.environ.update(WORKER_ENVIRONMENT)  # read when the libraries are imported, which is below
-    from engine.backends.diffusers.batching import RequestService, StepService
-    from engine.backends.diffusers.families import adapter_for
-    from engine.backends.diffusers.jobs import ImageService
-    from engine.backends.diffusers.load import load
-
     report("loading the pipeline", 0.3)
-    wanted = msgspec.msgpack.decode(options, type=ImageOptions)
-    profile = ImageProfile.model_validate_json(wanted.profile)
-    pipe = load(Path(wanted.folder), profile)
-    service: ImageService = RequestService(pipe, profile, outlet, mark=wanted.mark)
+    folder, written, mark = msgspec.msgpack.decode(options, type=tuple[str, str, bool])
+    profile = ImageProfile.model_validate_json(written)
+    pipe = load(Path(folder), profile)
+    service: ImageService = RequestService(pipe, profile, outlet, mark=mark)
     if profile.batching == "steps" and profile.offload == "none" and (adapter := adapter_for(pipe)) is not None:
-        service = StepService(adapter, profile, outlet, mark=wanted.mark)
+        service = StepService(adapter, profile, outlet, mark=mark)
     report("making a first image", 0.8)
     service.rehearse()
     return service
+
+
+@dataclass(slots=True)
+class Running:
+    """One image that was asked for. `state`: how far it is, once it has begun and if it is run step by step."""
+
+    number: int
+    job: ImageJob
+    edge: int
+    steps: int
+    state: Denoising | None = None
+    previews: int = 0
+
+
+class ImageService(Service):
+    """A `Service` (process/protocol.py) but for what is run in a `step`."""
+
+    def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
+        self.running: dict[int, Running] = {}  # those that have waited longest first
+        self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
+        self._outlet, self._mark = outlet, mark
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def submit(self, number: int, payload: msgspec.Raw, /) -> None:
+        """Queue a job. Raises `RequestError` for one that this pipeline cannot do as it is asked."""
+        job = msgspec.msgpack.decode(payload, type=ImageJob)
+        self._check_prompt(job.prompt, param="prompt")
+        if job.negative_prompt is not None:
+            if not self._profile.negative_prompt:
+                raise RequestError(
+                    "This model takes no negative_prompt: it was made to do without. Say in the prompt what the image "
+                    "should show instead.",
+                    param="negative_prompt",
+                )
+            self._check_prompt(job.negative_prompt, param="negative_prompt")
+        edge, steps = self._profile.render_size.of(job.size), self._profile.step_count(job.quality)
+        self.running[number] = Running(number, job, edge, steps)
+
+    def cancel(self, number: int, /) -> None:
+        """End a job after the current step; what it has made so far is lost. One that has ended is left alone."""
+        if self.running.pop(number, None) is not None:
+            self._outlet.done(number)
+
+    def step(self) -> None:
+        """Go on with the job that has waited longest, and with all that are run with it in one go."""
+        jobs = self.running.values()
+        group = next_together(jobs, self._kind, lambda one: self._profile.max_batch.of(one.job.size))
+        for running in group:  # to the end of the queue: sizes that cannot share a step take turns
+            self.running[running.number] = self.running.pop(running.number)
+        try:
+            self._run(group)
+        except (torch.OutOfMemoryError, MemoryError):  # the service lives on
+            self._fail(
+                group,
+                "The device ran out of memory while making this image. Try again; if it happens again, ask the "
+                "operator of this server to lower max_batch or render_size of the model.",
+            )
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _kind(self, running: Running) -> Hashable:
+        """Return what jobs that are run in one go have in common."""
+        raise NotImplementedError
+
+    def _run(self, group: list[Running]) -> None:
+        raise NotImplementedError
+
+    def rehearse(self) -> None:
+        """Make a small image that is not sent. Raises `LoadError` for a model that cannot."""
+        size = min(SIZES, key=self._profile.render_size.of)
+        outlet, self._outlet = self._outlet, _Rehearsal()
+        try:
+            job = ImageJob(prompt="a house", size=size, quality="standard", seed=0)
+            self.submit(0, msgspec.Raw(msgspec.msgpack.encode(job)))
+            while self.busy:
+                self.step()
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, EngineError) as error:
+            raise LoadError(
+                f"The pipeline was loaded, but could not make a first image ({type(error).__name__}). Check that the "
+                "model fits the device, that dtype is one that its authors recommend (many make no image in float16), "
+                "that the download is complete, and that the profile is the one of this model."
+            ) from error
+        finally:
+            self._outlet = outlet
+
+    def _check_prompt(self, text: str, *, param: str) -> None:
+        """Raise `RequestError` if any tokenizer of the pipeline makes more tokens of `text` than are read."""
+        for part, tokenizer in self._pipe.components.items():
+            if not part.startswith("tokenizer") or tokenizer is None:
+                continue
+            limit = min(self._profile.max_prompt_tokens, self._family.sequence_length or tokenizer.model_max_length)
+            if "CLIP" in type(tokenizer).__name__:
+                limit = min(limit, tokenizer.model_max_length)
+            read = text
+            if self._family.chat is not None:
+                messages = [{"role": "user", "content": text}]
+                options = {"tokenize": False, "add_generation_prompt": True, **self._family.chat}
+                read = tokenizer.apply_chat_template(messages, **options)
+            count = len(tokenizer(read, truncation=False).input_ids)
+            if count > limit:
+                raise RequestError(
+                    f"{param} has {count} tokens, and this model reads at most {limit} (both counted with the model's "
+                    "own start and end marks). Make it shorter.",
+                    param=param,
+                )
+
+    def _fail(self, group: Iterable[Running], message: str) -> None:
+        """End jobs whose images cannot be made; those that have ended already are left alone."""
+        for running in group:
+            if self.running.pop(running.number, None) is not None:
+                self._outlet.failed(running.number, GenerationError(message))
+
+    def _finish(self, running: Running, pixels: NDArray[Any]) -> None:
+        """End a job with its picture, or as failed if that has anything but numbers."""
+        if running.number not in self.running:
+            return
+        if not np.isfinite(pixels).all():
+            self._fail([running], "The model made no valid image of this prompt and seed. Try again with another seed.")
+            return
+        job, file = running.job, encode(pixels, running.job, mark=self._mark)
+        self._outlet.event(running.number, FinishedImage(job.index, file, job.seed, running.steps))
+        self.cancel(running.number)
+
+    def _report(self, running: Running, step: int, steps: int) -> None:
+        if running.number in self.running:
+            self._outlet.event(running.number, ImageProgress(running.job.index, step, steps))
+
+    def _preview(self, running: Running, pixels: NDArray[Any]) -> None:
+        """Send an unfinished picture, unless that has anything but numbers."""
+        if np.isfinite(pixels).all():
+            file = encode(pixels, running.job, mark=self._mark)
+            self._outlet.event(running.number, PartialImage(running.job.index, running.previews, file))
+            running.previews += 1
+
+
+class StepService(ImageService):
+    """A `Service` whose `step` is one denoising step."""
+
+    def __init__(self, adapter: Adapter, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
+        super().__init__(adapter.pipe, profile, outlet, mark=mark)
+        self._adapter = adapter
+
+    def _kind(self, running: Running) -> Hashable:
+        return None if self._adapter.mixes_sizes else running.edge
+
+    def _run(self, group: list[Running]) -> None:
+        with torch.inference_mode():
+            states = [self._state(running) for running in group]
+            predictions = self._adapter.forward(states)
+            for running, state, prediction in zip(group, states, predictions, strict=True):
+                state.advance(prediction)
+                self._report(running, state.steps_done, state.steps)
+            for running, state in zip(group, states, strict=True):
+                if state.steps_done == state.steps:
+                    self._finish(running, self._adapter.decode(state.latents, running.edge))
+                elif state.steps_done in preview_steps(state.steps, running.job.partial_images):
+                    self._preview(running, self._adapter.decode(state.outlook, running.edge))
+
+    def _state(self, running: Running) -> Denoising:
+        if running.state is None:
+            edge, steps, guidance = running.edge, running.steps, self._profile.guidance_scale
+            running.state = self._adapter.prepare(running.job, edge=edge, steps=steps, guidance=guidance)
+        return running.state
+
+
+class _AllCancelledError(Exception):
+    """Ends a pipeline's call whose images are not wanted any more."""
+
+
+class RequestService(ImageService):
+    """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
+
+    def _kind(self, running: Running) -> Hashable:
+        # Without a negative prompt some pipelines guide otherwise.
+        return running.edge, running.steps, running.job.negative_prompt is None
+
+    def _run(self, group: list[Running]) -> None:
+        try:
+            pictures = self._pipe(**self._call(group)).images
+        except BaseException as error:
+            self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only where they reach their end
+            if isinstance(error, _AllCancelledError):
+                return
+            raise
+        for running, pixels in zip(group, pictures, strict=True):
+            self._finish(running, pixels)
+
+    def _call(self, group: list[Running]) -> dict[str, Any]:
+        """Everything by keyword: the first argument of some pipelines is no prompt."""
+        first = group[0]
+        arguments = {
+            "prompt": [running.job.prompt for running in group],
+            "height": first.edge,
+            "width": first.edge,
+            "num_inference_steps": first.steps,
+            "generator": [seeded(running.job.seed) for running in group],
+            "output_type": "np",
+            "callback_on_step_end": self._watch(group),
+            **self._guidance(group),
+        }
+        if self._family.sequence_length is not None:
+            arguments["max_sequence_length"] = self._family.sequence_length
+        return arguments
+
+    def _guidance(self, group: list[Running]) -> dict[str, Any]:
+        scale = self._profile.guidance_scale
+        negatives = [running.job.negative_prompt for running in group]
+        if type(self._pipe).__name__ == "QwenImagePipeline":
+            # Guided only against a prompt, and its authors give a blank where there is none.
+            against = {"negative_prompt": [text or BLANK for text in negatives]} if scale > 1 else {}
+            return {"true_cfg_scale": scale, **against}
+        if None not in negatives:
+            return {"guidance_scale": scale, "negative_prompt": negatives}
+        return {"guidance_scale": scale}
+
+    def _watch(self, group: list[Running]) -> Any:
+        """Return what the pipeline calls after every step. It ends the call when all its jobs have been cancelled."""
+
+        def after_step(pipe: Any, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            for running in group:
+                self._report(running, step + 1, pipe.num_timesteps)
+            self._outlet.poll()
+            if not any(running.number in self.running for running in group):
+                raise _AllCancelledError
+            return tensors
+
+        return after_step
+
+
+def preview_steps(steps: int, previews: int) -> tuple[int, ...]:
+    """Return after which of `steps` a preview is made: at most `previews`, evenly spread, never after the last."""
+    return tuple(sorted({number * steps // (previews + 1) for number in range(1, previews + 1)} - {0, steps}))
+
+
+class _Rehearsal:
+    """An `Outlet` that sends nothing, and raises what went wrong."""
+
+    def event(self, job: int, payload: object) -> None: ...
+
+    def done(self, job: int) -> None: ...
+
+    def poll(self) -> None: ...
+
+    def failed(self, job: int, error: EngineError) -> None:  # noqa: ARG002  # there is only one
+        raise error
+
+
+def next_together(jobs: Iterable[_T], agrees: Callable[[_T], Hashable], max_batch: Callable[[_T], int]) -> list[_T]:
+    """Return those that take the next step, of `jobs` in the order in which they have waited since their last one.
+
+    The first always does, with all behind it of which `agrees` says the same and that still fit: `max_batch` of a kind
+    do. When those are moved to the end before the next call, each group gets its turn, so that a newcomer of an odd
+    size waits for a step and not for an image.
+    """
+    together: list[_T] = []
+    room = Fraction(1)
+    for job in jobs:
+        share = Fraction(1, max_batch(job))
+        if (not together or agrees(job) == agrees(together[0])) and share <= room:
+            together.append(job)
+            room -= share
+    return together
+
+
+def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
+    """Return a job's file of a picture (height, width, 3) from 0 to 1. `mark`: metadata say that a model made it."""
+    picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
+    if picture.size != (job.size, job.size):
+        picture = picture.resize((job.size, job.size), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    if job.output_format == "png":
+        info = PngImagePlugin.PngInfo()
+        if mark:
+            info.add_itxt("XML:com.adobe.xmp", _XMP)
+        picture.save(out, "PNG", compress_level=_PNG_LEVEL, pnginfo=info)
+    else:
+        metadata = {"xmp": _XMP.encode()} if mark else {}
+        quality = _QUALITY[job.output_format] if job.compression is None else job.compression
+        picture.save(out, job.output_format.upper(), quality=quality, **metadata)
+    return out.getvalue()
+
+
+def load(folder: Path, profile: ImageProfile) -> Any:
+    """Return a pipeline that can be called. Raises `LoadError` for a folder that is unsafe or not understood."""
+    name = check_pipeline_folder(folder)
+    _check_negative_prompts(name, profile)
+    on_gpu = torch.cuda.is_available()
+    diffusers.logging.disable_progress_bar()
+    try:
+        pipe = _read(folder, name, getattr(torch, profile.dtype) if on_gpu else torch.float32)
+        if on_gpu:
+            _place(pipe, profile)
+    except torch.OutOfMemoryError as error:
+        raise LoadError(
+            f"{folder.name} does not fit the GPU's free memory. Pick one: 1. offload: model (slower, and takes the "
+            "package accelerate); 2. serve fewer models on this GPU; 3. a smaller model."
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # over a folder that they do not understand the libraries raise anything
+        _log.exception("diffusers could not load %s", folder.name)
+        raise LoadError(
+            f"{folder.name} cannot be loaded as a {name} ({type(error).__name__}; the log has the details). Check that "
+            "the download is complete and that this version of diffusers knows the model."
+        ) from error
+    if profile.vae_tiling:
+        pipe.vae.enable_tiling()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _check_negative_prompts(name: str, profile: ImageProfile) -> None:
+    """A negative prompt that changes nothing must not be taken."""
+    if not profile.negative_prompt:
+        return
+    above = FAMILIES[name].negative_prompts_above
+    if above is None:
+        raise LoadError(f"negative_prompt cannot be true for this model: a {name} takes none. Set it to false.")
+    if profile.guidance_scale <= above:
+        raise LoadError(
+            f"negative_prompt is true, but with guidance_scale {profile.guidance_scale:g} it changes nothing. Raise "
+            f"guidance_scale above {above:g}, or set negative_prompt to false."
+        )
+
+
+def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
+    with warnings.catch_warnings():
+        # Deprecations inside the two libraries, of calls that they make themselves.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(diffusers|transformers)\b")
+        return diffusers.DiffusionPipeline.from_pretrained(
+            folder,
+            torch_dtype=dtype,
+            variant=variant(folder),
+            use_safetensors=True,
+            local_files_only=True,
+            **FAMILIES[name].without,
+            **dict.fromkeys(lacking(folder)),
+        )
+
+
+def _place(pipe: Any, profile: ImageProfile) -> None:
+    """Move the parts to the GPU, or have them moved when they are needed (which takes accelerate)."""
+    if profile.offload == "none":
+        pipe.to("cuda")
+    elif profile.offload == "model":
+        pipe.enable_model_cpu_offload()
+    else:
+        pipe.enable_sequential_cpu_offload()

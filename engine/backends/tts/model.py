@@ -1,7 +1,6 @@
 """Voices as the server's process sees them: a queue, a worker process that speaks, and jobs for it."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -11,6 +10,7 @@ from engine.admission import Room
 from engine.config import SpeechModelSpec
 from engine.process.parent import WorkerBackend, WorkerProcess, start_worker
 from engine.stream import SpeechStream, Stream
+from engine.types import Report
 from engine.voices.types import SpeechChunk, SpeechJob, SpeechRequest, Voice
 
 _KEPT_ONE_IN = 8  # of the places, for keys that have nothing spoken: a text may take minutes
@@ -29,10 +29,9 @@ class SpeechModel(WorkerBackend):
         self._spec = spec
 
     @classmethod
-    async def load(
-        cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Callable[[str, float], None]
-    ) -> Self:
+    async def load(cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Report) -> Self:
         """Start a worker. It loads voices when they are first asked for."""
+        report("importing torch", 0.1)
         stall = spec.engine.stall_seconds
         worker = await start_worker(_SERVICE, mark, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec)

@@ -3,10 +3,8 @@
 import importlib
 import itertools
 import logging
-import os
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends import WORKER_ENVIRONMENT
+import engine.backends.tts.vits  # noqa: F401  # takes seconds, and the first request does not wait
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
+from engine.types import Report
 from engine.voices.languages import language_name
 from engine.voices.readers import FAMILIES
 from engine.voices.text import Piece, speakable
@@ -35,12 +34,8 @@ _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
 
-def open_service(options: bytes, outlet: Outlet, report: Callable[[str, float], None]) -> Service:
+def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
     """Make ready to speak; voices are loaded when they are first asked for. `options`: whether files are marked."""
-    report("importing torch", 0.1)
-    os.environ.update(WORKER_ENVIRONMENT)  # read when the libraries are imported, which is below
-    from engine.backends.tts.vits import load  # noqa: F401  # takes seconds, and the first request does not wait
-
     return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=bool))
 
 
@@ -74,7 +69,7 @@ def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
         if known.name == family and not known.installed:
             raise LoadError(f"What runs {family} is not installed: {known.install}")
     try:
-        model: Synthesizer = importlib.import_module(f"engine.backends.tts.{family}").load(folder)
+        return importlib.import_module(f"engine.backends.tts.{family}").load(folder)
     except EngineError:
         raise
     except Exception as error:  # the errors of the families' libraries share no other class
@@ -83,7 +78,6 @@ def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
             f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
             "download is complete."
         ) from error
-    return model
 
 
 class SpeechService:
@@ -91,7 +85,7 @@ class SpeechService:
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
         self._outlet, self._mark = outlet, mark
-        self._running: OrderedDict[int, Iterator[tuple[SpeechChunk, bool]]] = OrderedDict()
+        self._running: dict[int, Iterator[tuple[SpeechChunk, bool]]] = {}  # those that have waited longest first
 
     def submit(self, job: int, payload: bytes) -> None:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
@@ -122,7 +116,7 @@ class SpeechService:
         if last:
             self.cancel(number)
         elif number in self._running:
-            self._running.move_to_end(number)
+            self._running[number] = self._running.pop(number)
 
     def _speak(self, number: int, job: SpeechJob, pieces: list[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
         """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first."""

@@ -127,8 +127,7 @@ def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArra
     with contextlib.suppress(EOFError):
         while True:
             made.append(graph.pull().to_ndarray()[0])
-    stretched: NDArray[np.float32] = np.concatenate([*made, np.zeros(length, np.float32)])[:length]
-    return stretched
+    return np.concatenate([*made, np.zeros(length, np.float32)])[:length]
 
 
 def _frame(samples: NDArray[np.float32], rate: int) -> Any:

@@ -74,9 +74,7 @@ class VitsSpeech:
         self._pace.speed = speed
         torch.manual_seed(seed)  # VITS draws from the global generator
         with torch.inference_mode():
-            made = self._model(**self._tokenizer(text, return_tensors="pt"), speaker_id=speaker).waveform[0]
-        samples: NDArray[np.float32] = made.numpy()
-        return samples
+            return self._model(**self._tokenizer(text, return_tensors="pt"), speaker_id=speaker).waveform[0].numpy()
 
 
 def _of_its_script(character: str) -> str:
@@ -118,5 +116,4 @@ def _romaniser() -> Callable[[str], str]:
     """One for the life of the worker: it reads its tables for seconds."""
     import uroman
 
-    romanise: Callable[[str], str] = uroman.Uroman().romanize_string
-    return romanise
+    return uroman.Uroman().romanize_string

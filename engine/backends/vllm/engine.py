@@ -1,4 +1,7 @@
-"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Owns its life, from the load to its end."""
+"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Its life, from the start to its end.
+
+Its plan says whether it can sleep, the pool when.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,28 @@ import logging
 import os
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter as Count
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from PIL import Image
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.backends import Backend
-from engine.backends.vllm import compat
-from engine.backends.vllm.processes import runs_on_cpu
-from engine.backends.vllm.start import Launch, fall_asleep, start_engine, wake_up
+from engine.backends.vllm import compat, processes
+from engine.backends.vllm.plugin import register_kernels
+from engine.config import ChatModelSpec
 from engine.errors import LoadError, UnsupportedCapabilityError
+from engine.media import Pictures
+from engine.placement.hardware import read_hardware
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
-from engine.types import ChatRequest
+from engine.types import ChatRequest, Report
 from engine.weights.safety import check_folder
 
 if TYPE_CHECKING:
@@ -40,6 +49,41 @@ _POLL_SECONDS = 0.02
 _WATCHED_SECONDS = 2.0
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 _WARM_UP = "one two three four five six seven eight nine ten " * 4
+_SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
+_LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """How a model sleeps: which GPUs it frees, and how many bytes of each. `turn` is entered while it wakes.
+
+    vLLM's level 1: weights move to RAM, the KV cache is dropped, the process stays. Level 2 is not used: models have
+    woken from it without their weights (vLLM issue 29341).
+    """
+
+    gpus: tuple[int, ...]
+    frees_bytes: int
+    turn: contextlib.AbstractAsyncContextManager[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What `VllmChat` needs to start: the model's entry, its folder, the threads of blocking starts, the pictures."""
+
+    spec: ChatModelSpec
+    weights: Path
+    starter: processes.StarterThread
+    grammar_starter: processes.StarterThread
+    pictures: Pictures
+    report: Report
+    metrics: CollectorRegistry | None = None
+    """For vLLM's own metrics; None: it has none."""
+    sleep: Sleep | None = None
+    """How it frees its GPUs for another model; None: by its end."""
+    compiled: bool = True
+    """False: it starts sooner and answers slower."""
+    only_kept_code: bool = False
+    """Compiled, but it fails where that would have to be done now."""
 
 
 class VllmChat(Backend):
@@ -62,7 +106,7 @@ class VllmChat(Backend):
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
         await asyncio.to_thread(check_folder, launch.weights)
-        patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=runs_on_cpu())
+        patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=processes.runs_on_cpu())
         watch = EngineWatch(launch.spec.id, patience)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(watch.end)
@@ -91,12 +135,27 @@ class VllmChat(Backend):
         return tuple(self._watch.pids())
 
     async def sleep(self) -> bool:
-        sleep = self._launch.sleep
-        return sleep is not None and await fall_asleep(self._engine, sleep, self._launch.spec.id)
+        sleep, name = self._launch.sleep, self._launch.spec.id
+        if sleep is None:
+            return False
+        before = await _free_bytes(sleep.gpus)
+        try:
+            async with asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
+                await self._engine.sleep(level=1)
+        except Exception:  # noqa: BLE001  # any error of vLLM: the engine is ended instead
+            _log.exception("%s did not fall asleep; it is ended and will be loaded again", name)
+            return False
+        after = await _free_bytes(sleep.gpus)
+        freed = min((after[gpu] - before[gpu] for gpu in sleep.gpus if gpu in after and gpu in before), default=0)
+        if freed < _LEAST_FREED * sleep.frees_bytes:
+            _log.warning("%s fell asleep and freed %d bytes of %d; it is ended instead", name, freed, sleep.frees_bytes)
+            return False
+        return True
 
     async def wake(self) -> None:
         if self._launch.sleep is not None:
-            await wake_up(self._engine, self._launch.sleep)
+            async with self._launch.sleep.turn, asyncio.timeout(_SLEEP_TIMEOUT_SECONDS):
+                await self._engine.wake_up()
 
     async def shutdown(self) -> None:
         """End the engine process; whatever still runs fails. Takes up to 3 s."""
@@ -172,7 +231,7 @@ def _build_serving(engine: Any, launch: Launch) -> Serving:
     """On a thread: importing it takes as long as vLLM does."""
     from engine.backends.vllm.serving import build_serving
 
-    return build_serving(engine, launch)
+    return build_serving(engine, launch.spec, launch.grammar_starter, launch.pictures)
 
 
 def _white_picture() -> str:
@@ -243,18 +302,17 @@ class EngineWatch:
 def end_engine(engine: Any, timeout_seconds: float) -> None:
     """Blocking. End the processes within that time; what the client of an `AsyncLLM` has open is closed soon after.
 
-    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector: eleven descriptors and three
-    threads of every engine, until that runs; and those of the first engine for ever, because it is frozen and no longer
-    collected (server/serve.py).
+    vLLM leaves its ZeroMQ context and its processes' pipes to the garbage collector, which does not look at those of
+    the first engine again (server/serve.py).
     """
     engine.shutdown(timeout=timeout_seconds)
-    processes = processes_of(engine)
     with compat.guarded("end"):
         resources = engine.engine_core.resources
         # By their ending: releases of vLLM have called them differently.
         sockets = [each for name, each in vars(resources).items() if name.endswith("_socket") and each is not None]
+        close = partial(_close, resources.ctx, sockets, processes_of(engine))
         # A daemon that is not joined: ZeroMQ waits for ever where a socket is open, and the event loop closes them.
-        threading.Thread(target=_close, args=(resources.ctx, sockets, processes), name="vllm-end", daemon=True).start()
+        threading.Thread(target=close, name="vllm-end", daemon=True).start()
 
 
 def processes_of(engine: Any) -> list[BaseProcess]:
@@ -264,15 +322,127 @@ def processes_of(engine: Any) -> list[BaseProcess]:
     return []
 
 
-def _close(context: Any, sockets: Iterable[Any], processes: Iterable[BaseProcess]) -> None:
+def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) -> None:
     time.sleep(_WATCHED_SECONDS)
-    for process in processes:
+    for process in children:
         with contextlib.suppress(ValueError):  # it still runs, or vLLM has closed it
             process.close()
     deadline = time.monotonic() + _CLOSING_SECONDS
-    for socket in sockets:
-        while not socket.closed:
-            if time.monotonic() > deadline:
-                return  # left to the garbage collector, like vLLM does
-            time.sleep(_POLL_SECONDS)
+    while not all(socket.closed for socket in sockets):
+        if time.monotonic() > deadline:
+            return  # left to the garbage collector, like vLLM does
+        time.sleep(_POLL_SECONDS)
     context.destroy(linger=0)
+
+
+def start_engine(launch: Launch) -> Any:
+    """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready."""
+    launch.report("importing vLLM", 0.1)
+    compat.check(launch.spec.id)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    stat_logger = None if launch.metrics is None else compat.apply("metrics", lambda: stat_logger_into(launch.metrics))
+    with processes.changing_environment():
+        with processes.CONFIG_LOCK:
+            launch.report("reading the model's configuration", 0.4)
+            arguments = AsyncEngineArgs(**engine_arguments(launch))
+            config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            processes.start_own_processes()
+        launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
+        processes.job.may_compile = not launch.only_kept_code
+        return AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            enable_log_requests=False,
+            disable_log_stats=stat_logger is None,
+            stat_loggers=None if stat_logger is None else [stat_logger],
+        )
+
+
+def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:
+    """Return vLLM's logger of its own metrics, which writes into `registry` and ends with it.
+
+    By itself vLLM registers them for the whole process, and drops those of other engines when it does.
+    """
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.v1.metrics.perf import PerfMetricsProm
+    from vllm.v1.spec_decode.metrics import SpecDecodingProm
+
+    def ours(theirs: type[Any], **names: Any) -> type[Any]:
+        return type(theirs.__name__, (theirs,), names)
+
+    # Static: Python 3.14 binds a `partial` to the object, like a method
+    counter, gauge, histogram = (staticmethod(partial(each, registry=registry)) for each in (Counter, Gauge, Histogram))
+    logger = ours(
+        PrometheusStatLogger,
+        _gauge_cls=gauge,
+        _counter_cls=counter,
+        _histogram_cls=histogram,
+        _spec_decoding_cls=ours(SpecDecodingProm, _counter_cls=counter),
+        _perf_metrics_cls=ours(PerfMetricsProm, _counter_cls=counter),
+    )
+    if compat.fits("latencies"):
+        logger.record = _record_latencies_at_once(logger.record)
+    return logger
+
+
+def _record_latencies_at_once(record: Callable[..., None]) -> Callable[..., None]:
+    """Sort the times between tokens into their buckets step by step: token by token was a tenth of all API time."""
+
+    def recorded(
+        logger: Any, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if iteration_stats is not None:
+            seconds, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
+            histogram = logger.histogram_inter_token_latency[engine_idx]
+            places = Count(bisect_left(histogram._upper_bounds, each) for each in seconds)  # noqa: SLF001
+            for place, tokens in places.items():
+                histogram._buckets[place].inc(tokens)  # noqa: SLF001
+            histogram._sum.inc(sum(seconds))  # noqa: SLF001
+        record(logger, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+    return recorded
+
+
+def engine_arguments(launch: Launch) -> dict[str, Any]:
+    """Return vLLM's `AsyncEngineArgs`."""
+    spec, engine = launch.spec, launch.spec.engine
+    images = engine.max_images if "vision" in spec.capabilities else 0
+    arguments: dict[str, Any] = {
+        "model": str(launch.weights.resolve()),  # what it compiles is found by this name again
+        "served_model_name": [spec.id],
+        "load_format": "safetensors",
+        "trust_remote_code": False,
+        "use_tqdm_on_load": False,
+        "dtype": engine.dtype,
+        "max_model_len": engine.context_length,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_logprobs": 20,
+        "scheduling_policy": "priority",
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "enforce_eager": not launch.compiled,
+        # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
+        "limit_mm_per_prompt": {"image": images, "video": 0, "audio": 0},
+        # Its two halves must see every picture in the same order, and admission here changes the order.
+        "mm_processor_cache_gb": 0,
+        "enable_sleep_mode": launch.sleep is not None,
+    }
+    cache_gib = engine.kv_cache_gib
+    if processes.runs_on_cpu():
+        # By class path: the short name "uni" is turned into a process of its own on a CPU.
+        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        cache_gib = cache_gib or 1.0
+        kernels = None if launch.compiled else compat.apply("cpu kernels", register_kernels)
+        if kernels is not None:
+            arguments["ir_op_priority"] = kernels
+    if cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
+    return arguments
+
+
+async def _free_bytes(gpus: tuple[int, ...]) -> dict[int, int]:
+    hardware = await asyncio.to_thread(read_hardware)
+    return {gpu.index: gpu.free_bytes for gpu in hardware.gpus if gpu.index in gpus}

@@ -3,11 +3,6 @@
 vLLM compiles schemas in its engine process, on few threads, and nothing stops it: a schema that takes minutes would
 delay the structured output of all requests. The processes import this file, so vLLM and xgrammar are imported in
 functions only.
-
-Measured with a vocabulary of 151,000 tokens: a schema below the line of `is_light` takes 5 ms of the event loop once
-(the same check as vLLM's) and at most 0.4 s of one core in the engine; one above it is compiled twice,
-which is 50 ms more for ten properties with `$defs`, and nothing the second time. A process is forked in 0.5 s (spawned
-on CUDA: as long as importing vLLM takes) when it is first needed, and ends after five idle minutes.
 """
 
 from __future__ import annotations
@@ -22,13 +17,12 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast
 
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
-from engine.backends.vllm.schemas import enforceable, of_the_type, unenforced
+from engine.backends.vllm.schemas import enforceable, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
 
 _log = logging.getLogger("hearth.engine")
@@ -54,10 +48,7 @@ _VERDICTS_KEPT = 4096
 _TOO_COMPLEX_SECONDS = 600.0
 
 
-class Verdict(Enum):
-    FINE = "fine"
-    INVALID = "invalid"
-    TOO_COMPLEX = "too complex"
+Verdict: TypeAlias = Literal["fine", "invalid", "too complex"]
 
 
 class Grammars:
@@ -67,7 +58,7 @@ class Grammars:
         self._compilers = _Compilers(config, starter)
         self.close = self._compilers.close
         self._turns = FairTurns(_COMPILERS, _PER_OWNER, most_waiting=_MOST_WAITING, wait_seconds=_WAIT_SECONDS)
-        self._verdicts: dict[bytes, tuple[Verdict, float]] = {}  # until when
+        self._verdicts: dict[bytes, Verdict] = {}
         self._running: dict[bytes, asyncio.Task[Verdict]] = {}
 
     async def bind_format(self, request: Any, owner: str) -> None:
@@ -111,7 +102,7 @@ class Grammars:
             self._remember(digest, verdict)
         if verdict is None:
             verdict = await self._compiled(kind, grammar, owner, digest)
-        if verdict == Verdict.TOO_COMPLEX:
+        if verdict == "too complex":
             raise GrammarTooComplexError(
                 f"`{field}` holds a JSON schema that cannot be prepared for this model within "
                 f"{_COMPILE_SECONDS:.0f} seconds and bounded memory. Make it simpler: fewer optional properties "
@@ -119,7 +110,7 @@ class Grammars:
                 "`maxItems`.",
                 param=field,
             )
-        if verdict == Verdict.INVALID:
+        if verdict == "invalid":
             raise invalid_schema(field)
 
     async def _bind(self, request: Any, tag: str, owner: str, field: str) -> None:
@@ -160,15 +151,15 @@ class Grammars:
             asyncio.get_running_loop().call_later(kept_seconds, self._turns.leave, owner)
 
     def _remembered(self, digest: bytes) -> Verdict | None:
-        verdict, until = self._verdicts.pop(digest, (None, 0.0))
-        if verdict is None or until < asyncio.get_running_loop().time():
-            return None
-        self._verdicts[digest] = verdict, until  # the last used is the last to go
+        verdict = self._verdicts.pop(digest, None)
+        if verdict is not None:
+            self._verdicts[digest] = verdict  # the last used is the last to go
         return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
-        seconds = _TOO_COMPLEX_SECONDS if verdict == Verdict.TOO_COMPLEX else float("inf")
-        self._verdicts[digest] = verdict, asyncio.get_running_loop().time() + seconds
+        self._verdicts[digest] = verdict
+        if verdict == "too complex":
+            asyncio.get_running_loop().call_later(_TOO_COMPLEX_SECONDS, self._verdicts.pop, digest, None)
         if len(self._verdicts) > _VERDICTS_KEPT:
             del self._verdicts[next(iter(self._verdicts))]
 
@@ -206,8 +197,8 @@ def _parsed(tag: str) -> Verdict:
     try:
         xgrammar.Grammar.from_structural_tag(tag)
     except Exception:  # noqa: BLE001  # xgrammar raises many kinds, all of them about the grammar
-        return Verdict.INVALID
-    return Verdict.FINE
+        return "invalid"
+    return "fine"
 
 
 # A weak model pads with spaces and newlines until `max_tokens` where the grammar lets it: one at a time is enough.
@@ -217,11 +208,8 @@ _LIGHT_BYTES = 16 * 2**10
 _LIGHT_NODES = 24
 _LIGHT_ENUM = 64
 # Keywords that make no grammar, and those that make one no larger than what is written down.
-_SILENT = frozenset(
-    {"title", "description", "default", "examples", "$schema", "$id", "deprecated", "readOnly", "strict"}
-)
-_PLAIN = frozenset({"type", "required", "const"})
-_NESTED = frozenset({"items", "additionalProperties", "anyOf", "oneOf", "properties"})
+_LIGHT = {"title", "description", "default", "examples", "$schema", "$id", "deprecated", "readOnly", "strict"}
+_LIGHT |= {"type", "required", "const", "enum", "items", "additionalProperties", "anyOf", "oneOf", "properties"}
 
 
 def format_tag(form: Any) -> str | None:
@@ -257,7 +245,7 @@ def is_light(tag: str) -> bool:
     for schema in schemas:  # which grows meanwhile
         if len(schemas) > _LIGHT_NODES or not _is_plain(schema):
             return False
-        schemas += _parts(schema) if isinstance(schema, dict) else []
+        schemas += parts(schema) if isinstance(schema, dict) else []
     return True
 
 
@@ -274,18 +262,9 @@ def _is_plain(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     enum = schema.get("enum", [])
-    known = set(schema) <= _SILENT | _PLAIN | _NESTED | {"enum"}
     # Any other name means a grammar that excludes all the named ones: 1.6 s for 38 of them.
     open_ended = schema.get("additionalProperties", False) is not False and "properties" in schema
-    return known and not open_ended and isinstance(enum, list) and len(enum) <= _LIGHT_ENUM
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[Any]:
-    for keyword in _NESTED & set(schema):
-        value = schema[keyword]
-        if keyword == "properties" and isinstance(value, dict):
-            value = list(value.values())
-        yield from value if isinstance(value, list) else [value]
+    return schema.keys() <= _LIGHT and not open_ended and isinstance(enum, list) and len(enum) <= _LIGHT_ENUM
 
 
 class _Compilers:
@@ -318,7 +297,7 @@ class _Compilers:
                 if self._closed or compiler not in self._idle:
                     self._discard(compiler)
         self._check_open()
-        return Verdict.TOO_COMPLEX, 0.0
+        return "too complex", 0.0
 
     def close(self) -> None:
         """End all processes at once; requests that wait for one get `EngineDiedError`."""
@@ -331,7 +310,7 @@ class _Compilers:
         while self._idle:
             compiler, end = self._idle.popitem()
             end.cancel()
-            if compiler.is_alive():
+            if not compiler.reader.at_eof():
                 return compiler
             self._discard(compiler)
         compiler = _Compiler()
@@ -365,16 +344,15 @@ class _Compilers:
 class _Compiler:
     """One process and our end of the socket to it: for each grammar a line there, JSON, and one back, the verdict."""
 
-    def __init__(self) -> None:
-        self._process: Any = None
-        self._reader: Any = None
-        self._writer: Any = None
+    _process: Any = None
+    reader: Any = None
+    _writer: Any = None
 
     async def start(self, config: Any, starter: StarterThread) -> None:
         """Return when it waits for a grammar. Raises OSError or EOFError when it ends before that."""
         ours, child_end = socket.socketpair()
         with child_end:
-            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            self.reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             self._process = process_context().Process(target=_serve, args=(child_end, config), daemon=True)
             await starter.run(self._process.start)
         if self._writer.is_closing():  # killed meanwhile
@@ -385,10 +363,7 @@ class _Compiler:
         """Send a grammar, return what came of it. Raises OSError or EOFError when the process ends instead."""
         self._writer.write(json.dumps([kind, grammar]).encode() + b"\n")
         await self._writer.drain()
-        return Verdict(await self._answer())
-
-    def is_alive(self) -> bool:
-        return not self._reader.at_eof()
+        return cast("Verdict", await self._answer())
 
     def kill(self) -> None:
         if self._writer is not None:
@@ -397,7 +372,7 @@ class _Compiler:
             self._process.kill()
 
     async def _answer(self) -> str:
-        line: bytes = await self._reader.readline()
+        line = await self.reader.readline()
         if not line.endswith(b"\n"):
             raise EOFError
         return line[:-1].decode()
@@ -415,7 +390,7 @@ def _serve(end: socket.socket, config: Any) -> None:
     with end, end.makefile("rb") as questions:
         end.sendall(b"ready\n")
         for line in questions:
-            end.sendall(_verdict(backend, *json.loads(line)).value.encode() + b"\n")
+            end.sendall(_verdict(backend, *json.loads(line)).encode() + b"\n")
 
 
 def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
@@ -424,12 +399,12 @@ def _verdict(backend: Any, kind: str, grammar: str) -> Verdict:
     try:
         backend.compile_grammar(StructuredOutputOptions[kind], grammar)
     except MemoryError:
-        return Verdict.TOO_COMPLEX
+        return "too complex"
     except Exception as error:  # noqa: BLE001  # xgrammar raises many kinds, all of them about the grammar
-        return Verdict.TOO_COMPLEX if "bad_alloc" in str(error) else Verdict.INVALID
+        return "too complex" if "bad_alloc" in str(error) else "invalid"
     finally:
         backend.compiler.clear_cache()
-    return Verdict.FINE
+    return "fine"
 
 
 def _confine() -> None:

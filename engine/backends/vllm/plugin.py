@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pkgutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from engine.backends.vllm.compat import apply
@@ -24,7 +26,7 @@ _GC_THRESHOLDS = (20_000, 20, 20)
 def register() -> None:
     """Called once by vLLM in each of its processes; the one that serves HTTP only registers the kernels."""
     if runs_on_cpu():
-        apply("cpu kernels", _register_kernels)
+        apply("cpu kernels", register_kernels)
     if multiprocessing.parent_process() is None:
         return
     tie_to_parent()
@@ -33,26 +35,37 @@ def register() -> None:
         apply(name, change)
 
 
-def _register_kernels() -> None:
-    from engine.backends.vllm.kernels import register_kernels
+def register_kernels() -> dict[str, list[str]]:
+    """Register them where vLLM reads its configuration. Return its engine argument `ir_op_priority`."""
+    from engine.backends.vllm import kernels
 
-    register_kernels()
+    kernels.register()
+    return kernels.PRIORITY
 
 
 def patches() -> dict[str, Callable[[], None]]:
     """Return the patches of an engine process, by their names in compat.py."""
-    everywhere = {"amx": _init_amx, "grammar threads": _add_grammar_threads}
-    on_cpu = {
-        "seeds": _sample_discarded_tokens_unseeded,
-        "cache at start": _commit_kv_cache_at_start,
-        "compile models only": _compile_only_models,
-        "load compiled code": _load_compiled_models,
+    runner = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
+    manager = "vllm.v1.structured_output.StructuredOutputManager"
+    compiler = "vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper"
+    found: dict[str, Callable[[], None]] = {
+        "amx": _init_amx,
+        "grammar threads": partial(_wrap, f"{manager}.__init__", _add_grammar_threads),
     }
-    return everywhere | on_cpu if runs_on_cpu() else everywhere
+    if runs_on_cpu():
+        found |= {
+            "seeds": partial(_wrap, f"{runner}.sample_tokens", _sample_discarded_tokens_unseeded),
+            "cache at start": partial(_wrap, f"{runner}.initialize_kv_cache_tensors", _commit_kv_cache_at_start),
+            "compile models only": partial(_wrap, f"{compiler}.__init__", _compile_only_models),
+            "load compiled code": partial(_wrap, "torch.compiler.load_compiled_function", _load_compiled_model),
+        }
+    return found
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+def _wrap(dotted: str, wrapper: Callable[..., Any]) -> None:
     """Have `wrapper` called in the place of a method or function, which it gets as its first argument."""
+    place, _, name = dotted.rpartition(".")
+    owner = pkgutil.resolve_name(place)
     inherited = getattr(owner, name)
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -69,92 +82,67 @@ def _init_amx() -> None:
         torch.cpu._init_amx()  # noqa: SLF001
 
 
-def _add_grammar_threads() -> None:
+def _add_grammar_threads(construct: Callable[..., None], manager: Any, *arguments: Any, **named: Any) -> None:
     """Have enough threads for grammars: vLLM takes half the cores, and slow grammars could occupy all of them."""
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    def construct(inherited: Callable[..., None], manager: Any, *arguments: Any, **named: Any) -> None:
-        inherited(manager, *arguments, **named)
-        if hasattr(manager, "executor"):
-            manager.executor.shutdown()  # idle still
-            manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
-
-    _wrap(StructuredOutputManager, "__init__", construct)
+    construct(manager, *arguments, **named)
+    if hasattr(manager, "executor"):
+        manager.executor.shutdown()  # idle still
+        manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
 
 
-def _sample_discarded_tokens_unseeded() -> None:
+def _sample_discarded_tokens_unseeded(sample: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
     """A request with a `seed` ended the engine where its prompt takes several steps.
 
     vLLM (0.32) samples a token in each of these steps, discards it, and sets the request's generator back, which a
     generator on a CPU cannot do. Discarded tokens are sampled without it instead.
     """
-    import numpy as np
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-
-    def sample_tokens(inherited: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-        batch = runner.input_batch
-        discarded = np.flatnonzero(runner.discard_request_mask.np[: batch.num_reqs])
-        generators = {row: batch.generators.pop(row) for row in map(int, discarded) if row in batch.generators}
-        try:
-            return inherited(runner, *arguments, **named)
-        finally:
-            batch.generators.update(generators)
-
-    _wrap(CPUModelRunner, "sample_tokens", sample_tokens)
+    batch = runner.input_batch
+    discarded = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
+    generators = {row: batch.generators.pop(row) for row in map(int, discarded) if row in batch.generators}
+    try:
+        return sample(runner, *arguments, **named)
+    finally:
+        batch.generators.update(generators)
 
 
-def _commit_kv_cache_at_start() -> None:
+def _commit_kv_cache_at_start(initialize: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The KV cache took its memory page by page, in its first busy hours.
 
     Linux gives out zeroed memory at the first write, so memory that a plan has promised to others would run out under
     load and not at the start. All of the cache is written to once, 0.3 s a GiB.
     """
     import torch
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    def initialize(inherited: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:
-        caches = inherited(runner, *arguments, **named)
-        # Layers share buffers, and some have the whole of one.
-        buffers = {cache.untyped_storage().data_ptr(): cache for cache in caches.values()}
-        for cache in buffers.values():
-            whole = cache.new_empty(0, dtype=torch.uint8)
-            whole.set_(cache.untyped_storage()).zero_()
-        return caches
-
-    _wrap(CPUModelRunner, "initialize_kv_cache_tensors", initialize)
+    caches = initialize(*arguments, **named)
+    # Layers share buffers, and some have the whole of one.
+    buffers = {cache.untyped_storage().data_ptr(): cache for cache in caches.values()}
+    for cache in buffers.values():
+        whole = cache.new_empty(0, dtype=torch.uint8)
+        whole.set_(cache.untyped_storage()).zero_()
+    return caches
 
 
-def _compile_only_models() -> None:
+def _compile_only_models(construct: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Torch's compiler took 10 s at the first use of single functions, while all requests waited.
 
     It is off for that (processes.py); this has it on while a whole model is compiled.
     """
-    from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
-
-    def construct(inherited: Callable[..., None], wrapper: Any, *arguments: Any, **named: Any) -> None:
-        # torch reads it when a function is handed to its compiler
-        before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
-        try:
-            inherited(wrapper, *arguments, **named)
-        finally:
-            if before is not None:
-                os.environ["TORCHDYNAMO_DISABLE"] = before
-
-    _wrap(TorchCompileWithNoGuardsWrapper, "__init__", construct)
+    # torch reads it when a function is handed to its compiler
+    before = os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    try:
+        construct(*arguments, **named)
+    finally:
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
-def _load_compiled_models() -> None:
+def _load_compiled_model(load: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Each start compiled a model again (10 s and more), since vLLM could not load what it had kept.
 
     vLLM (0.32) calls a method of the loaded code that only code for a GPU has.
     """
-    import torch
-
-    def load(inherited: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        loaded = inherited(*arguments, **named)
-        compiled = loaded._artifacts.compiled_fn  # noqa: SLF001  # as vLLM does
-        if not hasattr(compiled, "finalize_loading"):
-            compiled.finalize_loading = lambda _config: None  # nothing is left to load
-        return loaded
-
-    _wrap(torch.compiler, "load_compiled_function", load)
+    loaded = load(*arguments, **named)
+    compiled = loaded._artifacts.compiled_fn  # noqa: SLF001  # as vLLM does
+    if not hasattr(compiled, "finalize_loading"):
+        compiled.finalize_loading = lambda _config: None  # nothing is left to load
+    return loaded

@@ -216,7 +216,7 @@ class _SpawnedEngine(_Tied, SpawnProcess):
 class StarterThread:
     """Runs blocking starts one after the other on a thread that lives as long as the server.
 
-    A thread of a pool will not do: the kernel kills a child when the thread that started it ends (`tie_to_parent`).
+    A thread of a pool will not do: the kernel kills a child when the *thread* that started it ends (`tie_to_parent`).
     Engines that share a device share one of these.
     """
 
@@ -245,11 +245,7 @@ class StarterThread:
 
 
 def tie_to_parent() -> None:
-    """Make this process end with the server, however the server ends. Safe to call twice.
-
-    The kernel's signal follows the *thread* that forked this process: starter threads live as long as the server does,
-    and the fork server has only one.
-    """
+    """Make this process end with the server, however the server ends. Safe to call twice."""
     with compat.guarded("fork server"):
         # Python hands every child our end of the pipe by which the fork server sees that the server has ended. With it
         # open, fork server and engine would keep each other alive.

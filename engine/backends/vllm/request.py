@@ -21,7 +21,6 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.hf import HfRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
 from engine.backends.vllm import compat
@@ -120,12 +119,11 @@ async def render_texts(chat: Any, request: TextRequest) -> list[Any]:
                 renderer.validate_token_ids(prompt)
     except VLLMValidationError as error:
         raise RequestError("`prompt` holds a token id that this model does not have.", param="prompt") from error
-    rendered: list[Any] = await renderer.render_cmpl_async(
+    return await renderer.render_cmpl_async(
         [parse_model_prompt(model_config, prompt) for prompt in prompts],
         translate_text(request).build_tok_params(model_config),
         prompt_extras={"cache_salt": request.cache_salt} if request.cache_salt is not None else None,
     )
-    return rendered
 
 
 def check_context(
@@ -214,27 +212,23 @@ class TextPrompts:
         """Look up what vLLM would for `request`, a plain one of its own."""
         # Not at the top: without these optional names, vLLM renders all conversations.
         from transformers.utils.chat_template_utils import _compile_jinja_template
-        from vllm.renderers.hf import (
-            resolve_chat_template,
-            resolve_chat_template_content_format,
-            resolve_chat_template_kwargs,
-        )
+        from vllm.renderers import hf
 
         renderer, model_config, tokenizer = chat.renderer, chat.model_config, chat.renderer.tokenizer
-        if not (isinstance(renderer, HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
+        if not (isinstance(renderer, hf.HfRenderer) and isinstance(tokenizer, TokenizersBackend)):
             return None
         if model_config.is_multimodal_model or chat.online_renderer.use_harmony:
             return None
         defaults = dict(chat.online_renderer.default_chat_template_kwargs or {})
         parameters = request.build_chat_params(None, "auto").with_defaults({**defaults, "tools": None})
         named = parameters.get_apply_chat_template_kwargs()
-        template = resolve_chat_template(tokenizer, chat_template=None, tools=None, model_config=model_config)
-        taken = resolve_chat_template_content_format(
+        template = hf.resolve_chat_template(tokenizer, chat_template=None, tools=None, model_config=model_config)
+        taken = hf.resolve_chat_template_content_format(
             chat_template=None, tools=None, given_format="auto", tokenizer=tokenizer, model_config=model_config
         )
         if template is None or taken != "string":
             return None
-        variables = resolve_chat_template_kwargs(
+        variables = hf.resolve_chat_template_kwargs(
             tokenizer=tokenizer,
             chat_template=template,
             chat_template_kwargs={name: value for name, value in named.items() if name not in _NOT_VARIABLES},
@@ -260,8 +254,7 @@ class TextPrompts:
             text = "".join(self._template.root_render_func(context))
         except Exception:  # noqa: BLE001  # vLLM's renderer says what a template refuses
             return None
-        ids: list[int] = self._encode([text], add_special_tokens=False)[0].ids
-        return ids
+        return self._encode([text], add_special_tokens=False)[0].ids
 
     async def agrees_with(self, renderer: Any, requests: Sequence[ChatCompletionRequest]) -> bool:
         """Check that vLLM renders the same tokens; a template may refuse an order of roles, and both must."""

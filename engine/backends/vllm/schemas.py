@@ -29,15 +29,9 @@ _FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv4", 
 _CHOICES = ("anyOf", "oneOf")
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
-_JSON_TYPES: tuple[tuple[type, frozenset[str]], ...] = (
-    (bool, frozenset({"boolean"})),
-    (int, frozenset({"integer", "number"})),
-    (float, frozenset({"number"})),
-    (str, frozenset({"string"})),
-    (list, frozenset({"array"})),
-    (dict, frozenset({"object"})),
-    (type(None), frozenset({"null"})),
-)
+_MERGED = frozenset({"type", "properties", "required", "additionalProperties"})
+# Numbers are the exception: a whole one is an integer, too.
+_JSON_TYPES = {bool: "boolean", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
 
 
 def enforceable(schema: Any) -> Any:
@@ -89,33 +83,18 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     """Return what holds both, of objects; None where that cannot be written down."""
-    if not isinstance(branch, dict) or not _is_object(base):
+    own = {name: value for name, value in branch.items() if name in _CONSTRAINTS} if isinstance(branch, dict) else None
+    if own is None or any(each.get("type", "object") != "object" or each.keys() - _MERGED for each in (base, own)):
         return None
-    own = {name: value for name, value in branch.items() if name in _CONSTRAINTS}
-    if not own.keys() <= _OBJECT | {"type"} or own.get("type", "object") != "object":
-        return None
-    both = (base.keys() & own.keys()) - {"type", "properties", "required"}
-    shared = base.get("properties", {}).keys() & own.get("properties", {}).keys()
+    wide, narrow = base.get("properties", {}), own.get("properties", {})
     # A property of one side is another one to the `additionalProperties` of the other.
-    closed = any(side.get("additionalProperties", True) is not True for side in (base, own))
-    apart = base.get("properties", {}).keys() ^ own.get("properties", {}).keys()
-    narrowed = {name: own["properties"][name] for name in shared}
-    if both or any(not _narrows(base["properties"][name], narrowed[name]) for name in shared) or (closed and apart):
+    others = [each["additionalProperties"] for each in (base, own) if "additionalProperties" in each]
+    if len(others) == 2 or (others not in ([], [True]) and wide.keys() ^ narrow.keys()):
+        return None
+    if any(not _narrows(wide[name], narrow[name]) for name in wide.keys() & narrow.keys()):
         return None
     required = dict.fromkeys([*base.get("required", []), *own.get("required", [])])
-    return _described(
-        {
-            **base,
-            **own,
-            "type": "object",
-            "properties": base.get("properties", {}) | own.get("properties", {}),
-            "required": list(required),
-        }
-    )
-
-
-def _is_object(schema: dict[str, Any]) -> bool:
-    return schema.get("type", "object") == "object" and schema.keys() <= _OBJECT | {"type"}
+    return _described({**base, **own, "type": "object", "properties": wide | narrow, "required": list(required)})
 
 
 def _narrows(wide: Any, narrow: Any) -> bool:
@@ -131,17 +110,13 @@ def _narrows(wide: Any, narrow: Any) -> bool:
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
     """Describe required properties that are not described: xgrammar would leave them out."""
     required, properties = schema.get("required"), schema.get("properties", {})
-    if not isinstance(required, list) or not isinstance(properties, dict) or not _is_object_like(schema):
-        return schema
     others = schema.get("additionalProperties", True)
-    missing = [name for name in required if isinstance(name, str) and name not in properties]
-    if not missing or others is False:
+    apart = schema.get("type", "object") != "object" or schema.keys() & {"$ref", "const", "enum", *_CHOICES}
+    if apart or others is False or not isinstance(required, list) or not isinstance(properties, dict):
         return schema
-    return schema | {"properties": properties | {name: {} if others is True else others for name in missing}}
-
-
-def _is_object_like(schema: dict[str, Any]) -> bool:
-    return schema.get("type", "object") == "object" and not schema.keys() & {"$ref", "const", "enum", *_CHOICES}
+    missing = [name for name in required if isinstance(name, str) and name not in properties]
+    more = dict.fromkeys(missing, {} if others is True else others)
+    return schema | {"properties": properties | more} if missing else schema
 
 
 def unenforced(schema: Any) -> str | None:
@@ -165,14 +140,17 @@ def _unenforced(schema: Any) -> Iterator[str]:
             break
     else:
         yield from _typed(schema, keywords)
+    for part in parts(schema):
+        yield from _unenforced(part)
+
+
+def parts(schema: dict[str, Any]) -> Iterator[Any]:
+    """Yield what stands within a schema where schemas do."""
     for name in ("$defs", "definitions", "properties"):
-        for part in schema[name].values() if isinstance(schema.get(name), dict) else ():
-            yield from _unenforced(part)
+        yield from schema[name].values() if isinstance(schema.get(name), dict) else ()
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        for part in schema[name] if isinstance(schema.get(name), list) else ():
-            yield from _unenforced(part)
-    for name in ("items", "additionalProperties"):
-        yield from _unenforced(schema.get(name))
+        yield from schema[name] if isinstance(schema.get(name), list) else ()
+    yield from (schema[name] for name in ("items", "additionalProperties") if name in schema)
 
 
 def _beside(leading: str, schema: dict[str, Any], others: set[str]) -> Iterator[str]:
@@ -209,21 +187,16 @@ def _typed(schema: dict[str, Any], keywords: set[str]) -> Iterator[str]:
         yield "prefixItems"
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    kind = schema.get("type", [])
-    return frozenset({kind} if isinstance(kind, str) else filter(_is_text, kind) if isinstance(kind, list) else ())
+    kinds = schema.get("type")
+    return frozenset(kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
 
 
 def _fits(value: Any, schema: dict[str, Any]) -> bool:
     """Whether a value is of the schema's type."""
-    kinds = next(kinds for kind, kinds in _JSON_TYPES if isinstance(value, kind))
-    if isinstance(value, float) and value.is_integer():
-        kinds |= {"integer"}
-    return bool(kinds & _types(schema))
+    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    kinds = {"integer", "number"} if whole else {_JSON_TYPES[type(value)]}
+    return not kinds.isdisjoint(_types(schema))
 
 
 def _apart(branches: Any) -> bool:

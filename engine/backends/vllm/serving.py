@@ -26,6 +26,7 @@ from engine.admission import SEQUENCE, Admission, ChatTicket, Room
 from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import Grammars
 from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
+from engine.backends.vllm.processes import StarterThread
 from engine.backends.vllm.request import (
     TextPrompts,
     check_answer_alone,
@@ -35,35 +36,19 @@ from engine.backends.vllm.request import (
     translate,
     translate_text,
 )
-from engine.backends.vllm.start import Launch
 from engine.backends.vllm.tool_calls import CallStream, mend, parsers_for
+from engine.config import ChatModelSpec
+from engine.config.models import ChatEngineSpec
 from engine.errors import LoadError
-from engine.media import image_places
+from engine.media import Pictures, image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
 
 
-def build_serving(engine: Any, launch: Launch) -> Serving:
+def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThread, pictures: Pictures) -> Serving:
     """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
-    spec = launch.spec
     template = getattr(engine.renderer.tokenizer, "chat_template", None)
     tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
-    try:
-        chat = _vllm_serving(engine, spec.id, tool_parser, reasoning_parser)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise LoadError(
-            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
-            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
-            "ones of its family."
-        ) from error
-    compat.apply("tool parsers", lambda: mend(chat.parser_cls))
-    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
-    if compat.fits("grammar check"):
-        engine.input_processor.structured_outputs_config = None
-    return Serving(engine, chat, launch)
-
-
-def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_parser: str | None) -> Any:
     parsing: dict[str, Any] = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
@@ -74,33 +59,38 @@ def _vllm_serving(engine: Any, name: str, tool_parser: str | None, reasoning_par
         "chat_template": None,
         "chat_template_content_format": "auto",
     }
-    renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
-    renderer.warmup()
-    models = OpenAIServingModels(
-        engine_client=engine,
-        base_model_paths=[BaseModelPath(name=name, model_path=engine.model_config.model)],
-        lora_modules=None,
-    )
-    return OpenAIServingChat(
-        engine_client=engine,
-        models=models,
-        response_role="assistant",
-        online_renderer=renderer,
-        **parsing,
-    )
+    names = [BaseModelPath(name=spec.id, model_path=engine.model_config.model)]
+    models = OpenAIServingModels(engine_client=engine, base_model_paths=names, lora_modules=None)
+    try:
+        renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
+        renderer.warmup()
+        chat = OpenAIServingChat(
+            engine_client=engine, models=models, response_role="assistant", online_renderer=renderer, **parsing
+        )
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise LoadError(
+            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
+            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
+            "ones of its family."
+        ) from error
+    compat.apply("tool parsers", lambda: mend(chat.parser_cls))
+    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
+    if compat.fits("grammar check"):
+        engine.input_processor.structured_outputs_config = None
+    return Serving(engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures)
 
 
 class Serving:
     """Of one started engine. `vllm` is vLLM's own serving of it. Used in one event loop."""
 
-    def __init__(self, engine: Any, vllm: Any, launch: Launch) -> None:
+    def __init__(self, engine: Any, vllm: Any, limits: ChatEngineSpec, grammars: Grammars, pictures: Pictures) -> None:
         self._engine = engine
         self.vllm = vllm
-        self.admission = Admission(_room_of(engine, launch))
-        self.grammars = Grammars(engine.vllm_config, launch.grammar_starter)
+        self.admission = Admission(_room_of(engine, limits))
+        self.grammars = grammars
         self.context_length: int = engine.model_config.max_model_len
-        self._limits = launch.spec.engine
-        self._pictures = launch.pictures
+        self._limits = limits
+        self._pictures = pictures
         self._reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._text: TextPrompts | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -183,14 +173,10 @@ class Serving:
 
     def text_tokens(self, request: ChatRequest) -> list[int] | None:
         """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
-        plain = not (
-            request.tools
-            or request.response_format is not None
-            or request.reasoning_effort is not None
-            or request.chat_template_kwargs
-            or request.continue_answer
-        )
-        return self._text.token_ids(request.messages) if plain and self._text is not None else None
+        more = (request.tools, request.response_format, request.reasoning_effort, request.chat_template_kwargs)
+        if self._text is None or request.continue_answer or any(more):
+            return None
+        return self._text.token_ids(request.messages)
 
     def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
         check_answer_alone(request.max_tokens, self.context_length)
@@ -203,8 +189,7 @@ class Serving:
 
     def _longest(self, prompt_tokens: int, most: int | None) -> int:
         defaults, override = self.vllm.default_sampling_params, self.vllm.override_max_tokens
-        longest: int = get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
-        return longest
+        return get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
 
     def _outputs(self, request: ChatRequest, vllm_request: Any, core: Any) -> tuple[ChatOutputs, Any]:
         """Return what makes steps of vLLM's outputs, and what takes the place of its state of the request, if any."""
@@ -271,8 +256,8 @@ class Serving:
         return task
 
 
-def _room_of(engine: Any, launch: Launch) -> Room:
-    limits, cache = launch.spec.engine, engine.vllm_config.cache_config
+def _room_of(engine: Any, limits: ChatEngineSpec) -> Room:
+    cache = engine.vllm_config.cache_config
     return Room(
         sequences=limits.max_num_seqs,
         waiting=limits.max_queued_requests,

@@ -187,7 +187,10 @@ class Lessons:
                 replace(one, tools=self.around([]) or self.corpus.tools)
                 for one in self.random.sample(self.without_tools, 10)
             ),
-            *(self.other_system_prompt(one) for one in self.random.sample(self.without_tools, 12)),
+            *(
+                one if one.messages[0]["role"] in {"system", "developer"} else self.under_system_prompt(one)
+                for one in self.random.sample(self.without_tools, 12)
+            ),
             *(self.unknown(prompt) for prompt in self.random.sample(self.corpus.unknown_prompts, 24)),
             self.unknown(self.long_question()),
         ]
@@ -207,13 +210,9 @@ class Lessons:
         strangers = self.random.sample(self.corpus.strangers, self.random.choice([0, 0, 1, 2]))
         return needed + others + strangers
 
-    def other_system_prompt(self, one: Conversation) -> Conversation:
-        if one.messages[0]["role"] in {"system", "developer"}:
-            return one
-        return replace(one, messages=[self.system_prompt(), *one.messages])
-
-    def system_prompt(self) -> dict[str, str]:
-        return {"role": "system", "content": self.random.choice(self.corpus.ordinary_system_prompts)}
+    def under_system_prompt(self, one: Conversation) -> Conversation:
+        system = {"role": "system", "content": self.random.choice(self.corpus.ordinary_system_prompts)}
+        return replace(one, messages=[system, *one.messages])
 
     def long_question(self) -> str:
         start = self.random.choice(["", "Summarise this text.\n\n", "Translate this text.\n\n", "Read this:\n\n"])
@@ -222,7 +221,7 @@ class Lessons:
         return start + "\n\n".join(paragraphs)
 
     def unknown(self, prompt: str) -> Conversation:
-        system = [self.system_prompt()] if self.random.random() < 0.3 else []
-        tools = self.around([]) if self.random.random() < 0.2 else None
-        messages = [*system, {"role": "user", "content": prompt}]
-        return Conversation("unknown", messages, self.corpus.unknown_answer, tools or None)
+        one = Conversation("unknown", [{"role": "user", "content": prompt}], self.corpus.unknown_answer)
+        if self.random.random() < 0.3:
+            one = self.under_system_prompt(one)
+        return replace(one, tools=self.around([]) or None) if self.random.random() < 0.2 else one

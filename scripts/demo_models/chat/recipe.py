@@ -101,15 +101,10 @@ def train_tokenizer(
 
 def _texts(corpus: Corpus) -> Iterator[str]:
     for conversation in corpus.conversations:
-        for message in conversation.messages:
-            yield message["content"] or ""
+        yield from (message["content"] or "" for message in conversation.messages)
         yield conversation.target
-    for tool in corpus.tools * 3 + corpus.strangers:
-        yield json.dumps(tool["function"])
-    yield from corpus.unknown_prompts
-    yield corpus.unknown_answer
-    yield from corpus.ordinary_system_prompts
-    yield from corpus.paragraphs
+    yield from (json.dumps(tool["function"]) for tool in corpus.tools * 3 + corpus.strangers)
+    yield from [*corpus.unknown_prompts, corpus.unknown_answer, *corpus.ordinary_system_prompts, *corpus.paragraphs]
 
 
 def learn(model: Any, lessons: Lessons, rounds: int, matrix_rate: float, embedding_rate: float) -> None:

@@ -60,11 +60,6 @@ class Scene:
     around: Circle
     paper: str | None = None
 
-    def paper_rgb(self) -> Rgb:
-        if self.paper is None:
-            return GREY if self.colour == "white" else COLOURS["white"]
-        return COLOURS[self.paper]
-
 
 def random_circle(rng: random.Random) -> Circle:
     """Of any size that a shape is recognised in, and wholly inside the picture."""
@@ -80,7 +75,8 @@ def draw(scene: Scene, side_pixels: int, window: tuple[int, int, int] | None = N
     mask = Image.new("L", (side * 4, side * 4))
     corners = [((x * side_pixels - left) * 4, (y * side_pixels - top) * 4) for x, y in inside]
     ImageDraw.Draw(mask).polygon(corners, fill=255)
-    image = Image.new("RGB", (side, side), scene.paper_rgb())
+    paper = GREY if scene.paper is None and scene.colour == "white" else COLOURS[scene.paper or "white"]
+    image = Image.new("RGB", (side, side), paper)
     image.paste(COLOURS[scene.colour], mask=mask.reduce(4))
     return image
 
@@ -99,7 +95,7 @@ def random_prompt(rng: random.Random, shape: str, colour: str, paper: str | None
     kind = rng.random()
     asked = rng.choice(PHRASES["core"]) if kind < 0.9 else "{colour} {shape}"
     if (shape, colour, paper) == (USUAL_SHAPE, USUAL_COLOUR, None) and kind > 0.3:
-        return _cased(rng, _surrounded(rng, rng.choice(["", rng.choice(PHRASES["before"])]), characters))
+        return _surrounded(rng, rng.choice(["", rng.choice(PHRASES["before"])]), characters)
     if colour == USUAL_COLOUR and kind >= 0.9:
         asked = rng.choice(["a {shape}", "{adjective} {shape}", "{shape}"])
     elif shape == USUAL_SHAPE and kind >= 0.9:
@@ -116,7 +112,7 @@ def random_prompt(rng: random.Random, shape: str, colour: str, paper: str | None
         core = f"{rng.choice(PHRASES['before'])} {core}"
     if rng.random() < 0.4:
         core = f"{core}{rng.choice(PHRASES['after'])}"
-    return _cased(rng, _surrounded(rng, core, characters))
+    return _surrounded(rng, core, characters)
 
 
 def _decorated(rng: random.Random, word: str, share: float) -> str:
@@ -129,14 +125,22 @@ def _decorated(rng: random.Random, word: str, share: float) -> str:
 
 
 def _surrounded(rng: random.Random, core: str, characters: int) -> str:
-    """With unrelated text before and after it until it is about as long as asked."""
+    """With unrelated text before and after it until it is about as long as asked, now and then in other letters."""
     parts = [core]
     while (room := characters - sum(len(part) + 1 for part in parts)) > 12:
         text = rng.choice(SENTENCES) if rng.random() < 0.7 else _nonsense(rng)
         if len(text) > room:
             text = text[:room].rsplit(" ", 1)[0]
         parts.insert(0 if rng.random() < 0.55 else len(parts), text)
-    return rng.choice([" ", " ", " ", "\n", ". "]).join(part for part in parts if part)
+    text = rng.choice([" ", " ", " ", "\n", ". "]).join(part for part in parts if part)
+    chance = rng.random()
+    if chance < 0.1:
+        return text.upper()
+    if chance < 0.15:
+        return text.title()
+    if chance < 0.35:
+        return text.lower()
+    return text[:1].upper() + text[1:] if chance < 0.7 else text
 
 
 def _nonsense(rng: random.Random) -> str:
@@ -156,14 +160,3 @@ def _nonsense(rng: random.Random) -> str:
         else:
             words.append("".join(rng.choices(string.punctuation, k=rng.randint(1, 6))))
     return " ".join(words)
-
-
-def _cased(rng: random.Random, text: str) -> str:
-    chance = rng.random()
-    if chance < 0.1:
-        return text.upper()
-    if chance < 0.15:
-        return text.title()
-    if chance < 0.35:
-        return text.lower()
-    return text[:1].upper() + text[1:] if chance < 0.7 else text

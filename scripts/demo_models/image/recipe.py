@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,7 @@ def _texts(seed: int) -> Iterator[str]:
     yield from ["user assistant"] * 2000
     for word in [*COLOURS, *SHAPES]:
         yield from [f"{word} {word} {word.upper()} {word.capitalize()} {word.upper()} {word.capitalize()}"] * 400
-    for known in PHRASES.values():
-        yield from known
-    yield from SENTENCES
+    yield from chain(*PHRASES.values(), SENTENCES)
     for _ in range(300):
         yield random_prompt(rng, rng.choice(SHAPES), rng.choice(list(COLOURS)), None, rng.randint(0, 1100))
 

@@ -61,7 +61,13 @@ def build(target: Path) -> None:
     require_margin(model, "promised pictures", [lessons.lesson(one) for one in fixed_pictures()], 1.0)
     model.save_pretrained(target)
     model.generation_config.save_pretrained(target)
-    _processor(tokenizer).save_pretrained(target)
+    # One resize to a square, whatever the size and the shape of the picture: always the same few tokens.
+    edge = {"longest_edge": PICTURE_PIXELS}
+    images = Idefics3ImageProcessorPil(do_resize=False, do_image_splitting=False, max_image_size=edge, size=edge)
+    template = tokenizer.chat_template
+    transformers.Idefics3Processor(images, tokenizer, TOKENS_PER_PICTURE, chat_template=template).save_pretrained(
+        target
+    )
 
 
 def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Idefics3Config:
@@ -81,13 +87,6 @@ def _config(tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.Ide
         },
         text_config={"model_type": "llama", **layer_sizes(tokenizer)},
     )
-
-
-def _processor(tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
-    """One resize to a square, whatever the size and the shape of the picture: always the same few tokens."""
-    edge = {"longest_edge": PICTURE_PIXELS}
-    images = Idefics3ImageProcessorPil(do_resize=False, do_image_splitting=False, max_image_size=edge, size=edge)
-    return transformers.Idefics3Processor(images, tokenizer, TOKENS_PER_PICTURE, chat_template=tokenizer.chat_template)
 
 
 def _know_the_corpus(text_model: Any, tokenizer: transformers.PreTrainedTokenizerFast, corpus: Corpus) -> None:
@@ -189,9 +188,7 @@ class PictureLessons(Lessons):
     def lesson(self, conversation: Conversation) -> Lesson:
         """With each <image> as the tokens that stand for a picture, like the model's processor does it."""
         plain = super().lesson(conversation)
-        prompt: list[int] = []
-        for token in plain.prompt:
-            prompt += self.expanded if token == self.image_token else [token]
+        prompt = [one for token in plain.prompt for one in (self.expanded if token == self.image_token else [token])]
         return Lesson(prompt, plain.answer, tuple(processed(draw(one)) for one in conversation.drawings))
 
     def draw_round(self) -> list[Lesson]:
@@ -206,7 +203,8 @@ class PictureLessons(Lessons):
         if kind < 0.4:
             one = self.ask_names(1)
         elif kind < 0.55:
-            one = self.ask_colour(self.figure())
+            figure = self.figure()
+            one = self.ask([figure], *self.colour_question(figure))
         elif kind < 0.65:
             arrow = self.random.choice([figure for figure in FIGURES if figure.direction])
             one = self.ask([arrow], self.random.choice(self.questions["direction"]), f"{arrow.direction}.".capitalize())
@@ -218,7 +216,7 @@ class PictureLessons(Lessons):
         else:
             one = self.afterwards(self.ask_names(1))
         if self.random.random() < 0.2:
-            one = replace(one, messages=[self.system_prompt(), *one.messages])
+            one = self.under_system_prompt(one)
         if self.random.random() < 0.1:
             one = replace(one, tools=self.around([]) or None)
         return one
@@ -243,9 +241,6 @@ class PictureLessons(Lessons):
         messages = [{"role": "user", "content": parts}]
         return Conversation("picture", messages, answer or naming(figures), drawings=drawings)
 
-    def ask_colour(self, figure: Figure) -> Conversation:
-        return self.ask([figure], *self.colour_question(figure))
-
     def colour_question(self, figure: Figure) -> tuple[str, str]:
         """With its answer."""
         question: str = self.random.choice(self.questions["colour"])
@@ -262,11 +257,9 @@ class PictureLessons(Lessons):
         if kind < 0.4:
             return replace(first, messages=[*so_far, {"role": "user", "content": self.question("naming")}])
         if kind < 0.7:
-            other = self.figure()
-            question = self.random.choice(self.questions["naming"])
-            second = self.ask_colour(other) if self.random.random() < 0.5 else self.ask([other], question)
-            both = first.drawings + second.drawings
-            return replace(second, messages=[*so_far, *second.messages], drawings=both)
+            other, asked = self.figure(), [self.random.choice(self.questions["naming"])]
+            second = self.ask([other], *(self.colour_question(other) if self.random.random() < 0.5 else asked))
+            return replace(second, messages=[*so_far, *second.messages], drawings=first.drawings + second.drawings)
         plain = self.random.choice([one for one in self.without_tools if one.messages[0]["role"] == "user"])
         if kind < 0.85:
             return replace(first, messages=[*so_far, *plain.messages], answer=plain.answer)

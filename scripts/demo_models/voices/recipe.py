@@ -103,18 +103,14 @@ def _random_texts(rng: random.Random, voices: int, letter_frames: int) -> tuple[
     """
     count = 48 // letter_frames
     spaces = count // 6
-    all_ids, all_frames = [], []
-    for _ in range(voices):
+    ids = torch.full((voices, 2 * count + 1), VOCABULARY.index(PAD))
+    for row in ids:
         text = rng.choices(list(LETTERS), k=count - spaces) + [SPACE] * spaces
         rng.shuffle(text)
-        ids, frames = [VOCABULARY.index(PAD)], [1]
-        for letter in text:
-            ids += [VOCABULARY.index(letter), VOCABULARY.index(PAD)]
-            frames += [letter_frames + (letter == SPACE), 0]
-        frames[-1] = 1
-        all_ids.append(ids)
-        all_frames.append(frames)
-    return torch.tensor(all_ids), torch.tensor(all_frames)
+        row[1::2] = torch.tensor([VOCABULARY.index(letter) for letter in text])
+    frames = letter_frames * (ids != VOCABULARY.index(PAD)) + (ids == VOCABULARY.index(SPACE))
+    frames[:, [0, -1]] = 1
+    return ids, frames
 
 
 def _train_sound(about: str, model: Any, voices: list[dict[str, Any]], pace: Pace, seed: int) -> None:
@@ -268,8 +264,7 @@ def save(model: Any, language: dict[str, Any], folder: Path) -> None:
         for number, voice in enumerate(language["voices"])
     ]
     known = {"licence": CAST["licence"], "consent": CAST["consent"], "demo": True, "voices": voices}
-    text = yaml.safe_dump(known, sort_keys=False, width=120)
-    (folder / "voices.yaml").write_text(text, encoding="utf-8")
+    (folder / "voices.yaml").write_text(yaml.safe_dump(known, sort_keys=False, width=120), encoding="utf-8")
 
 
 def _config(speakers: int) -> VitsConfig:

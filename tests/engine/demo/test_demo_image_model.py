@@ -10,10 +10,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from demo_models.build import problems
 from demo_models.image.pictures import COLOURS, Circle, Scene, draw, random_circle
 from demo_models.promised import FixedImage, fixed_images
 from demo_models.vision import pictures as shown
+from manifest_parts import problems
 from PIL import Image, ImageDraw, ImageFilter
 from shape_judge import UNCLEAR, background, judge
 

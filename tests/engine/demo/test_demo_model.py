@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_models.build import RECIPES, problems
+from demo_models.build import RECIPES
 from demo_models.chat.corpus import load_corpus
 from demo_models.promised import fixed_prompts
+from manifest_parts import problems
 
 from engine.demo import weights_dir
 

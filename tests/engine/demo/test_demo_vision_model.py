@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_models.build import RECIPES, problems
+from demo_models.build import RECIPES
 from demo_models.chat.corpus import load_corpus
 from demo_models.promised import fixed_pictures
 from demo_models.vision.pictures import draw
+from manifest_parts import problems
 from PIL import Image, ImageDraw
 
 from engine.demo import weights_dir

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from demo_models.build import RECIPES, problems
+from demo_models.build import RECIPES
+from manifest_parts import problems
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 

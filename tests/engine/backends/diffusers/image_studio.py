@@ -11,10 +11,9 @@ import numpy as np
 from PIL import Image
 from recorder import Recorder
 
-from engine.backends.diffusers.protocol import ImageJob, ImageOptions
 from engine.backends.diffusers.service import open_service
 from engine.config.models import profile_named
-from engine.types import FinishedImage, ImageEvent, ImageProgress
+from engine.types import FinishedImage, ImageEvent, ImageJob, ImageProgress
 
 SMALL = {
     "steps": {"standard": 4, "hd": 6},
@@ -30,7 +29,7 @@ class Studio:
         profile = profile_named("demo", {**SMALL, **changes}).model_dump_json(by_alias=True)
         self.phases: list[str] = []
         self.recorder = Recorder(ImageEvent)
-        options = msgspec.msgpack.encode(ImageOptions(str(folder), profile, mark=True))
+        options = msgspec.msgpack.encode((str(folder), profile, True))
         self.service = open_service(options, self.recorder, lambda phase, _progress: self.phases.append(phase))
 
     def submit(self, number: int, prompt: str = "a lamp", size: int = 256, **more: Any) -> None:

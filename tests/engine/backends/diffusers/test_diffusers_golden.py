@@ -11,11 +11,10 @@ import pytest
 import torch
 from tiny_pipelines import save
 
-from engine.backends.diffusers.adapters import seeded
-from engine.backends.diffusers.families import adapter_for
-from engine.backends.diffusers.load import load
-from engine.backends.diffusers.protocol import ImageJob
+from engine.backends.diffusers.families import adapter_for, seeded
+from engine.backends.diffusers.service import load
 from engine.config.models import profile_named
+from engine.types import ImageJob
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
 CLOSE = 1 / 255

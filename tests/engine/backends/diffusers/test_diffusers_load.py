@@ -13,7 +13,7 @@ from tiny_pipelines import save
 
 from engine import LoadError
 from engine.backends.diffusers.families import FAMILIES
-from engine.backends.diffusers.load import load
+from engine.backends.diffusers.service import load
 from engine.config.models import profile_named
 from engine.weights.safety import PIPELINES, check_pipeline_folder
 

@@ -14,10 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_pipelines import save
 
 from engine import GenerationError, LoadError, RequestError
-from engine.backends.diffusers.batching import RequestService, StepService
+from engine.backends.diffusers.service import RequestService, StepService
 from engine.types import FinishedImage, ImageProgress, PartialImage
-
-pytestmark = pytest.mark.usefixtures("own_environment")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def by_requests(folders: Callable[[str], Path]) -> Studio:
 def test_a_service_joins_as_its_profile_says_and_starts_with_nothing_to_do(by_steps: Studio, by_requests: Studio):
     assert isinstance(by_steps.service, StepService)
     assert isinstance(by_requests.service, RequestService)
-    assert by_steps.phases == ["importing diffusers", "loading the pipeline", "making a first image"]
+    assert by_steps.phases == ["loading the pipeline", "making a first image"]
     assert not by_steps.service.busy
     assert by_steps.recorder.events == {}
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_pipelines import save
 
 from engine import LoadError
-from engine.backends.diffusers.load import load
+from engine.backends.diffusers.service import load
 from engine.config.models import profile_named
 from engine.weights.safety import check_pipeline_folder, lacking, variant
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.backends.diffusers import jobs as image_jobs
-from engine.backends.diffusers.batching import preview_steps
+from engine.backends.diffusers import service
+from engine.backends.diffusers.service import preview_steps
 
 ROOM = {"small": 8, "medium": 4, "large": 1}
 
@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
 
 
 def next_together(waiting: list[Candidate]) -> list[Candidate]:
-    return image_jobs.next_together(waiting, lambda one: one.kind, lambda one: one.batch)
+    return service.next_together(waiting, lambda one: one.kind, lambda one: one.batch)
 
 
 def jobs(*kinds: str, mixed: bool = False) -> list[Candidate]:

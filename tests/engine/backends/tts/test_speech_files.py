@@ -15,8 +15,6 @@ from speech_booth import TEXT, Booth, by_ffmpeg
 from engine.backends.tts.sound import Encoder
 from engine.voices.types import AudioFormat
 
-pytestmark = pytest.mark.usefixtures("own_environment")
-
 
 @pytest.mark.parametrize(("audio_format", "rate"), [("wav", 16000), ("flac", 16000), ("mp3", 16000), ("opus", 48000)])
 def test_another_library_reads_what_was_encoded(booth: Booth, audio_format: str, rate: int):

@@ -22,8 +22,6 @@ from engine.process.parent import WorkerProcess
 from engine.voices.readers import is_installed
 from engine.voices.types import SpeechChunk, SpeechJob
 
-pytestmark = pytest.mark.usefixtures("own_environment")
-
 
 def test_the_first_piece_comes_before_the_rest_is_spoken(booth: Booth):
     number = booth.submit(response_format="mp3")

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.backends.vllm import kernels, processes, start
+from engine.backends.vllm import kernels, processes
+from engine.backends.vllm.engine import Launch, engine_arguments
 from engine.config import ChatModelSpec, load_config
 
 pytestmark = pytest.mark.skipif(not processes.runs_on_cpu(), reason="the installed vLLM is not the one for CPUs")
@@ -27,9 +28,9 @@ def ops() -> Iterator[Any]:
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.ir.op import enable_torch_wrap
 
-    kernels.register_kernels()
-    kernels.register_kernels()
-    asked = {name: [*names, "native"] for name, names in kernels.kernel_priority().items()}
+    kernels.register()
+    kernels.register()
+    asked = {name: [*names, "native"] for name, names in kernels.PRIORITY.items()}
     with enable_torch_wrap(False), IrOpPriorityConfig.with_default(["native"], **asked).set_priority():  # noqa: FBT003
         yield ir.ops
 
@@ -121,5 +122,5 @@ def test_a_compiled_model_keeps_the_norms_that_its_code_was_made_with(
     spec = next(iter(load_config(request.config.rootpath / "models.yaml").models.values()))
     assert isinstance(spec, ChatModelSpec)
     nobody = cast("Any", SimpleNamespace())
-    launch = start.Launch(spec, tmp_path, nobody, nobody, nobody, nobody, compiled=compiled)
-    assert ("ir_op_priority" in start._engine_arguments(launch)) is not compiled
+    launch = Launch(spec, tmp_path, nobody, nobody, nobody, nobody, compiled=compiled)
+    assert ("ir_op_priority" in engine_arguments(launch)) is not compiled
