@@ -114,7 +114,7 @@ class Connection:
             self._cycle.expected_content_length = size
 
     def watch(self, on_disconnect: Callable[[], None] | None) -> None:
-        """Have it called once the client has left; None: nobody asks any more. The request's body must have been read."""
+        """Call it once the client has left; None: nothing. The body of the request must have been read."""
         self._on_disconnect = on_disconnect
         if on_disconnect is None:
             return
