@@ -3,8 +3,6 @@
 A request is checked here against the entry of its model: whether the model can do what is asked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator

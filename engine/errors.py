@@ -20,8 +20,6 @@ Messages are written by us and may be shown to clients: no path, no prompt, no t
 The lower library's error is kept as `__cause__`.
 """
 
-from __future__ import annotations
-
 
 class EngineError(Exception):
     """Any failure that the engine reports; `message` is safe to show to a client."""

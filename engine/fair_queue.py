@@ -7,8 +7,6 @@ length when it begins and put right when it ends, where the paper charges every 
 the weight of the key's tier; and classes of urgency stand above the counters. Pure data: no clock, no event loop.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterator

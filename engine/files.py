@@ -4,8 +4,6 @@ The records among them are JSON: one that is missing or broken counts as empty, 
 warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

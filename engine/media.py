@@ -3,8 +3,6 @@
 Decoding runs on threads of its own. It fetches nothing: a server that allows addresses passes a `fetch` in.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

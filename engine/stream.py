@@ -5,8 +5,6 @@ are made. What owns something for the length of a request registers `on_end`; a 
 `fold` reads a stream to its end and returns the whole answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

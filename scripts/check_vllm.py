@@ -4,8 +4,6 @@ Three things are looked at: the names of engine/backends/vllm/compat.py, what ou
 the functions that ours replace or call have other code than in the installed release, to be read by a person.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -1,7 +1,5 @@
 """Puts the HTTP side together: routes, middleware, errors, and what lives as long as the server does."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

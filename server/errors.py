@@ -3,8 +3,6 @@
 Routes raise; nothing here shows the text of an exception that is not ours, a key, a path or the prompt.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The server of a data directory: a lock, a signal to reload, what a reload does, and a file with the outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import logging

@@ -1,7 +1,5 @@
 """What is printed in a terminal: how `hearth` is typed here, tables that cut no word, sizes and times, the log."""
 
-from __future__ import annotations
-
 import logging
 import math
 import shlex

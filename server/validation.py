@@ -1,7 +1,5 @@
 """Turns pydantic's findings into one clear sentence and a field path. The offending value is never repeated."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

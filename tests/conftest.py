@@ -1,7 +1,5 @@
 """One real server for the whole run, and clients that talk to it. Tests that use them are marked `engine`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

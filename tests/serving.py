@@ -3,8 +3,6 @@
 Holds no tests. `conftest.py` starts one for the whole run; tests of its life start their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

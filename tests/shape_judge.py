@@ -3,8 +3,6 @@
 Pillow and numpy only. It knows pictures of one upright shape on a plain background; anything else is "unclear".
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

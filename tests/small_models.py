@@ -1,7 +1,5 @@
 """Small models.yaml files for tests that start a server of their own: the fewer models, the sooner it is ready."""
 
-from __future__ import annotations
-
 CHAT_ENTRY = """\
   service-plus:
     task: chat

@@ -1,7 +1,5 @@
 """The layers are what the design says: who may import whom, and what a start must not load."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What docker/ ships: the images' steps done in a clean folder, linters where they are, and what systemd is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

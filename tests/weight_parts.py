@@ -1,7 +1,5 @@
 """A small model as files, for tests of weights. Holds no tests."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Their recipes, and what they promise to answer, are in scripts/demo_models.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 WEIGHTS = Path(__file__).parent / "weights"

@@ -4,8 +4,6 @@ Pure: it knows neither processes nor requests, has no clock, and must not log. W
 (memory.py), and the pool carries it out. Bytes by device: a GPU's index, None for RAM.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -5,8 +5,6 @@ made in placement/, and eviction.py decides which models come and go. A model wi
 for one that is not loaded waits here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -4,8 +4,6 @@ How a model is loaded is left to the `load` function it is given (loader.py), wh
 is tried again, to model_state.py, and which models share memory to memory.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

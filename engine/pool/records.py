@@ -1,7 +1,5 @@
 """What the data folder keeps of loads: how long each phase took, and which chat models were compiled here."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,7 +1,5 @@
 """The command behind scripts/bench/run. A new benchmark is a class of options, added here."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

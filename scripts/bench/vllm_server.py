@@ -3,8 +3,6 @@
 All names of Hearth's backend that are not public are used here and nowhere else in this folder.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

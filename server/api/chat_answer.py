@@ -1,7 +1,5 @@
 """What a chat request is answered with: whole answers, and chunks encoded once, one write per engine step."""
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Iterable

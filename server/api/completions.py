@@ -1,7 +1,5 @@
 """`POST /v1/completions`: plain texts that a model continues, whole and streamed: its body, its answer, its route."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import accumulate
 from typing import Annotated, Any, Self

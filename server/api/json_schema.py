@@ -4,8 +4,6 @@ Its patterns count with their repeats written out, as the compiler does it. Whet
 vLLM. Pure functions over parsed JSON of at most 64 levels.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends

@@ -146,19 +146,18 @@ class MeteredEngine:
         if self._calls == 0:
             self.limiter.end()
 
-    async def tokens(self, request: ChatRequest | TextRequest) -> TokenStream:
+    async def tokens(self, request: ChatRequest | TextRequest, *, whole: bool = False) -> TokenStream:
         """Like `Engine.chat` or `Engine.text`."""
         call = _Call(self, request.model)
         stream = await call.open(TokenStream())
         owned = self._owned(partial(call.take_tokens, asked=request.max_tokens is not None))
         if isinstance(request, ChatRequest):
-            return await self._engine.chat(replace(request, **owned), stream)
+            return await self._engine.chat(replace(request, whole=whole, **owned), stream)
         return await self._engine.text(replace(request, **owned), stream)
 
     async def whole(self, request: ChatRequest | TextRequest) -> ChatResult:
         """Return a whole answer. Cancelling aborts it."""
-        asked = replace(request, whole=True) if isinstance(request, ChatRequest) else request
-        async with await self.tokens(asked) as stream:
+        async with await self.tokens(request, whole=True) as stream:
             return await fold(stream)
 
     async def count_tokens(self, request: ChatRequest) -> int:

@@ -3,8 +3,6 @@
 Exit codes: 1, the database, models.yaml or weights cannot be used; 2, a wrong argument.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

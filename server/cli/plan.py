@@ -1,7 +1,5 @@
 """`hearth plan`: what of models.yaml fits this machine, or an imagined one, and why. Nothing is loaded."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ All are needed: the server speaks HTTP through them. Nothing is imported here; n
 a list, and how it is checked, is engine/compat.py's.
 """
 
-from __future__ import annotations
-
 from engine.compat import ForeignName
 
 _PROTOCOL = "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol"

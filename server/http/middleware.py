@@ -5,8 +5,6 @@ once. What a key may have running at most is server/auth/metering.py's, and the 
 here is for the flood beyond all of that, which costs least where it is refused before anything is read of it.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Awaitable, Sequence
@@ -29,6 +27,7 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 # A setting may add these: Open WebUI asks for them without a key.
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
+_SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # What a page may read of an answer besides its body: the request's id, and when to come again.
 _EXPOSED_HEADERS = (
@@ -62,10 +61,10 @@ class RequestContext:
             """No coroutine of its own: it would be one more for each token."""
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                headers = MutableHeaders(raw=message.setdefault("headers", []))
-                headers.update({"x-request-id": record.request_id, **record.headers})
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
+                raw = message.setdefault("headers", [])
+                MutableHeaders(raw=raw).update({"x-request-id": record.request_id, **record.headers})
+                given = {name for name, _ in raw}
+                raw += [header for header in _SECURITY_HEADERS if header[0] not in given]
             return send(message)
 
         try:

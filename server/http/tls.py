@@ -1,7 +1,5 @@
 """HTTPS without a proxy: the server's certificate, read at the start and again when it was renewed."""
 
-from __future__ import annotations
-
 import hashlib
 import ssl
 from pathlib import Path

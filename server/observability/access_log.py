@@ -1,7 +1,5 @@
 """One JSON line per request, written off the event loop: what happened, never the prompt or the answer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -3,8 +3,6 @@
 Labels hold our own words only, never what a client sent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Dates and spans as people write them: `90d`, `2027-01-31`, or a whole moment. For the command line and addresses."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, date, datetime, time, timedelta
 

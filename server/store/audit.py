@@ -3,8 +3,6 @@
 What is worth an entry is decided by whoever makes the change. No secret may come in here.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Mapping

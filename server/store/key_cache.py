@@ -3,8 +3,6 @@
 Owns freshness, staleness and the batch of last-used dates; what a valid key is, is `keys.py`'s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict

@@ -4,8 +4,6 @@ A key's text is `hk_<12 public id>_<43 secret><6 checksum>` in base62; only its 
 is decided by whoever asks. Requests go through `key_cache.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

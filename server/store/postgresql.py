@@ -3,8 +3,6 @@
 Imported only when a URL asks for it, because the driver is an optional part of the installation.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ StoreError                     the operator's: the database cannot be used; the 
 No message holds a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial

@@ -4,8 +4,6 @@ Judging blocks and runs in a thread when the store opens. Nothing here writes to
 ours; a damaged one is left exactly as it is for its owner to restore.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sqlite3

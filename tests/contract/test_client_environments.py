@@ -1,7 +1,5 @@
 """What the client tests rest on, without a server: the demo's promises, the locks, and the script that installs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 What a client has to get right stands in clients/<script>; here it is set up, run, and its report is read.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

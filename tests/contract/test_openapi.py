@@ -1,7 +1,5 @@
 """The published description of the API against the real server: random requests made from it, and what answers may be."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether the weights of the demo models fit their recipes, for tests. Holds no tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the tests of plans share: models and machines to plan for. No tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any

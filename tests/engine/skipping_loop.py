@@ -1,7 +1,5 @@
 """An event loop whose clock jumps to the next timer when there is nothing to do: pauses cost no time. Holds no tests."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 

@@ -1,7 +1,5 @@
 """The door of a model: never more than it holds, fair between keys, and nobody waits for ever."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from contextlib import AsyncExitStack

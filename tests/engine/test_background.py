@@ -1,7 +1,5 @@
 """The admission before rendering: how many sequences of what can wait may be in an engine at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

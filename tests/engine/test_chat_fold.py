@@ -1,7 +1,5 @@
 """Folding the steps of a streamed answer gives what a reader of the stream would have put together."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What is loaded and evicted where memory cannot hold all models: never over budget, none starved, no swap after swap."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Small files are replaced whole, or stay as they were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What models took is kept from one start to the next, and nothing that cannot be true."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,8 +8,6 @@ After a change that is meant, write them anew and read the difference:
     done
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a machine has: this one, an imagined one, and one whose driver is a fake library."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

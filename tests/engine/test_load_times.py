@@ -1,7 +1,5 @@
 """A load says how long it takes yet, going by the last load of the same model in the same situation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

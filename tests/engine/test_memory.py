@@ -1,7 +1,5 @@
 """After a reload nothing holds more than there is: who keeps its memory, who is loaded anew, and who waits for whom."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping
 from pathlib import Path

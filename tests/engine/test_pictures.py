@@ -1,7 +1,5 @@
 """Pictures become upright RGB pixels, and nothing that a file says about itself gets it past the caps."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

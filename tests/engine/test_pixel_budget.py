@@ -1,7 +1,5 @@
 """The pixels of all requests together are bounded, freed with the block that made them, and shared out in turns."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """What goes where, and why not: tables of small machines, and properties of plans for any machine."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """What a plan means for loading: the folder, the engine's values, the GPUs, and what is kept of it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """How requests of every kind get to models that take turns: nobody waits for ever for what another one has."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path

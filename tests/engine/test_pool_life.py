@@ -3,8 +3,6 @@
 Loads and backends are held open by the test; the pool, its tasks and its events are real. The clock jumps over pauses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Models of a pool that take turns: how one makes room, sleeps, wakes up or dies meanwhile. Backends are held open."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Coroutine
 from pathlib import Path

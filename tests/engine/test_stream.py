@@ -1,7 +1,5 @@
 """A stream ends once and tells its owners; a sink takes items at once; a slow reader costs no memory per token."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

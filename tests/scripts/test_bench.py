@@ -1,7 +1,5 @@
 """The benchmarks' own arithmetic, arguments and tables, their load generator, and one real run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

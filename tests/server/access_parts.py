@@ -1,7 +1,5 @@
 """Every route that the app has, and what each asks of a key, as the app itself lists them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

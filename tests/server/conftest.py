@@ -3,8 +3,6 @@
 Each test of a database runs on SQLite and on PostgreSQL, unless it looks into `file`.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """HTTP clients with keys of their own, for tests of what single keys may do."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

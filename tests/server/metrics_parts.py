@@ -1,7 +1,5 @@
 """One reading of `/metrics`, by whoever tests look at it for."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 

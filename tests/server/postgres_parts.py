@@ -1,7 +1,5 @@
 """A real PostgreSQL server of the tests' own, from Debian's package, behind a socket in a temporary folder."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """Real locks, moved files and second processes for the tests of the store."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

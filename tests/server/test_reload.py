@@ -1,7 +1,5 @@
 """What `hearth reload` waits for: the server's word on a reload that began after it was asked for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How the server starts: whom it may serve before any key was issued."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

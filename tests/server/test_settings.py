@@ -1,7 +1,5 @@
 """Settings of the environment: unknown ones are refused, those that were removed are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

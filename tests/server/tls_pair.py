@@ -1,7 +1,5 @@
 """A certificate of the tests' own for this machine, and whoever trusts it."""
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 import ssl

@@ -397,8 +397,8 @@ def _record_latencies_at_once(record: Callable[..., None]) -> Callable[..., None
         if iteration_stats is not None:
             seconds, iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter, []
             histogram = logger.histogram_inter_token_latency[engine_idx]
-            places = Count(bisect_left(histogram._upper_bounds, each) for each in seconds)  # noqa: SLF001
-            for place, tokens in places.items():
+            places = map(partial(bisect_left, histogram._upper_bounds), seconds)  # noqa: SLF001
+            for place, tokens in Count(places).items():
                 histogram._buckets[place].inc(tokens)  # noqa: SLF001
             histogram._sum.inc(sum(seconds))  # noqa: SLF001
         record(logger, scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)

@@ -4,8 +4,6 @@ vLLM calls `register` through the entry point `vllm.general_plugins`. Each patch
 fault it mends, in any model.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

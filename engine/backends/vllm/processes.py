@@ -3,8 +3,6 @@
 vLLM changes `os.environ` whenever it builds a configuration: that happens under `CONFIG_LOCK`, one engine at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -34,7 +32,7 @@ from engine.backends.vllm import compat
 from engine.process.spawning import end_with_starter, with_variables
 
 _T = TypeVar("_T")
-Started: TypeAlias = "Callable[[BaseProcess], None]"
+Started: TypeAlias = Callable[[BaseProcess], None]
 
 _log = logging.getLogger("hearth.vllm")
 

@@ -5,8 +5,6 @@ what stands beside it. `enforceable` merges what it can; `unenforced` names what
 JSON.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Most of those parsers count on a step being one token, start only at the very fi
 call to vLLM's plain answers. Which parsers a model has is decided by its family, unless models.yaml names them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage

@@ -4,8 +4,6 @@ Off unless HEARTH_FETCH_IMAGES is set. The rules: https on its usual port, a nam
 addresses only, no redirects, a cap on bytes while they arrive, a few seconds for all of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket

@@ -4,8 +4,6 @@ Files are written whole or not at all, on threads, and deleted by age and total 
 no row, no session.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import errno

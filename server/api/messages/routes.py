@@ -4,8 +4,6 @@ What a body says is said in the words of a chat body, so that all checks and lim
 back under the names that the client sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby

@@ -5,8 +5,6 @@ answer is what the last event would have shown. One item is open at a time: text
 own.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field

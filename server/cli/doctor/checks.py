@@ -1,7 +1,5 @@
 """`hearth doctor` on files (settings, rights, database, certificate, weights) and on the machine they are for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -1,7 +1,5 @@
 """`hearth doctor`'s self-test: asks the running server over HTTP, with a key that lives no longer than the test."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

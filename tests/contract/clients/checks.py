@@ -3,8 +3,6 @@
 Nothing but the standard library: every client runs in an environment of its own, with this folder on the path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

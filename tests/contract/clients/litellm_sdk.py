@@ -1,7 +1,5 @@
 """litellm, with the prefix for servers of this kind."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

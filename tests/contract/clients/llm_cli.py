@@ -1,7 +1,5 @@
 """The command line tool llm, configured as docs/clients.md says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

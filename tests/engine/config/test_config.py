@@ -1,7 +1,5 @@
 """models.yaml is read into frozen specs, and a wrong one names every problem with its line and key."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

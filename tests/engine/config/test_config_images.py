@@ -1,7 +1,5 @@
 """What models.yaml says about image models: a shipped profile with single values changed, and mistakes named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

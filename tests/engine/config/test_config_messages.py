@@ -1,7 +1,5 @@
 """Every mistake that models.yaml can contain is named with its line, its key and what to write instead."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import NamedTuple
 

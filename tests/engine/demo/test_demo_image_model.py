@@ -3,8 +3,6 @@
 What the image service makes of the model is tested beside the service.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

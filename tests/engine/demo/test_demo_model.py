@@ -1,7 +1,5 @@
 """The demo chat model keeps its promises: weights that fit their recipe, and answers known word for word."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

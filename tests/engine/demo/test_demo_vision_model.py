@@ -3,8 +3,6 @@
 What vLLM makes of them through the API is tested in tests/server.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

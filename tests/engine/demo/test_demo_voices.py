@@ -3,8 +3,6 @@
 What the speech service makes of them is tested beside the service.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import combinations

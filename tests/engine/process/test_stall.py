@@ -1,7 +1,5 @@
 """A process that hangs is seen, one that works or answers is left alone. Real processes, real signals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A model in a child process, with real children, on both event loops: what it does as long as nobody dies."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """How a worker and those who wait for it end: at load, in mid-job, with the server. Real children, both event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

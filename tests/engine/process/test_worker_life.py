@@ -1,7 +1,5 @@
 """Any order of the public verbs, on a real child, leaves every run with exactly one end. A Hypothesis state machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

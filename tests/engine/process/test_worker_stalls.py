@@ -1,7 +1,5 @@
 """A worker that hangs is killed, whatever it is doing; one that works on and on is not. Real children."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Starts workers with the services of `misbehaving/`, and runs tests on both event loops. Holds no tests."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

@@ -1,7 +1,5 @@
 """What a speech model offers: whether it is only for trying out, and what is said to who asks for another voice."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What becomes of a text before a voice speaks it: numbers in words, sentences, pieces."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine.voices.numbers import LANGUAGES, LARGEST, spell_numbers

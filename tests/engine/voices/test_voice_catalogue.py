@@ -1,7 +1,5 @@
 """The voices that are offered are those that the models' own files and voices.yaml describe."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Voices from folders that hold links, devices, odd names, too much, or nothing that may be read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Whatever a model folder holds costs that model or that voice alone, with a warning, and holds nothing up."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What models of the families Kokoro and Piper say of their voices, and what keeps them from speaking."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Makes TTS model folders as their families lay them out, with weights of a few bytes."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model folder is checked before anything of it is loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Verifying, carrying, listing and removing model folders: what a disk or a stranger did to them is noticed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A hub and a line that do wrong: in the end there is a whole folder, or none and an error that says what to do."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pulling a model: its folder is whole and known again, versions stay, damage is repaired, strangers are left alone."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What of a repository is fetched, and which repositories are refused before anything large is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What tests of `/v1/responses` share: the events of a raw stream, and what they say."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Messages convention with its own client library: the same promised answers, whole and streamed, tools, counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Any

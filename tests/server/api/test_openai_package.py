@@ -1,7 +1,5 @@
 """The official openai package works against us as it does against the service it was made for."""
 
-from __future__ import annotations
-
 import time
 
 import openai

@@ -1,7 +1,5 @@
 """The events of `/v1/responses` from engine steps that the demo model does not make: reasoning, failures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Deny by default: who gets in with which key, and that nothing but health and signed links answers without one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

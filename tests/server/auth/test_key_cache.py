@@ -1,7 +1,5 @@
 """The key cache: freshness, outages and last-used dates, on a real database behind real locks."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

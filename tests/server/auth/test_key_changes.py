@@ -1,7 +1,5 @@
 """Rotating, expiring and changing keys, and the audit log of it, on both databases."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The text form of keys and the rows behind them, on a real SQLite file."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import sqlite3

@@ -1,7 +1,5 @@
 """The limits of one key without a server: what is taken, what is refused, and what comes back."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hearth compile`, and servers that start with what it made, or without where that cannot be used."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

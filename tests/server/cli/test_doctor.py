@@ -1,7 +1,5 @@
 """The checks of `hearth doctor` on machines and files of all kinds. Its requests are in test_status_live.py."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """`hearth doctor`'s self-test against servers that end in the middle, or are not the one that they should be."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

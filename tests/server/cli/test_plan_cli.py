@@ -1,7 +1,5 @@
 """`hearth plan` on the command line: its table, its JSON, and how it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Remedies begin with a command that the reader's shell finds, and tables lose no word in a terminal of usual width."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hearth usage` as people and scripts read it."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -1,7 +1,5 @@
 """`hearth weights` as people call it: a process of its own, a hub on this machine, kill -9, a full disk, a running server."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

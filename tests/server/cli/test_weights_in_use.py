@@ -1,7 +1,5 @@
 """Which models a folder is for, and whether the server that runs needs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A client's connection to the server's own HTTP, over a transport that records, and an app that answers when told to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Real reverse proxies from Debian's packages, with the configuration of docker/ and a certificate of the tests' own."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Bodies are read as the strictest parser would: what JSON libraries disagree about is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What request bodies may take together, and how long each may take to come."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

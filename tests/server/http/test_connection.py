@@ -1,7 +1,5 @@
 """What is written, and how a client's leaving is noticed: the server's own HTTP over a transport that records."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Web pages of other origins: none may call by default, those of the setting may, and none needs a key to ask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hearth behind nginx, HAProxy and Caddy with HTTPS, as docker/ configures them: nothing is held back or made up."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

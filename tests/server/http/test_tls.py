@@ -1,7 +1,5 @@
 """HTTPS spoken by Hearth itself: what it needs, what it says when it lacks that, and a certificate that is renewed."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import ssl

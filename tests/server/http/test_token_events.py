@@ -1,7 +1,5 @@
 """Each step of an answer is encoded once, whether it is written at once or left to the request's task."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Clients that stop reading: they hold nothing for ever, and those that are only slow get everything."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import select

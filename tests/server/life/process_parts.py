@@ -1,7 +1,5 @@
 """What tests of processes share: what one is called, whether it lives, and that all of some are gone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import psutil

@@ -1,7 +1,5 @@
 """What the end of an engine leaves behind in the server, the end of what engines are forked from, and of memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

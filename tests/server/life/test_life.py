@@ -1,7 +1,5 @@
 """Life and death, with real processes and real signals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """More work than a model has places: who waits, who is refused, who goes first, and what a dying engine costs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines and workers that are stopped or die again and again, and models that cannot be served at all. Real signals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The access log: a line for every request that ends, written in bunches, none lost at the end."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audit log over HTTP and on the command line, and what admins are told when the database does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """`/metrics`: vLLM's own names beside ours, every model at once, and nothing in it that a client wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """What `hearth status` is made of: the last minute, the words, and the socket that answers."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import stat

@@ -1,7 +1,5 @@
 """`hearth status` and `hearth doctor` beside a real server: one that is well, and one that has every trouble."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

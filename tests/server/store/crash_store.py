@@ -3,8 +3,6 @@
 By hand: `PYTHONPATH=. python tests/server/store/crash_store.py KILLS [URL]`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Limits per minute: exact across processes, and fair through jumps of the clock."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import sys

@@ -1,7 +1,5 @@
 """What a killed process leaves behind, on both databases."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What is special about a PostgreSQL database: wrong ones, outages, passwords."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback

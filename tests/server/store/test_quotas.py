@@ -1,7 +1,5 @@
 """Images per day: taken whole or not at all, and what was not made comes back, also when nobody waits any more."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path

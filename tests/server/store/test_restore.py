@@ -1,7 +1,5 @@
 """`hearth restore`: what a killed server left is not replayed over the backup, and nothing is lost on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

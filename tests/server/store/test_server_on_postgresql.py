@@ -1,7 +1,5 @@
 """The whole server with its keys on PostgreSQL, while that goes away and comes back. No chat model is loaded for it."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

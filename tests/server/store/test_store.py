@@ -1,7 +1,5 @@
 """The database file: opening, damage, and several processes. Real SQLite files, real kills."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Usage per key, model and hour, and quotas per day, on both databases."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

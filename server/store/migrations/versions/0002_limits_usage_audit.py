@@ -1,7 +1,5 @@
 """Limits, notes and successors of keys; buckets, quotas, usage and the audit log."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

@@ -1,7 +1,5 @@
 """An image service in this process, with what it has said, and its pictures compared."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images made step by step, in whatever company, are the pipeline's own: at most 1/255 apart in any pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The folder of a pipeline is checked before anything of it is loaded. What is missing or unsafe is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The service of images as its worker runs it, in this process, on tiny random pipelines."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders that leave something out on purpose: plain weights beside those of 16 bits, or a text encoder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

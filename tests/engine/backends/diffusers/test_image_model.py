@@ -1,7 +1,5 @@
 """An image model with its worker: the queue, several images, leaving, dying. Real processes; the weights are random."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Which images take a step together, and which steps are shown: pure questions, answered without a model."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import NamedTuple
 

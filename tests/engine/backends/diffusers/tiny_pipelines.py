@@ -3,8 +3,6 @@
 Each comes back as a saved folder, as a user would have downloaded it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tokenizers and text encoders of the smallest pipelines, with random weights."""
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random voices, made once for each test file, and a speech service that speaks them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A speech service in this process, with what it has said, and a reader of audio files that is not ours."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Audio files as the speech service makes them: other libraries read them, and their pieces join."""
 
-from __future__ import annotations
-
 import io
 import wave
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Voices with their worker: the queue, a reader that does not read, dying. Real processes and the demo voices."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

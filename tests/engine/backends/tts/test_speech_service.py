@@ -1,7 +1,5 @@
 """The service that speaks as its worker runs it, on tiny random voices."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

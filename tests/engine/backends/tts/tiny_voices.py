@@ -1,7 +1,5 @@
 """Makes VITS model folders with random weights: quick to run, and they sound like nothing. Holds no tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A program: loads the demo chat model, asks it a promised prompt plain, as a stream and with a schema, prints JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

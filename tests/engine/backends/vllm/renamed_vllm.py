@@ -3,8 +3,6 @@
 Of the installed one: its own uses of a name are renamed, too; files without any are links.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable

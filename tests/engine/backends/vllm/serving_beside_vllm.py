@@ -4,8 +4,6 @@ One JSON object per line: the request's name, whether its prompt is rendered her
 sent and what was answered. The last line is about streams that end early.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

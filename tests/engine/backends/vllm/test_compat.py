@@ -1,7 +1,5 @@
 """What our code takes of other people's packages without a promise is listed, and is there as we count on it."""
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

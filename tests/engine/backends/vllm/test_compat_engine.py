@@ -1,7 +1,5 @@
 """A model is loaded and answers where vLLM no longer has the names that our optional patches take."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Which models were compiled is known after a restart, and only for as long as the code fits what is started."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM's own kernels for norms give on a CPU what its seven calls of torch give, and are asked for nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The grammars that vLLM is given: no endless whitespace, and a safe line below which nothing is tried out first."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns are few, bounded for each owner, and given out owner by owner."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

@@ -1,7 +1,5 @@
 """What a model cannot do is refused by name, also where vLLM returns an error instead of raising it."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """A schema that is accepted as strict cannot be broken: random schemas, random answers of their grammars, jsonschema as judge."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

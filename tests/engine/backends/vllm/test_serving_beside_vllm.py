@@ -1,7 +1,5 @@
 """Our serving asks vLLM's core for the same as vLLM's own serving classes would, and answers the same."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@ tests/server/api/chat/test_tool_choice.py.
 """
 
 # ruff: noqa: RUF001  # DeepSeek writes its marks with wide bars
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable

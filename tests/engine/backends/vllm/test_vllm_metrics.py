@@ -1,7 +1,5 @@
 """vLLM's own metrics of an engine are in the registry of that engine, and in no other."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from typing import Any

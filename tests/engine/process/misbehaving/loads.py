@@ -1,7 +1,5 @@
 """Those that do not load: refuse, break, die, or never come to an end."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import NoReturn

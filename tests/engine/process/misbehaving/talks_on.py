@@ -1,7 +1,5 @@
 """Does not know when a job is over: ends it twice, speaks of it afterwards, and of jobs that never were."""
 
-from __future__ import annotations
-
 from misbehaving.well import Counter
 
 from engine.errors import GenerationError

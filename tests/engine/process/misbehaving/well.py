@@ -1,7 +1,5 @@
 """The one that behaves: a job counts to the number in its payload, one event a step. The others are made of it."""
 
-from __future__ import annotations
-
 import os
 
 import msgspec

@@ -1,7 +1,5 @@
 """Which voices there are: over HTTP and on the command line, for each key what it may use."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

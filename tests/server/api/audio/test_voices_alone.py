@@ -1,7 +1,5 @@
 """A server that only speaks: lists without a key, models that are put there while it runs, a worker that dies, nobody who listens."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json

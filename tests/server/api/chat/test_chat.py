@@ -1,7 +1,5 @@
 """Chat answers of the real engine: word for word, one by one and all at once, with honest counts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Chunks of a streamed answer: valid JSON, one line each, whatever the text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schemas that would keep the grammar compiler busy, or that no value can satisfy, are refused before it sees them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

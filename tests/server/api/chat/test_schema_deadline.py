@@ -1,7 +1,5 @@
 """JSON schemas that would keep the grammar compiler busy for minutes cost their sender 10 s and nobody else anything."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

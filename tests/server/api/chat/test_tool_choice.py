@@ -3,8 +3,6 @@
 The formats themselves, in all families, are tested in tests/engine/backends/vllm/test_tool_parsers.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

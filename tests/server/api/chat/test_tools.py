@@ -1,7 +1,5 @@
 """Function calling and structured output: streamed and plain answers agree, cut-off calls say so, schemas hold."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

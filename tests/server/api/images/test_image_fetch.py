@@ -1,7 +1,5 @@
 """Pictures from addresses: a real TLS server answers, and nothing but the public internet is ever asked."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import ssl

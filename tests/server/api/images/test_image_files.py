@@ -1,7 +1,5 @@
 """Generated images as files: real folders, real full disks. What is too old or too much goes, half a file never comes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

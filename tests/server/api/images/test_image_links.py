@@ -1,7 +1,5 @@
 """Signed links to images: who has one gets in until it ends, and nobody else."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit

@@ -1,7 +1,5 @@
 """Images over HTTP from the real server: what is asked for is what comes, as a link, as base64, or both."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from typing import Any

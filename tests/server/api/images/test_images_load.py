@@ -1,7 +1,5 @@
 """Many image requests at once, and what a dying or broken image model costs. Real processes and real signals."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
