@@ -1,5 +1,7 @@
 """`hearth keys` as people and scripts use it, against a real database and the models.yaml of this repository."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import Callable
