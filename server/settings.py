@@ -1,7 +1,5 @@
 """How this machine runs Hearth: environment variables `HEARTH_*`, read once. What is served is models.yaml's."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

@@ -3,8 +3,6 @@
 When the state changes is the pool's to decide (pool.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

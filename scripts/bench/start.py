@@ -1,7 +1,5 @@
 """`bench start` and `bench killed`: how soon a server answers, and how soon again after its engine was killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

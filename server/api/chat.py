@@ -1,7 +1,5 @@
 """`POST /v1/chat/completions`, plain and streamed, and `/v1/chat/completions/batch` for many conversations at once."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

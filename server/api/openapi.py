@@ -3,8 +3,6 @@
 Adds the key, the one shape of errors with the statuses of each route, and what a stream looks like.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel

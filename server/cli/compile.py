@@ -1,7 +1,5 @@
 """`hearth compile`: has vLLM compile the chat models once, so that their next starts on a CPU use the code at once."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import sysconfig

@@ -1,7 +1,5 @@
 """`hearth status` and `hearth reload`: how the running server stands, and having it read its files again."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

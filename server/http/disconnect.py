@@ -41,7 +41,9 @@ class CancelOnDisconnect:
         self._connection = Connection.of(scope)
         self._drain = drain
         self._task: asyncio.Task[Any] | None = None
-        self._reason: Exception | None = None
+        self._reason: Callable[[], Exception] | None = (
+            None  # made late: kept, an error would hold its frames, and they it
+        )
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -58,15 +60,15 @@ class CancelOnDisconnect:
         if self._reason is None or task is None or task.uncancel() > self._cancelling:
             return
         if kind is asyncio.CancelledError:
-            raise self._reason from None
+            raise self._reason() from None
 
     def _client_left(self) -> None:
-        self._interrupt(ClientDisconnectedError())
+        self._interrupt(ClientDisconnectedError)
 
     def _cut_off(self) -> None:
-        self._interrupt(shutting_down())
+        self._interrupt(shutting_down)
 
-    def _interrupt(self, reason: Exception) -> None:
+    def _interrupt(self, reason: Callable[[], Exception]) -> None:
         if self._task is not None and self._reason is None:
             self._reason = reason
             self._task.cancel()

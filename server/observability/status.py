@@ -162,14 +162,15 @@ class Status(_Part):
 async def read_status(app: FastAPI) -> Status:
     """Look at everything once. What belongs to the event loop is read on it, processes and GPUs in a thread (50 ms)."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
-    loads = {load.id: load for load in engine.loads()}
+    loads, states = {load.id: load for load in engine.loads()}, engine.health()
+    swaps, running, draining = engine.swaps, drain.running, drain.draining
     families, ram, hardware = await asyncio.to_thread(_inspect, loads.values())
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
     models = []
-    for health in engine.health():
+    for health in states:
         load = loads.get(health.id) or ModelLoad(health.id, running=0, waiting=0)
         models.append(_model(health, load, _memory(load, ram.get(load.id), gpus), app.state.metrics.last_minute))
-    found = {model.status for model in models} | ({"draining"} if drain.draining else set())
+    found = {model.status for model in models} | ({"draining"} if draining else set())
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
     started_at = psutil.Process().create_time()
     return Status(
@@ -179,8 +180,8 @@ async def read_status(app: FastAPI) -> Status:
         base_url=app.state.base_url,
         started_at=iso(datetime.fromtimestamp(started_at, UTC)) or "",
         uptime_seconds=round(time.time() - started_at, 1),
-        requests_running=drain.running,
-        swaps=engine.swaps,
+        requests_running=running,
+        swaps=swaps,
         ram_total_bytes=hardware.ram_bytes,
         ram_available_bytes=hardware.ram_available_bytes,
         models=models,

@@ -5,8 +5,6 @@ with one line in the log, where vLLM no longer has what it takes. scripts/check-
 Nothing is imported here; names are strings.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import logging

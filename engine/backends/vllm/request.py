@@ -4,13 +4,11 @@ Short conversations of plain text are rendered here (`TextPrompts`), all others 
 settings and limits for each, and uses a thread. That both ways give the same tokens is checked when a model is loaded.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from transformers import TokenizersBackend
 from vllm.entrypoints.openai.chat_completion.protocol import (
@@ -196,7 +194,7 @@ class TextPrompts:
         self._slow = False
 
     @classmethod
-    async def of(cls, chat: Any) -> TextPrompts | None:
+    async def of(cls, chat: Any) -> Self | None:
         """Return None where vLLM's serving would do something else, or gets other tokens."""
         parser = chat.parser_cls
         if parser is not None and (parser.always_adjust_request or parser.reasoning_parser_cls is not None):
@@ -208,7 +206,7 @@ class TextPrompts:
         return made if made and await made.agrees_with(chat.online_renderer, trials) else None
 
     @classmethod
-    def _looked_up(cls, chat: Any, request: Any) -> TextPrompts | None:
+    def _looked_up(cls, chat: Any, request: Any) -> Self | None:
         """Look up what vLLM would for `request`, a plain one of its own."""
         # Not at the top: without these optional names, vLLM renders all conversations.
         from transformers.utils.chat_template_utils import _compile_jinja_template

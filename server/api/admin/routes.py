@@ -1,7 +1,5 @@
 """How the server stands, and what was changed: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any, Literal

@@ -38,6 +38,7 @@ _KEY_FILE = "image-links.key"
 _KEY_BYTES = 32
 _MOMENT = re.compile(r"[0-9]{1,12}")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+_SWEEP_TO = 15 / 16  # of the bytes allowed: what is left after a sweep, so that not every new file needs one
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class StoredImage:
 class ImageFiles:
     """The images in one folder, for one server. Use as `async with`, on one event loop.
 
-    The folder is swept at the start, every `sweep_every_seconds`, and after each write. Files of other names are left
+    The folder is swept at the start, every `sweep_every_seconds`, and when it may be too large. Files of other names are left
     alone. What is named `..._now` blocks, and raises OSError.
     """
 
@@ -65,6 +66,7 @@ class ImageFiles:
     def __post_init__(self) -> None:
         self._threads = CapacityLimiter(_THREADS)
         self._sweeping = asyncio.Lock()
+        self._bytes = 0
         self._timer, self._tasks = SideTasks(), SideTasks()
 
     async def __aenter__(self) -> Self:
@@ -102,7 +104,9 @@ class ImageFiles:
                 "`b64_json`, which stores nothing, or tell whoever runs this server.",
                 headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
             ) from error
-        self._tasks.start(self.sweep())
+        self._bytes += len(data)
+        if self._bytes > self.max_bytes and not self._sweeping.locked():
+            self._tasks.start(self.sweep())
         return StoredImage(name, expires_at)
 
     async def read(self, name: str) -> bytes | None:
@@ -119,10 +123,17 @@ class ImageFiles:
     async def sweep(self) -> None:
         """Delete what is too old or too much; where that fails it is tried again later."""
         async with self._sweeping:
-            try:
-                await self._run(self._sweep_now)
-            except OSError as error:
-                _log.warning("old images in %s could not be deleted: %s", self.path, error.strerror)
+            while True:
+                before, self._bytes = self._bytes, 0
+                try:
+                    kept = await self._run(self._sweep_now)
+                except OSError as error:
+                    self._bytes += before
+                    _log.warning("old images in %s could not be deleted: %s", self.path, error.strerror)
+                    return
+                self._bytes += kept  # what came meanwhile may count twice, but never not
+                if self._bytes <= self.max_bytes:
+                    return  # else nobody has started a sweep for what came
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await to_thread.run_sync(work, *arguments, limiter=self._threads)
@@ -142,16 +153,18 @@ class ImageFiles:
     def _delete_now(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def _sweep_now(self) -> None:
-        """Delete what is too old, then the oldest as long as there is too much."""
+    def _sweep_now(self) -> int:
+        """Delete what is too old, then the oldest as long as there is too much. Returns the bytes that are left."""
         files = sorted(self._stored())
         kept = sum(size for _, size, _ in files)
+        target = self.max_bytes * _SWEEP_TO if kept > self.max_bytes else self.max_bytes
         oldest = self.clock() - self.retention_seconds
         for modified, size, name in files:
-            if modified > oldest and kept <= self.max_bytes:
+            if modified > oldest and kept <= target:
                 break
             self._delete_now(name)
             kept -= size
+        return kept
 
     def _stored(self) -> Iterator[tuple[float, int, str]]:
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:

@@ -1,7 +1,5 @@
 """What `hearth doctor` looks at, and what a check finds: plain data."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
