@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine import ANSWERS, SETTLED, Config, Engine, ModelInfo
 from engine.pool.records import compiler
@@ -245,15 +245,16 @@ class Banner:
     async def follow(self, engine: Engine) -> None:
         """Greet, show the models coming up, and say when all is ready; then report what changes."""
         self._greet()
-        tasks = {health.id: self._bars.add_task(health.id, total=1.0, phase="", left="") for health in engine.health()}
+        tasks: dict[str, TaskID] = {}
         if self._console.is_terminal:
             self._bars.start()
         announced, reported = False, dict[str, str]()
         while True:
             for health in engine.health():
-                task = tasks[health.id]
+                if health.id not in tasks:  # at the start all of them; later those of a reload
+                    tasks[health.id] = self._bars.add_task(health.id, total=1.0, phase="", left="")
                 left = time_left(health.remaining_seconds)
-                self._bars.update(task, completed=health.progress, phase=health.phase, left=left)
+                self._bars.update(tasks[health.id], completed=health.progress, phase=health.phase, left=left)
                 # A line per new phase where bars cannot be drawn, and afterwards everywhere
                 if reported.get(health.id) != health.phase and not self._bars.live.is_started:
                     self._say(f"  {health.id}: {health.phase}{f' ({left})' if left else ''}")

@@ -76,7 +76,9 @@ class Images(report.Benchmark):
 
         async def measure(server: Server, repeat: int) -> report.Figures:
             how: dict[str, Any] = {
-                "moments": poisson(rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=repeat)
+                "moments": poisson(
+                    rate, max(_FEWEST_IMAGES, round(rate * self.seconds)), seed=repeat + 1000 * beside_long
+                )
             }
             if beside_long:
                 long = image_job(server, size, f"{repeat} long", ("hd",), streams=_LONG_BESIDE)

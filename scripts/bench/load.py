@@ -194,6 +194,7 @@ class Connection(asyncio.Protocol):
         self._finish(f"the connection was closed before the end ({exc or 'no error'})")
 
     def data_received(self, data: bytes) -> None:
+        self._came_at = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -206,7 +207,7 @@ class Connection(asyncio.Protocol):
             self._answer.retry_after = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
-        self._answer.pieces.append((time.perf_counter() - self._start, body))
+        self._answer.pieces.append((self._came_at - self._start, body))
 
     def on_message_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()
@@ -295,7 +296,7 @@ class Load:
             async with asyncio.timeout(leaving[number % len(leaving)]):
                 await connection.send(self._encode(number), answer, self.start)
         except TimeoutError:
-            answer.left = True
+            answer.left, answer.pieces = True, []
         finally:
             if not connection.transport.is_closing():
                 self._idle.append(connection)

@@ -3,8 +3,6 @@
 `Connection` is what an answer may know and do of its connection beside ASGI.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import re
@@ -17,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 import uvicorn
 from starlette.types import Scope
@@ -86,8 +84,8 @@ class Connection:
         self._on_disconnect: Callable[[], None] | None = None
 
     @classmethod
-    def of(cls, scope: Scope) -> Connection:
-        found: Connection = scope["hearth.connection"]
+    def of(cls, scope: Scope) -> Self:
+        found: Self = scope["hearth.connection"]
         return found
 
     def write(self, data: bytes) -> None:

@@ -1,7 +1,5 @@
 """Reads request bodies: capped while they arrive, and strict JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -242,7 +242,7 @@ class RequestService(ImageService):
     def _run(self, group: list[Running]) -> None:
         try:
             pictures = self._pipe(**self._call(group)).images
-        except BaseException as error:
+        except Exception as error:
             self._pipe.maybe_free_model_hooks()  # the pipelines do this themselves, but only where they reach their end
             if isinstance(error, _AllCancelledError):
                 return

@@ -27,7 +27,6 @@ _FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv4", 
 _CHOICES = ("anyOf", "oneOf")
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
-_MERGED = frozenset({"type", "properties", "required", "additionalProperties"})
 # Numbers are the exception: a whole one is an integer, too.
 _JSON_TYPES = {bool: "boolean", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
 
@@ -81,18 +80,24 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     """Return what holds both, of objects; None where that cannot be written down."""
-    own = {name: value for name, value in branch.items() if name in _CONSTRAINTS} if isinstance(branch, dict) else None
-    if own is None or any(each.get("type", "object") != "object" or each.keys() - _MERGED for each in (base, own)):
+    own = (
+        {name: value for name, value in branch.items() if name in _CONSTRAINTS} if isinstance(branch, dict) else {"": 0}
+    )
+    if not all(map(_is_object, (base, own))) or (base.keys() & own.keys()) - {"type", "properties", "required"}:
         return None
     wide, narrow = base.get("properties", {}), own.get("properties", {})
     # A property of one side is another one to the `additionalProperties` of the other.
-    others = [each["additionalProperties"] for each in (base, own) if "additionalProperties" in each]
-    if len(others) == 2 or (others not in ([], [True]) and wide.keys() ^ narrow.keys()):
-        return None
-    if any(not _narrows(wide[name], narrow[name]) for name in wide.keys() & narrow.keys()):
+    closed = (base | own).get("additionalProperties", True) is not True
+    shared = wide.keys() & narrow.keys()
+    if (closed and wide.keys() ^ narrow.keys()) or not all(_narrows(wide[name], narrow[name]) for name in shared):
         return None
     required = dict.fromkeys([*base.get("required", []), *own.get("required", [])])
     return _described({**base, **own, "type": "object", "properties": wide | narrow, "required": list(required)})
+
+
+def _is_object(schema: dict[str, Any]) -> bool:
+    well_formed = isinstance(schema.get("properties", {}), dict) and isinstance(schema.get("required", []), list)
+    return well_formed and schema.get("type", "object") == "object" and schema.keys() <= _OBJECT | {"type"}
 
 
 def _narrows(wide: Any, narrow: Any) -> bool:

@@ -1,6 +1,7 @@
 """A client's connection to the server's own HTTP, over a transport that records, and an app that answers when told to."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -95,6 +96,7 @@ class Connection:
         self.protocol.connection_made(self.transport)
 
     async def _slow(self, request: Request) -> Response:
+        self.request = weakref.ref(request)
         await request.body()
         return Response(await until_disconnect(self._work(), request, request.app.state.drain))
 

@@ -1,6 +1,7 @@
 """What is written, and how a client's leaving is noticed: the server's own HTTP over a transport that records."""
 
 import asyncio
+import gc
 import json
 
 import pytest
@@ -107,6 +108,19 @@ async def test_a_client_that_leaves_is_noticed_without_a_task_that_watches(path:
     await connection.ended()
     assert connection.left == ["slow" if path == "/slow" else "stream"]
     assert [record.status for record in connection.log] == [499]
+
+
+async def test_what_a_request_held_is_freed_at_once_when_its_client_leaves():
+    connection = Connection()
+    gc.disable()
+    try:
+        connection.protocol.data_received(ask("/slow"))
+        await connection.begun.wait()
+        connection.protocol.connection_lost(None)
+        await connection.ended()
+        assert connection.request() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_is_no_request_ends_a_stream_and_is_not_answered_within_it():

@@ -197,3 +197,16 @@ def test_without_strict_an_answer_has_the_demanded_type(schema: Any) -> None:
     made, chance = of_the_type(enforceable(schema)), random.Random(1)  # noqa: S311
     judge = jsonschema.Draft202012Validator({"type": schema["type"]})
     assert all(judge.is_valid(answer_of(made, chance)) for _ in range(30))
+
+
+def test_choices_beside_an_object_keep_what_no_grammar_counts():
+    branch = {"properties": {"a": {"type": "string"}}, "required": ["a"]}
+    schema = {"type": "object", "minProperties": 1, "anyOf": [branch]}
+    assert enforceable(schema) == {"anyOf": [{"type": "object", "minProperties": 1, **branch}]}
+    assert unenforced(enforceable(schema)) == "minProperties"
+
+
+@pytest.mark.parametrize("wrong", [{"properties": 5}, {"required": None}, {"properties": [1]}])
+def test_what_is_malformed_is_left_as_it_is(wrong: dict[str, Any]):
+    schema = {"type": "object", **wrong, "anyOf": [{"type": "object"}]}
+    assert enforceable(schema) == schema
