@@ -80,10 +80,10 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     """Return what holds both, of objects; None where that cannot be written down."""
-    own = (
-        {name: value for name, value in branch.items() if name in _CONSTRAINTS} if isinstance(branch, dict) else {"": 0}
-    )
-    if not all(map(_is_object, (base, own))) or (base.keys() & own.keys()) - {"type", "properties", "required"}:
+    if not isinstance(branch, dict):
+        return None
+    own = {name: value for name, value in branch.items() if name in _CONSTRAINTS}
+    if not (_is_object(base) and _is_object(own)) or (base.keys() & own.keys()) - {"type", "properties", "required"}:
         return None
     wide, narrow = base.get("properties", {}), own.get("properties", {})
     # A property of one side is another one to the `additionalProperties` of the other.
