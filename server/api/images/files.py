@@ -53,8 +53,8 @@ class StoredImage:
 class ImageFiles:
     """The images in one folder, for one server. Use as `async with`, on one event loop.
 
-    The folder is swept at the start, every `sweep_every_seconds`, and when it may be too large. Files of other names are left
-    alone. What is named `..._now` blocks, and raises OSError.
+    The folder is swept at the start, every `sweep_every_seconds`, and when it may be too large. Files of other names
+    are left alone. What is named `..._now` blocks, and raises OSError.
     """
 
     path: Path
