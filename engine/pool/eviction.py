@@ -12,7 +12,7 @@ Device = int | None
 Bytes = Mapping[Device, int]
 State = Literal["out", "coming", "in", "leaving"]
 
-# One swap on a device in this time: two users who want different models must not make it do nothing but load.
+# From one swap on a device to the next, and the least that a model stays: else two users would make it only load.
 SWAP_EVERY_SECONDS = 10.0
 # A model that is always in use is evicted after a request for another one has waited this long.
 LONGEST_WAIT_SECONDS = 30.0
@@ -38,7 +38,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now, and after how many seconds to ask again though nothing has happened.
+    """What to do now, and when to call `decide` again at the latest.
 
     `swaps` are the models for which others are evicted.
     """
@@ -64,7 +64,7 @@ def decide(models: Iterable[Model], budgets: Bytes, swapped_at: Mapping[Device, 
     """
     draft = _Draft(models, budgets)
     draft.evict(model for model in draft.evictable() if _idle_in(model, now) == 0)
-    for model in draft.evictable():  # models.yaml has given its memory to others
+    for model in draft.evictable():  # after a reload that shrank its budget
         if any(draft.free(device, soon=True) < 0 for device in model.bytes_on):
             draft.evict([model])
     again = [seconds for model in draft.evictable() if (seconds := _idle_in(model, now)) is not None]
@@ -146,14 +146,14 @@ def _ripe_in(one: Model, asked: Model, now: float) -> float:
 
 
 def _idle_in(model: Model, now: float) -> float | None:
-    """Return after how many seconds one that may be evicted has been idle for too long; None: not by time alone."""
+    """Return the seconds until `unload_after_seconds` is over; None: no such limit, or in use."""
     if model.unload_after_seconds is None or model.leases:
         return None
     return max(0.0, model.used_at + model.unload_after_seconds - now)
 
 
 def _fewest(ordered: Iterable[Model], lacks: Mapping[Device, int]) -> list[Model]:
-    """Return what frees enough, the first of them, without any that need not go; none if it cannot be."""
+    """Return models from the front of `ordered` that free enough, none superfluous; [] if all do not suffice."""
     chosen = list(ordered)
     for model in reversed(chosen):
         others = [one for one in chosen if one is not model]

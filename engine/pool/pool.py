@@ -102,8 +102,8 @@ class Pool:
         """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
 
         An interactive one keeps what can wait from starting. What can wait is admitted first, and waits for its model
-        if that is being restarted. The order matters: a leased model is not evicted, so that with a lease nothing may
-        be waited for that can be taken by a request which waits for that model. Raises like `get`.
+        if that is being restarted. The order matters: a request with a lease must not wait for a place, because the
+        place's owner may itself wait for that lease to end (deadlock). Raises like `get`.
         """
         name, interactive = request.model, request.urgency == Urgency.INTERACTIVE
         with contextlib.ExitStack() as acquired:
@@ -151,7 +151,7 @@ class Pool:
         return model
 
     async def revived(self, name: str) -> None:
-        """Wait for a model that is restarted after a death. Raises like `get`; if it comes and goes, when it failed."""
+        """Wait for a model that restarts after a death. Raises like `get`; if it shares memory, only when it failed."""
         model = self._model(name)
         await self._ledger.changes.until(lambda: not model.reviving())
         look = self._is_loaded if self._ledger.is_evictable(name) else self.get

@@ -28,7 +28,7 @@ class _Times(msgspec.Struct):
 class LoadTimes:
     """By model and phase, the seconds from the beginning of the phase until the model was ready.
 
-    The first load of a process is told from later ones (`again`), which find libraries imported already.
+    `again`: a later load in this process, which is faster, since libraries are imported already.
     """
 
     def __init__(self, data_dir: Path | None = None) -> None:
@@ -81,7 +81,7 @@ class CompiledModels:
         self.lacking.discard(spec.id)
         if spec.engine.enforce_eager is not None:
             return not spec.engine.enforce_eager
-        usable = _place(spec, weights) not in self._unusable and compiler() is not None  # vLLM asks it for its version
+        usable = _code_key(spec, weights) not in self._unusable and compiler() is not None  # vLLM asks for its version
         if usable and self._is_known(spec, weights):
             return True
         self.lacking.add(spec.id)
@@ -89,14 +89,14 @@ class CompiledModels:
 
     @contextmanager
     def used(self, spec: ChatModelSpec, weights: Path) -> Iterator[None]:
-        """Hold while it starts compiled. If it fails, and models.yaml does not insist, the next try is uncompiled."""
+        """Hold while it starts compiled. If it fails and `enforce_eager` is not set, the next try is uncompiled."""
         try:
             yield
         except LoadError:  # of the model, not of its code
             raise
         except Exception:
             if spec.engine.enforce_eager is None:
-                self._unusable.add(_place(spec, weights))
+                self._unusable.add(_code_key(spec, weights))
                 _log.warning(
                     "%s does not start with the code that was compiled for it. Until the server is restarted it runs "
                     "uncompiled, and slower. `hearth compile %s` makes new code.",
@@ -110,11 +110,11 @@ class CompiledModels:
         with ExitStack() as locked:
             with suppress(OSError):  # then nothing can be written either
                 fcntl.flock(locked.enter_context(file.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
-            known = _Compiled(self._read() | {_place(spec, weights): self._made_for(spec)})
+            known = _Compiled(self._read() | {_code_key(spec, weights): self._made_for(spec)})
             write_record(file, known, "the next start runs its models uncompiled")
 
     def _is_known(self, spec: ChatModelSpec, weights: Path) -> bool:
-        return self._read().get(_place(spec, weights)) == self._made_for(spec)
+        return self._read().get(_code_key(spec, weights)) == self._made_for(spec)
 
     def _made_for(self, spec: ChatModelSpec) -> str:
         engine = spec.engine
@@ -125,5 +125,5 @@ class CompiledModels:
         return read_record(self._file, _Compiled, "models run uncompiled until `hearth compile`").compiled
 
 
-def _place(spec: ChatModelSpec, weights: Path) -> str:
+def _code_key(spec: ChatModelSpec, weights: Path) -> str:
     return f"{spec.id}: {weights.resolve()}"

@@ -42,7 +42,7 @@ def audit(
 
 
 def backup(
-    path: Annotated[Path, typer.Argument(help="Where to write the copy. Nothing is there yet.")],
+    path: Annotated[Path, typer.Argument(help="Where to write the copy. Must not exist yet.")],
     *,
     data_dir: DataDir = None,
 ) -> None:

@@ -36,7 +36,7 @@ Data = dict[str, Any]
 
 
 def _limit(what: str) -> Any:
-    return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none` restores it.")
+    return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none`: the tier's limit holds.")
 
 
 Id = Annotated[str, typer.Argument(callback=key_named, help="The id of the key, as `hearth keys list` shows it.")]
@@ -80,7 +80,7 @@ def create(  # noqa: PLR0913 - one argument per option
     images_per_day: ImagesPerDay = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key. It is shown once."""
+    """Create a key. It is shown once. --scope and --model may be repeated."""
     settings = load_settings(**context.obj)
     config = load_config(settings.models)
     check_scopes(scope or ())
@@ -128,7 +128,7 @@ def _row(key: ApiKey, data: Data) -> tuple[str, ...]:
 
 @app.command()
 def show(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
-    """Show everything about one key, with the limits that hold for it. Its text is kept nowhere."""
+    """Show everything about one key, with the limits that hold for it. The secret cannot be shown again."""
     settings = load_settings(**context.obj)
     key = in_store(settings, lambda database: KeyStore(database).find(public_id))
     data = _data(key, _tiers(settings))
@@ -167,7 +167,7 @@ def update(  # noqa: PLR0913 - one argument per option
     images_per_day: ImagesPerDay = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what is named, and leave the rest as it is."""
+    """Change the given fields; the rest stays. --scope and --model may be repeated."""
     if model and all_models:
         refuse("--model and --all-models exclude each other. Give one of them.")
     given = {"name": name, "tier": tier, "scopes": scope or None, "models": model or None, "notes": notes}
@@ -200,11 +200,11 @@ def rotate(
     *,
     overlap: Annotated[str, typer.Option(help="How long the old key still works: 24h (also m, d, w), or 0h.")] = "24h",
     expires: Annotated[
-        str | None, typer.Option(help="When the new one ends, as for create. Default: as long as the old was made for.")
+        str | None, typer.Option(help="When the new one ends, as for create. Default: the old one's lifetime, anew.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a successor with the same rights and limits. It is shown once; the old key works on for the overlap."""
+    """Make a successor with the same rights and limits. It is shown once; the old key keeps working for --overlap."""
     overlap_span = read_time("--overlap", overlap, lambda text, _now: span(text), utc_now())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
 
@@ -233,7 +233,7 @@ def expire(  # noqa: PLR0913 - one argument per option
     never: Annotated[bool, typer.Option("--never", help="It has no end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set when a key ends, or that it does not. A key that has expired works again with a later end."""
+    """Set or remove the end of a key. An expired key works again with a later end."""
     if sum((at is not None, in_ is not None, never)) != 1:
         refuse(f"Say when it ends: one of --at 2027-01-31, --in 90d, --never. To end it now: {HEARTH} keys revoke.")
     option, given = ("--in", in_) if at is None else ("--at", at)

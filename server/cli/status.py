@@ -30,7 +30,7 @@ def status(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the server stands: models, memory, queues, GPUs.
+    """Show the server's state: models, memory, queues, GPUs.
 
     Exit code 0: all is well or loading. 1: no server is running. 2: a model has failed, or the server does not respond.
     """

@@ -62,16 +62,16 @@ def pull_command(  # noqa: PLR0913 - one argument per option
     *,
     repository: Annotated[str | None, typer.Option(help="Any repository, like owner/name.")] = None,
     folder: Annotated[str | None, typer.Option("--as", help="Folder for it. Default: the repository's name.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch. Default: the folder's, or main.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Commit, tag, branch. Default: the folder's, else main.")] = None,
     subfolder: Annotated[str, typer.Option(help="Only this folder of the repository.")] = "",
     gpus: Gpus = None,
-    again: Annotated[bool, typer.Option("--again", help="Hash what is there and fetch what is damaged.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Re-check existing files and fetch damaged ones.")] = False,
     weights_dir: WeightsDir = None,
     data_dir: DataDir = None,
     models: Models = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch models from a hub, verified file by file. Run again after a break, it goes on where it was."""
+    """Fetch models from a hub, verified file by file. Resumes after an interruption."""
     settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     names = models_wanted or []
     if repository is None and (folder or subfolder or (revision and len(names) != 1)):
@@ -144,7 +144,7 @@ def remove_command(
     data_dir: DataDir = None,
     models: Models = None,
 ) -> None:
-    """Remove folders, and what is unfinished of them. Refused while a server runs that uses them."""
+    """Remove folders, with unfinished downloads. Refused while a running server uses them."""
     settings = load_settings(data_dir=data_dir, models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     running = running_pid(settings.data_dir)
@@ -168,7 +168,7 @@ def export_command(
         typer.Argument(metavar="[FOLDER]...", help="As `hearth weights list` names them. Default: all complete ones."),
     ] = None,
     *,
-    to: Annotated[Path, typer.Option(help="Directory to write into, like a disk to be carried.")],
+    to: Annotated[Path, typer.Option(help="Directory to write into, for example a portable disk.")],
     weights_dir: WeightsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -183,7 +183,7 @@ def export_command(
 def import_command(
     directory: Annotated[Path, typer.Argument(help="What `hearth weights export` wrote, or one folder of it.")],
     *,
-    folder: Annotated[str | None, typer.Option("--as", help="Folder for it, if it is one. Default: its name.")] = None,
+    folder: Annotated[str | None, typer.Option("--as", help="New name, if one is imported. Default: its own.")] = None,
     weights_dir: WeightsDir = None,
     as_json: AsJson = False,
 ) -> None:

@@ -62,7 +62,7 @@ class StrictRoute(APIRoute):
 class Bodies:
     """The bodies in memory, of all requests together. Belongs to one event loop.
 
-    Once they are too many, those of a key are refused that has its equal share of the room, or more.
+    When the room is full, bodies of keys that hold more than an equal share are refused.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """Stretches speech to a speed, and encodes it as it is made: one encoder from a file's beginning to its end, by FFmpeg.
 
-The mark says that a model spoke, where the format has a place for it: not in AAC (ADTS), and PCM is bare samples.
+The mark of AI-made audio is set where the format has a place for it: not in AAC (ADTS), and PCM is bare samples.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArra
         return samples
     graph: Any = av.filter.Graph()
     source = graph.add_abuffer(format="flt", layout="mono", sample_rate=rate, time_base=Fraction(1, rate))
-    # One takes 0.5 to 2. The silence behind is what they keep to themselves.
+    # One atempo filter takes 0.5 to 2, so two are chained. They keep the last samples back: silence is added for that.
     halves = [graph.add("atempo", str(math.sqrt(speed))) for _ in range(2)]
     graph.link_nodes(source, *halves, graph.add("abuffersink")).configure()
     graph.push(_frame(np.pad(samples, (0, rate // 2)), rate))

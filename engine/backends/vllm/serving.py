@@ -81,7 +81,7 @@ def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThre
 
 
 class Serving:
-    """Of one started engine. `vllm` is vLLM's own serving of it. Used in one event loop."""
+    """Answers requests on one started engine. `vllm` is vLLM's own serving of it. Used in one event loop."""
 
     def __init__(self, engine: Any, vllm: Any, limits: ChatEngineSpec, grammars: Grammars, pictures: Pictures) -> None:
         self._engine = engine
@@ -91,7 +91,7 @@ class Serving:
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
         self._pictures = pictures
-        self._reasons = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
+        self._has_reasoning_parser = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._text: TextPrompts | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._text_state = text_state() if compat.fits("text steps") else None
@@ -111,7 +111,7 @@ class Serving:
             tokens = len(inputs["prompt_token_ids"])
             longest = self._longest(tokens, vllm_request.max_completion_tokens)
             priority = await ticket.enter(tokens, longest * request.n)
-            core = self._core(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
+            core = self._core_request(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
             outputs, state = self._outputs(request, vllm_request, core)
             collector = Collector(stream, outputs.step, errors.translated, stream.finish)
             await self._start([(core, collector)], stream, state)
@@ -134,13 +134,13 @@ class Serving:
             for position, (prompt, tokens) in enumerate(zip(inputs, longest, strict=True)):
                 name = f"cmpl-{request.request_id}-{position}"
                 own_priority = priority + position * request.n * SEQUENCE
-                core = self._core(name, own_priority, translate_text(request), prompt, tokens)
+                core = self._core_request(name, own_priority, translate_text(request), prompt, tokens)
                 step = partial(outputs.step, position)
                 requests.append((core, Collector(stream, step, errors.translated, outputs.finished)))
             await self._start(requests, stream)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt has; one that leaves no room for an answer is refused as ever."""
+        """Return how many tokens the prompt has; one that leaves no room for an answer is refused, as in `chat`."""
         shortest = replace(request, max_tokens=1)
         with TranslatedErrors(self.context_length, _grammar_field(request)):
             async with self._pictures.decoded(shortest, most=self._limits.max_images) as seen:
@@ -150,10 +150,10 @@ class Serving:
 
     def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
-        return self.vllm.parser_cls is not None and (bool(request.tools) or self._reasons)
+        return self.vllm.parser_cls is not None and (bool(request.tools) or self._has_reasoning_parser)
 
     async def _render(self, request: ChatRequest) -> tuple[Any, Any]:
-        """Return vLLM's request, and its inputs to the core. Pixels live no longer than that: neither until its turn.
+        """Return vLLM's request, and its inputs to the core. Pixels are freed before it waits for its turn.
 
         What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
@@ -205,9 +205,9 @@ class Serving:
         core.reasoning_ended = reasoning["reasoning_ended"]
         core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
         streams = [CallStream(parser, vllm_request, tokenizer) for parser in parsers]
-        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self._reasons), None
+        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self._has_reasoning_parser), None
 
-    def _core(self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
+    def _core_request(self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
         """Return vLLM's request to its core."""
         parameters = vllm_request.to_sampling_params(max_tokens, self.vllm.default_sampling_params)
         core = self._engine.input_processor.process_inputs(name, inputs, parameters, ("generate",), priority=priority)

@@ -33,7 +33,7 @@ class Case:
     full: bool = False
     """Also hash all weights that were fetched."""
     unloaded: bool = False
-    """Also ask models that await their turn."""
+    """Also test models that are not loaded."""
     now: float = field(default_factory=time.time)
 
 

@@ -30,14 +30,14 @@ _COLORS = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "bri
 def doctor(  # noqa: PLR0913 - one argument per option
     *,
     full: Annotated[bool, typer.Option("--full", help="Also read and hash all weights that were fetched.")] = False,
-    self_test: Annotated[bool, typer.Option(help="Ask the running server over HTTP, with a key of its own.")] = True,
-    unloaded: Annotated[bool, typer.Option("--unloaded", help="Also ask models that await their turn.")] = False,
+    self_test: Annotated[bool, typer.Option(help="Send the server test requests, with a temporary key.")] = True,
+    unloaded: Annotated[bool, typer.Option("--unloaded", help="Also test models that are not loaded.")] = False,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
     models: Models = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look whether everything is well, and say what to do where it is not. Exit code 1: there is a problem."""
+    """Find problems and say how to solve them. Exit code 1: there is a problem."""
     folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}
     rows = []
     count = Counter(dict.fromkeys(_COLORS, 0))

@@ -21,8 +21,7 @@ ALL = [*vllm_compat.NAMES, *http_compat.NAMES]
 LISTS = {ROOT / "engine" / "backends" / "vllm" / "compat.py", ROOT / "server" / "http" / "compat.py"}
 # Private names on lines that ruff was told to leave alone, which are not of the packages that the two lists are about.
 ELSEWHERE = {
-    "_build_hf_headers",  # huggingface_hub, engine/hub/remote.py
-    "_catalogues",  # our own, engine/voices/offered.py
+    "_catalogues",  # our own, engine/voices/catalogue.py
     *("_execution_device", "_get_add_time_ids", "_unpack_latents", "_unpatchify_latents"),  # diffusers' pipelines
 }
 WITHIN = {"_C", "_forkserver"}  # part of the way to a listed name
