@@ -64,11 +64,6 @@ def test_a_caller_who_changes_a_prompt_changes_nobody_elses():
     assert fixed_prompts()[0].messages[0]["content"] != "spoiled"
 
 
-def test_an_unknown_demo_model_is_refused_with_the_names_there_are():
-    with pytest.raises(ValueError, match=r"'nothing'.*chat"):
-        weights_dir("nothing")
-
-
 def test_the_promised_prompts_are_read_without_torch():
     code = (
         "import sys; from demo_models.promised import fixed_prompts; fixed_prompts(); sys.exit('torch' in sys.modules)"

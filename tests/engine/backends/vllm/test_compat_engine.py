@@ -28,14 +28,15 @@ RENAMED = {
     "cache at start": "initialize_kv_cache_tensors",
     "compile models only": "TorchCompileWithNoGuardsWrapper",
     "metrics": "_histogram_cls",
+    "latencies": "inter_token_latencies_iter",
     "cpu kernels": "ir_op_priority",
     "text prompts": "resolve_chat_template_kwargs",
     "text steps": "track_weight_version",
 }
 # Of torch and Python, which are not renamed here.
 OTHERS = {"amx", "fork server", "load compiled code"}
-# Said when a process ends, or dies: not by an answer.
-SILENT = {"death"}
+# Said when a process dies, or where there are metrics: not by an answer without all of these.
+SILENT = {"death", "latencies"}
 
 
 def ask(folder: Path, names: list[str]) -> tuple[dict[str, object], list[str]]:

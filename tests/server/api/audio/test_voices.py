@@ -98,7 +98,7 @@ async def test_an_unknown_filter_is_refused_and_of_a_repeated_one_the_last_count
 
 async def test_the_models_that_speak_are_listed_twice_for_two_kinds_of_clients(http: httpx2.AsyncClient):
     answer = (await http.get(SPEECH_MODELS)).json()
-    assert list(answer) == ["object", "models", "data"]
+    assert list(answer) == ["object", "data", "models"]
     assert answer["object"] == "list"
     assert answer["models"] == [{"id": VOICE_MODEL}]
     assert answer["data"] == [(await http.get(f"/v1/models/{VOICE_MODEL}")).json()]
