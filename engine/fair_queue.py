@@ -90,7 +90,7 @@ class FairQueue:
         claim.cost = cost
         self._last_served = claim.owner
         if len(self._counters) > _MOST_IDLE_OWNERS:
-            # Whoever is at or below the floor would be lifted to it on arrival: forgetting them changes nothing
+            # An owner who is at or below the floor would be lifted to it on arrival: forgetting them changes nothing
             floor, kept = self._floor(), {*self._owners(), self._last_served}
             self._counters = {name: count for name, count in self._counters.items() if count > floor or name in kept}
 
@@ -103,7 +103,7 @@ class FairQueue:
     def _rank(self, claim: Claim, now: float) -> tuple[int, float, bool, float]:
         if not self.fair:
             return claim.urgency_at(now), 0.0, False, claim.arrived_at
-        # A newcomer is lifted to the smallest counter, often that of a flood: nobody is served twice on a draw.
+        # A newcomer is lifted to the smallest counter, often that of a flood: no owner is served twice on a draw.
         just_served = claim.owner == self._last_served
         return claim.urgency_at(now), self._counters[claim.owner], just_served, claim.arrived_at
 

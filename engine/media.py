@@ -141,7 +141,7 @@ class Pictures:
                 yield replace(request, messages=messages)
             finally:
                 for image in images:
-                    image.close()  # its pixels are free now, whoever still refers to it
+                    image.close()  # frees its pixels, whatever still refers to it
 
     def close(self) -> None:
         """End the threads."""

@@ -1,4 +1,4 @@
-"""What crosses the border between the engine and whoever uses it: plain frozen data, no behaviour."""
+"""What crosses the border between the engine and its callers: plain frozen data, no behaviour."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class ModelLoad:
 class ImageRequest:
     """`n` images of one prompt, already checked field by field.
 
-    `size` is the edge of the square in pixels. Image `i` is made with `seed + i`, modulo 2**63; None: by chance.
+    `size` is the edge of the square in pixels. Image `i` is made with `seed + i`, modulo 2**63; None: random.
     `compression` is the quality of a JPEG or WebP, 0 to 100. `partial_images`: previews of each image on the way.
     `owner` and `queue_share` as in `ChatRequest`; `before_turn` is awaited with `n` once, before anything
     waits for a turn, and what it raises refuses the request.

@@ -1,7 +1,7 @@
 """models.yaml as frozen specs: what is served and to whom, every problem reported at once with line and key.
 
 How this machine runs it (folders, ports, the database) is the server's settings; whether a model fits is for
-whoever loads it. What an entry may say is models.py's, how YAML is read yaml.py's.
+its caller. What an entry may say is models.py's, how YAML is read yaml.py's.
 """
 
 from collections.abc import Mapping

@@ -162,7 +162,7 @@ class EngineSpec(Spec):
 
 
 class ChatEngineSpec(EngineSpec):
-    """What vLLM is told about a chat model. Every value has a default."""
+    """Settings of vLLM for a chat model. Every value has a default."""
 
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens of prompt and answer together. null: what the plan says, else what the model's own configuration says."""
@@ -189,7 +189,7 @@ class ChatEngineSpec(EngineSpec):
     """vLLM's parser of function calls, like hermes or llama3_json. null: chosen from the
     model's family; none: no parser."""
     kept_for_interactive: Annotated[int, Field(ge=0, le=65536)] | None = None
-    """Of max_num_seqs, how many places batches leave free, so that nobody waits for theirs. null: an eighth."""
+    """Of max_num_seqs, how many places batches leave free, so that interactive requests find one. null: an eighth."""
     kept_for_newcomers: Annotated[int, Field(ge=0, le=65536)] | None = None
     """Of max_num_seqs, how many places only keys take that have nothing running. null: 1 of 2 to 63, then 1 in 32."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 8
@@ -229,7 +229,7 @@ class ChatModelSpec(CommonModelSpec):
     capabilities: Annotated[Names[ChatCapability], Field(json_schema_extra={"contains": {"const": "chat"}})]
     """What clients may ask of it; each is checked against the model when it is loaded."""
     engine: ChatEngineSpec = ChatEngineSpec()
-    """What vLLM is told. Every value has a default."""
+    """Settings of vLLM. Every value has a default."""
 
     @field_validator("capabilities")
     @classmethod

@@ -144,7 +144,7 @@ class Loader:
             if alone and begun == self._begun:  # else what was taken cannot be told apart
                 try:
                     await asyncio.to_thread(planned.keep, spec, before)
-                except BaseException:  # cancelled: nobody will ever know of it
+                except BaseException:  # cancelled: nothing else refers to it
                     backend.terminate()
                     raise
             return backend

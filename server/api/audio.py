@@ -62,7 +62,7 @@ class SpeechBody(ModelBody):
     stream_format: Literal["audio", "sse"] | None = None
     """audio (default): the file itself, as it is spoken. sse: events with pieces of it in base64."""
     seed: RandomSeed | None = None
-    """The same seed gives the same sound. Default: by chance."""
+    """The same seed gives the same sound. Default: random."""
 
 
 @router.post("/speech", response_class=Response)

@@ -51,7 +51,7 @@ def usage(  # noqa: PLR0913 - one argument per option
 
     async def read(database: Database) -> tuple[list[UsageRow], dict[str, str]]:
         if key is not None:
-            await KeyStore(database).find(key)  # a mistyped id would look like a key that nobody used
+            await KeyStore(database).find(key)  # a mistyped id would look like an unused key
         rows = await UsageBook(database).read(start, end, key=key, model=model, group_by=group_by)
         return rows, {found.public_id: found.name for found in await KeyStore(database).list()}
 

@@ -240,9 +240,9 @@ def _of_model(config: Config, settings: Settings, model: str, gpus: str | None) 
     )
 
 
-def _planned(config: Config, settings: Settings, gpus: str | None, anew: Collection[str]) -> dict[str, Wanted]:
-    """Return what the plan wants from a hub, by model; those in `anew` without the folders of their own."""
-    own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in anew}
+def _planned(config: Config, settings: Settings, gpus: str | None, again: Collection[str]) -> dict[str, Wanted]:
+    """Return what the plan wants from a hub, by model; those in `again` without the folders of their own."""
+    own = {model: there for model, there in own_folders(config, settings.weights_dir).items() if model not in again}
     found = plan(config, hardware_for(settings, gpus), Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
         raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")

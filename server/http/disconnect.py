@@ -1,4 +1,4 @@
-"""Cancels work whose client has left or whose server ends, so that an answer nobody receives is not made.
+"""Cancels work whose client has left or whose server ends, so that no answer is made without a receiver.
 
 `Drain` is the end of a server's life: take no more work, let what runs finish, then cut what is left.
 """

@@ -29,15 +29,15 @@ _MAX_HEAD_BYTES = 64 * 2**10
 _MAX_PIPELINED = 64  # requests of one connection without an answer: each takes memory before its key is seen
 _HEAD_SECONDS = 10.0  # from the connection, or a head's first byte, to its last
 _LINGER_SECONDS = 1
-# Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): whoever closes first
-# may close upon a request that is on its way, and that one is lost.
+# Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): the side that closes
+# first may close upon a request that is on its way, and that one is lost.
 _IDLE_SECONDS = 75
 _LAST_WRITES_SECONDS = 2  # for connections whose client does not read, once everything else has ended
 _UPGRADE = re.compile(rb"(?i)(?<=\r\n)upgrade(?=[ \t]*:)")
 
 # To guess nothing, run nothing, and pass nothing on. Not among them: Cross-Origin-Resource-Policy (a chat page
 # elsewhere shows our images by their links) and Strict-Transport-Security (it would bind other services on the same
-# host; whoever owns the name decides).
+# host; the owner of the name decides).
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",  # a link to an image is as good as the image

@@ -33,7 +33,7 @@ _log = logging.getLogger("hearth.store")
 
 
 class Database:
-    """An open database at the newest schema. Made by `open`; whoever opens it closes it.
+    """An open database at the newest schema. Made by `open`; its opener closes it.
 
     `reading`, `writing` and `blocking` are transactions; they raise StoreUnavailableError when the database cannot
     answer, or when open connections no longer lead to the one that was opened.

@@ -28,7 +28,7 @@ class KeyCache(WrittenLater):
 
     A revoked key stops working `ttl_seconds` + one lookup after the revocation, in every process. While
     the store fails, keys seen before go on working until `stale_seconds` after it last vouched for them; all
-    others raise StoreUnavailableError: nobody can tell whether they are valid. `clock` is monotonic seconds.
+    others raise StoreUnavailableError: it is unknown whether they are valid. `clock` is monotonic seconds.
     """
 
     store: KeyStore
@@ -70,7 +70,7 @@ class KeyCache(WrittenLater):
             return self._admit(known.key)
 
     def revoked(self, public_id: str) -> None:
-        """From now on nobody gets in with this key, also while the store fails: a revocation is for good."""
+        """From now on this key is refused, also while the store fails: a revocation is for good."""
         self._revoked.add(public_id)
 
     def ask_again(self, public_id: str) -> None:

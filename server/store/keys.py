@@ -1,7 +1,7 @@
 """API keys: their text and fields, and their rows, each change of which is written together with its audit entry.
 
 A key's text is `hk_<12 public id>_<43 secret><6 checksum>` in base62; only its SHA-256 is on disk. What a tier allows
-is decided by whoever asks. Requests go through `key_cache.py`.
+is decided by the caller. Requests go through `key_cache.py`.
 """
 
 import hashlib

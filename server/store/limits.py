@@ -169,7 +169,7 @@ class Buckets(WrittenLater):
             raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.") from error
 
     def _ended(self, change: _Change, answer: asyncio.Future[Level | Refused | None]) -> None:
-        # The error is seen here: whoever asked may have left
+        # The error is seen here: its caller may have left
         if (answer.cancelled() or answer.exception() is not None) and not change.committing:
             self._keep(change.returns)
 

@@ -67,7 +67,7 @@ class UsageBook(WrittenLater):
 
     While the store fails, up to `max_lines` sums are kept; past that the oldest hours are dropped and the log
     says how many. A killed process loses the last `flush_every_seconds`. Where a connection breaks in the
-    middle of a commit nobody can tell whether it happened; it is then written again rather than lost.
+    middle of a commit it is unknown whether it happened; it is then written again rather than lost.
     """
 
     def __init__(self, database: Database, *, flush_every_seconds: float = 5.0, max_lines: int = 50_000) -> None:

@@ -111,7 +111,7 @@ class Adapter:
         return self.pipe.prepare_latents(1, channels, edge, edge, dtype, self.device, generator)
 
     def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
-        """Return what the scheduler is told of its timesteps; here of latents that are rows of patches."""
+        """Return the arguments of the scheduler for its timesteps; here of latents that are rows of patches."""
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": self.shift(latents.shape[1])}
 
     def shift(self, patches: int) -> float:

@@ -1,6 +1,6 @@
 """`/v1/admin/keys`: what `hearth keys` does, for keys with the scope `admin`, and no way to lock oneself out.
 
-The command line goes to the store itself: whoever has the machine can always make a new admin key.
+The command line goes to the store itself: the owner of the machine can always make a new admin key.
 """
 
 from __future__ import annotations

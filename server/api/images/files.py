@@ -116,7 +116,7 @@ class ImageFiles:
         return None
 
     def discard(self, *names: str) -> None:
-        """Delete files of an answer that nobody got. Does not wait or fail."""
+        """Delete files of an answer that was not received. Does not wait or fail."""
         for name in names:
             self._tasks.start(self._run(self._delete_now, name))
 
@@ -133,7 +133,7 @@ class ImageFiles:
                     return
                 self._bytes += kept  # what came meanwhile may count twice, but never not
                 if self._bytes <= self.max_bytes:
-                    return  # else nobody has started a sweep for what came
+                    return  # else nothing has started a sweep for what came
 
     async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await to_thread.run_sync(work, *arguments, limiter=self._threads)
@@ -214,7 +214,7 @@ class ImageLinks:
 def public_base_url(request: Request, settings: Settings) -> str:
     """Return the base address, with `/v1`, under which this client can reach us.
 
-    Without the setting it is the one that the client itself has called: nobody else is ever shown it.
+    Without the setting it is the one that the client itself has called: no other client is ever shown it.
     """
     if settings.public_base_url is not None:
         return settings.public_base_url

@@ -56,7 +56,7 @@ class ImageGenerationBody(ModelBody):
     response_format: Literal["url", "b64_json"] | None = None
     """Left out: each image has both."""
     seed: RandomSeed | None = None
-    """Image `i` is made with `seed + i`. Default: by chance."""
+    """Image `i` is made with `seed + i`. Default: random."""
     negative_prompt: Annotated[str, Field(max_length=1000)] | None = None
     """What the image does not show, for models that know how."""
     output_format: Literal["png", "jpeg", "webp"] | None = None
@@ -231,7 +231,7 @@ async def read_image_file(
     expires: str = "",
     signature: str = "",
 ) -> Response:
-    """Give an image to whoever has the link to it, until that expires."""
+    """Give an image to a client with the link to it, until that expires."""
     seconds = links.seconds_left(name, expires, signature)
     data = None if seconds is None else await files.read(name)
     if data is None:

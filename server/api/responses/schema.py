@@ -38,7 +38,7 @@ def _typed(item: Any) -> Any:
 
 
 class ResponseText(shared.Strict):
-    """Text, of whoever says it."""
+    """Text, of any role."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
