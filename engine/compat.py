@@ -4,8 +4,6 @@ The lists themselves stand beside the code that uses them: engine/backends/vllm/
 Sources are read, never run, so that a release which is not installed is checked in the same way as one that is.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import itertools
@@ -38,7 +36,7 @@ class ForeignName:
     """Ours takes its place and takes no others: one more parameter is a change as well."""
 
 
-def missing(names: Iterable[ForeignName], sources: Sources) -> list[tuple[ForeignName, str]]:
+def missing(names: Iterable[ForeignName], sources: "Sources") -> list[tuple[ForeignName, str]]:
     """List which of `names` are gone or take other parameters in `sources`, and what is wrong with them."""
     return [(name, problem) for name in names if (problem := _problem(name, sources)) is not None]
 

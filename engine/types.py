@@ -1,7 +1,5 @@
 """What crosses the border between the engine and its callers: plain frozen data, no behaviour."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -126,7 +124,7 @@ class TokenLogprob:
     token: str
     logprob: float
     bytes: tuple[int, ...] | None
-    top: tuple[TokenLogprob, ...] = ()
+    top: "tuple[TokenLogprob, ...]" = ()
 
 
 class ChatDelta(msgspec.Struct, gc=False):

@@ -1,7 +1,5 @@
 """Runs the server: its socket, its signals, and what it tells the terminal (`Banner`) and systemd (`Systemd`)."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -81,7 +79,7 @@ def run(settings: Settings, config: Config) -> None:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: HearthApp, banner: Banner) -> None:
+    def __init__(self, app: HearthApp, banner: "Banner") -> None:
         super().__init__(http_config(app, app.state.settings, app.state.certificate))
         self._app = app
         self._banner = banner

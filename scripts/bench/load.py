@@ -4,8 +4,6 @@ Cheap on purpose, because it may share the cores with what it measures: a stream
 after the clock has stopped. With `run_vllm` it drives `vllm bench serve` instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -73,7 +71,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     leave_after_seconds: list[float | None] = []
     strict: bool = True
     keep_bodies: bool = False
-    beside: LoadJob | None = None
+    beside: "LoadJob | None" = None
     lead_seconds: float = 0.0
 
 
@@ -111,7 +109,7 @@ class LoadResult(msgspec.Struct):
     wall_seconds: float
     cpu_seconds: float
     answers: list[Answer]
-    beside: LoadResult | None = None
+    beside: "LoadResult | None" = None
 
     @property
     def tokens(self) -> int:

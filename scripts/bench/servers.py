@@ -1,7 +1,5 @@
 """What is measured: a real `hearth serve` in a temporary folder with a models.yaml of its own, and what it uses."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client
@@ -141,7 +139,7 @@ class Server:
         """Return a job of equal chat requests."""
         return self.job(label, [chat_body(self.model, max_tokens, streamed=streamed)], **how)
 
-    async def measure(self, job: Any, generator: Work | None = None) -> tuple[Any, Usage]:
+    async def measure(self, job: Any, generator: Work | None = None) -> "tuple[Any, Usage]":
         """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
         api, engine = family(self.pid)
         before = cpu_seconds(api), cpu_seconds(engine)

@@ -4,8 +4,6 @@ Limits are taken before work begins and given back after it. Exactness is the st
 refused client reads, is decided here. Routes call `MeteredEngine` like the engine itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -39,9 +37,9 @@ class Meter:
     quotas: Quotas
     book: UsageBook
     metrics: Metrics
-    _keys: dict[str, KeyLimiter] = field(default_factory=dict, init=False)
+    _keys: "dict[str, KeyLimiter]" = field(default_factory=dict, init=False)
 
-    def of(self, key: str, limits: Limits) -> KeyLimiter:
+    def of(self, key: str, limits: Limits) -> "KeyLimiter":
         """Return the limiter of a key, by its public id: from now on with these limits."""
         one = self._keys.setdefault(key, KeyLimiter(self, key, limits))
         one.limits = limits

@@ -3,8 +3,6 @@
 `Drain` is the end of a server's life: take no more work, let what runs finish, then cut what is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +35,7 @@ class CancelOnDisconnect:
     The body must have been read. Raises `ClientDisconnectedError`, or the `ApiError` of a server that shuts down.
     """
 
-    def __init__(self, scope: Scope, drain: Drain) -> None:
+    def __init__(self, scope: Scope, drain: "Drain") -> None:
         self._connection = Connection.of(scope)
         self._drain = drain
         self._task: asyncio.Task[Any] | None = None
@@ -74,7 +72,7 @@ class CancelOnDisconnect:
             self._task.cancel()
 
 
-async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request, drain: Drain) -> _T:
+async def until_disconnect(work: Coroutine[Any, Any, _T], request: Request, drain: "Drain") -> _T:
     """Await `work` in such a block, and return what it returns."""
     async with CancelOnDisconnect(request.scope, drain):
         return await work

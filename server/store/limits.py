@@ -6,8 +6,6 @@ rounding lets a request too many through. `Quotas` are for limits per day, and s
 limited, for whom and how much is the caller's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -55,7 +53,7 @@ class Ask:
         """How long the bucket takes to be full again, in nanoseconds."""
         return min(self.window, max(0, (tat or 0) - now))
 
-    def level(self, tat: int | None, now: int) -> Level:
+    def level(self, tat: int | None, now: int) -> "Level":
         """How full the bucket is."""
         used = self.used(tat, now)
         # A hair is added before rounding down: 20 units that were cut to whole nanoseconds are still 20

@@ -1,7 +1,5 @@
 """Usage per key, model, hour and kind of request: added up in memory, written every few seconds, read in sums."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import operator
@@ -36,7 +34,7 @@ class Usage:
     errors: int = 0
     aborted: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, other: "Usage") -> "Usage":
         return Usage(*map(operator.add, _values_of(self), _values_of(other)))
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
-from engine.backends.vllm.schemas import enforceable, of_the_type, parts, unenforced
+from engine.backends.vllm.schemas import enforceable, malformed, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
 
 _log = logging.getLogger("hearth.engine")
@@ -81,7 +81,7 @@ class Grammars:
             return
         field = "tools" if request.tools else "response_format"
         if parameters.structural_tag is not None:
-            await self._bind(request, without_padding(parameters.structural_tag), owner, field)
+            await self._bind(request, without_padding(parameters.structural_tag, field), owner, field)
             return
         from vllm.v1.structured_output.request import get_structured_output_key
 
@@ -181,13 +181,19 @@ def _choose_backend(parameters: Any) -> None:
 
 def _check_strict(schema: Any, field: str) -> None:
     """Raise `RequestError` for a schema that could be broken by an answer all the same."""
-    keyword = unenforced(enforceable(schema))
+    keyword = None if schema is None else unenforced(_well_formed(schema, field))
     if keyword is not None:
         raise RequestError(
             f"`{field}` is `strict`, but its JSON schema uses `{keyword}` in a way that cannot be enforced. Write it "
             "otherwise, or leave `strict` out to have the rest enforced.",
             param=field,
         )
+
+
+def _well_formed(schema: Any, field: str) -> Any:
+    if malformed(schema):
+        raise invalid_schema(field)
+    return enforceable(schema)
 
 
 def _parsed(tag: str) -> Verdict:
@@ -219,12 +225,12 @@ def format_tag(form: Any) -> str | None:
     schema: Any = {"type": "object"}
     if form.type == "json_schema":
         schema = form.json_schema.json_schema
-        schema = True if schema is None else of_the_type(enforceable(schema))
+        schema = True if schema is None else of_the_type(_well_formed(schema, "response_format"))
     content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
     return json.dumps({"type": "structural_tag", "format": content})
 
 
-def without_padding(tag: str) -> str:
+def without_padding(tag: str, field: str) -> str:
     """Bound the whitespace of all JSON in a structural tag, also of one that a tool parser has built.
 
     The XML-like styles of some models are left alone: whitespace is part of what these were trained on.
@@ -233,7 +239,7 @@ def without_padding(tag: str) -> str:
     for node in _schemas(whole):
         if node.get("style", "json") == "json":
             node["max_whitespace_cnt"] = _MOST_WHITESPACE
-            node["json_schema"] = of_the_type(enforceable(node["json_schema"]))
+            node["json_schema"] = of_the_type(_well_formed(node["json_schema"], field))
     return json.dumps(whole)
 
 
@@ -261,13 +267,9 @@ def _schemas(node: Any) -> Iterator[dict[str, Any]]:
 def _is_plain(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
-    enum, properties = schema.get("enum", []), schema.get("properties", {})
-    choices = [schema.get(name, []) for name in ("anyOf", "oneOf")]
-    if not isinstance(properties, dict) or not all(isinstance(each, list) for each in (enum, *choices)):
-        return False
     # Any other name means a grammar that excludes all the named ones: 1.6 s for 38 of them.
     open_ended = schema.get("additionalProperties", False) is not False and "properties" in schema
-    return schema.keys() <= _LIGHT and not open_ended and len(enum) <= _LIGHT_ENUM
+    return schema.keys() <= _LIGHT and not open_ended and len(schema.get("enum", ())) <= _LIGHT_ENUM
 
 
 class _Compilers:

@@ -5,6 +5,7 @@ what stands beside it. `enforceable` merges what it can; `unenforced` names what
 JSON.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,16 +24,31 @@ _NEVER += ("multipleOf", "uniqueItems", "contains", "minContains", "maxContains"
 _NEVER += ("unevaluatedItems", "unevaluatedProperties", "patternProperties", "propertyNames", "$recursiveRef")
 # Whatever else stands in a schema constrains nothing.
 _CONSTRAINTS = frozenset({"type", *_LEADING, *_NEVER}).union(*_BY_TYPE.values())
-_FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"})
+_FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv6", "hostname", "uuid", "uri"})
 _CHOICES = ("anyOf", "oneOf")
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
+_SHAPES: dict[type, tuple[str, ...]] = {
+    dict: ("$defs", "definitions", "properties"),
+    list: ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems"),
+    str: ("$ref", "pattern", "format"),
+}
 # Numbers are the exception: a whole one is an integer, too.
 _JSON_TYPES = {bool: "boolean", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
 
 
+def malformed(schema: Any) -> bool:
+    """Whether it is no JSON schema: a keyword has a value of another type than it takes, or nothing to choose from."""
+    if not isinstance(schema, dict):
+        return not isinstance(schema, bool)
+    shaped = all(isinstance(schema.get(name, kind()), kind) for kind, names in _SHAPES.items() for name in names)
+    named = shaped and all(isinstance(name, str) for name in schema.get("required", []))
+    chosen = all(schema.get(name) != [] for name in ("anyOf", "oneOf", "allOf"))
+    return not (named and chosen) or any(map(malformed, parts(schema)))
+
+
 def enforceable(schema: Any) -> Any:
-    """Return an equivalent schema of which a grammar enforces more.
+    """Return an equivalent of a schema that is not `malformed`, of which a grammar enforces more.
 
     Choices are merged with the object that they stand beside, and required properties that are not described become
     properties of any value.
@@ -58,7 +74,7 @@ def _equivalent(schema: dict[str, Any]) -> dict[str, Any]:
     for choice in _CHOICES:
         beside = {name: value for name, value in schema.items() if name in _CONSTRAINTS - {choice}}
         branches = schema.get(choice)
-        if beside and isinstance(branches, list):
+        if beside and branches:
             merged = [_merged(beside, branch) for branch in branches]
             if None not in merged:
                 return {name: value for name, value in schema.items() if name not in _CONSTRAINTS} | {choice: merged}
@@ -71,8 +87,8 @@ def _typed_first(schema: dict[str, Any]) -> dict[str, Any]:
     out = set(_CHOICES)
     if "const" in schema and not _fits(schema["const"], schema):
         out.add("const")
-    if isinstance(values := schema.get("enum"), list):
-        fitting = [value for value in values if _fits(value, schema)]
+    if "enum" in schema:
+        fitting = [value for value in schema["enum"] if _fits(value, schema)]
         schema = schema | {"enum": fitting}
         out |= set() if fitting else {"enum"}
     return {name: value for name, value in schema.items() if name not in out}
@@ -85,7 +101,9 @@ def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
     own = {name: value for name, value in branch.items() if name in _CONSTRAINTS}
     if not (_is_object(base) and _is_object(own)) or (base.keys() & own.keys()) - {"type", "properties", "required"}:
         return None
-    wide, narrow = base.get("properties", {}), own.get("properties", {})
+    wide, narrow = base.get("properties", {}), dict(own.get("properties", {}))
+    for name in [name for name in wide.keys() & narrow.keys() if narrow[name] in ({}, True)]:
+        del narrow[name]  # any value: what stands in `wide` holds
     # A property of one side is another one to the `additionalProperties` of the other.
     closed = (base | own).get("additionalProperties", True) is not True
     shared = wide.keys() & narrow.keys()
@@ -96,28 +114,31 @@ def _merged(base: dict[str, Any], branch: Any) -> dict[str, Any] | None:
 
 
 def _is_object(schema: dict[str, Any]) -> bool:
-    well_formed = isinstance(schema.get("properties", {}), dict) and isinstance(schema.get("required", []), list)
-    return well_formed and schema.get("type", "object") == "object" and schema.keys() <= _OBJECT | {"type"}
+    return schema.get("type", "object") == "object" and schema.keys() <= _OBJECT | {"type"}
 
 
 def _narrows(wide: Any, narrow: Any) -> bool:
     """Whether all values of `narrow` are values of `wide`, as far as can be seen at a glance."""
-    if wide in (True, {}) or wide == narrow:
+    if wide in (True, {}) or _same(wide, narrow):
         return True
     if not isinstance(wide, dict) or not isinstance(narrow, dict) or "const" not in narrow:
         return False
-    constraints = wide.keys() & _CONSTRAINTS
-    return (constraints == {"type"} and _fits(narrow["const"], wide)) or narrow["const"] in wide.get("enum", [])
+    of_type = "type" not in wide or _fits(narrow["const"], wide)
+    listed = "enum" not in wide or any(_same(narrow["const"], value) for value in wide["enum"])
+    return of_type and listed and wide.keys() & _CONSTRAINTS <= {"type", "enum"}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)  # to Python, 1 equals true
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
     """Describe required properties that are not described: xgrammar would leave them out."""
-    required, properties = schema.get("required"), schema.get("properties", {})
-    others = schema.get("additionalProperties", True)
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
     apart = schema.get("type", "object") != "object" or schema.keys() & {"$ref", "const", "enum", *_CHOICES}
-    if apart or others is False or not isinstance(required, list) or not isinstance(properties, dict):
+    if apart or others is False:
         return schema
-    missing = [name for name in required if isinstance(name, str) and name not in properties]
+    missing = [name for name in schema.get("required", []) if name not in properties]
     more = dict.fromkeys(missing, {} if others is True else others)
     return schema | {"properties": properties | more} if missing else schema
 
@@ -149,10 +170,10 @@ def _unenforced(schema: Any) -> Iterator[str]:
 
 def parts(schema: dict[str, Any]) -> Iterator[Any]:
     """Yield what stands within a schema where schemas do."""
-    for name in ("$defs", "definitions", "properties"):
-        yield from schema[name].values() if isinstance(schema.get(name), dict) else ()
+    for name in _SHAPES[dict]:
+        yield from schema.get(name, {}).values()
     for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        yield from schema[name] if isinstance(schema.get(name), list) else ()
+        yield from schema.get(name, ())
     yield from (schema[name] for name in ("items", "additionalProperties") if name in schema)
 
 
@@ -160,14 +181,14 @@ def _beside(leading: str, schema: dict[str, Any], others: set[str]) -> Iterator[
     """What stands beside a keyword that xgrammar takes alone."""
     if leading in {"const", "enum"} and others == {"type"}:
         values = [schema["const"]] if leading == "const" else schema["enum"]
-        if isinstance(values, list) and all(_fits(value, schema) for value in values):
+        if all(_fits(value, schema) for value in values):
             return
         yield leading
     elif others:
         yield min(others) if leading in {"const", "enum"} else leading
     elif leading == "oneOf" and not _apart(schema["oneOf"]):
         yield "oneOf"
-    elif leading == "allOf" and (not isinstance(schema["allOf"], list) or len(schema["allOf"]) != 1):
+    elif leading == "allOf" and len(schema["allOf"]) != 1:
         yield "allOf"
 
 
@@ -204,7 +225,7 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
 
 def _apart(branches: Any) -> bool:
     """Whether no value satisfies two of them: of different types, or told apart by the constants of one property."""
-    if not isinstance(branches, list) or not all(isinstance(branch, dict) for branch in branches):
+    if not all(isinstance(branch, dict) for branch in branches):
         return False
     types = [_types(branch) for branch in branches]
     if all(types) and sum(map(len, types)) == len(frozenset().union(*types)):

@@ -4,8 +4,6 @@ Templates, tokenising, sampling parameters and parsers are those of vLLM's servi
 HTTP answer is left out. Their private fields are listed in compat.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Coroutine
@@ -45,7 +43,7 @@ from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest
 
 
-def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThread, pictures: Pictures) -> Serving:
+def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThread, pictures: Pictures) -> "Serving":
     """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
     template = getattr(engine.renderer.tokenizer, "chat_template", None)
     tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)

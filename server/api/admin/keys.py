@@ -3,8 +3,6 @@
 The command line goes to the store itself: the owner of the machine can always make a new admin key.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -119,7 +117,7 @@ class NewKey(Key):
     key: str
 
     @classmethod
-    def made(cls, text: str, key: ApiKey) -> NewKey:
+    def made(cls, text: str, key: ApiKey) -> "NewKey":
         return cls.model_validate({"key": text, **asdict(key)})
 
 

@@ -51,7 +51,7 @@ def test_a_tool_parsers_tag_is_bounded_within_and_untouched_elsewhere() -> None:
     content = {"type": "json_schema", "json_schema": schema, "style": "json", "max_whitespace_cnt": None}
     xml = {"type": "json_schema", "json_schema": CITY, "style": "qwen_xml", "max_whitespace_cnt": None}
     whole = {"type": "structural_tag", "format": {"type": "or", "elements": [{"type": "tag", "content": content}, xml]}}
-    made = json.loads(without_padding(json.dumps(whole)))
+    made = json.loads(without_padding(json.dumps(whole), "tools"))
     assert made["format"]["elements"] == [{"type": "tag", "content": content | {"max_whitespace_cnt": 1}}, xml]
 
 
@@ -84,7 +84,6 @@ def test_small_plain_schemas_are_light(schema: dict[str, Any]) -> None:
         {"type": "object", "properties": {"a": {}}, "additionalProperties": True},
         {"type": "object", "properties": {"a": {}}, "minProperties": 1},
         {"patternProperties": {"^a": {}}},
-        {"items": "nonsense"},
         {"description": "d" * 20_000},
         {"unheard-of": 1},
     ],

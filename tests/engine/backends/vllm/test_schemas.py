@@ -10,7 +10,7 @@ import xgrammar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.backends.vllm.schemas import enforceable, of_the_type, unenforced
+from engine.backends.vllm.schemas import enforceable, malformed, of_the_type, unenforced
 
 # A vocabulary of single bytes and an end.
 _END = 256
@@ -206,7 +206,46 @@ def test_choices_beside_an_object_keep_what_no_grammar_counts():
     assert unenforced(enforceable(schema)) == "minProperties"
 
 
-@pytest.mark.parametrize("wrong", [{"properties": 5}, {"required": None}, {"properties": [1]}])
-def test_what_is_malformed_is_left_as_it_is(wrong: dict[str, Any]):
-    schema = {"type": "object", **wrong, "anyOf": [{"type": "object"}]}
-    assert enforceable(schema) == schema
+_BRANCHES = [{"properties": {"k": {"const": "x"}}}, {"properties": {"k": {"const": "y"}}, "required": ["b"]}]
+
+
+def test_choices_that_require_described_properties_are_merged():
+    described = {"k": {"enum": ["x", "y"]}, "b": {"type": "boolean"}}
+    schema = {"type": "object", "properties": described, "required": ["k"], "anyOf": _BRANCHES}
+    first, second = enforceable(schema)["anyOf"]
+    assert unenforced(enforceable(schema)) is None
+    assert (first["properties"], first["required"]) == (described | {"k": {"const": "x"}}, ["k"])
+    assert (second["properties"], second["required"]) == (described | {"k": {"const": "y"}}, ["k", "b"])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"enum": ["x", "y"], "not": {"const": "x"}},
+        {"enum": ["x", "y"], "minLength": 2},
+        {"enum": [True, "y"], "type": ["boolean", "string"]},
+        {"const": True},
+    ],
+)
+def test_a_choice_does_not_replace_what_it_does_not_narrow(part: dict[str, Any]):
+    value = "x" if "x" in part.get("enum", []) else 1
+    schema = {"type": "object", "properties": {"k": part}, "anyOf": [{"properties": {"k": {"const": value}}}]}
+    assert unenforced(enforceable(schema)) == "anyOf"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"properties": 5}, {"properties": None}, {"properties": {"a": None}}, {"required": None}, {"required": [{}]}),
+        *({"anyOf": []}, {"oneOf": []}, {"allOf": []}, {"anyOf": 5}, {"enum": 5}, {"format": ["x"]}, {"$ref": 1}),
+        *({"items": "nonsense"}, {"items": {"pattern": 3}}, {"$defs": {"a": {"required": "a"}}}),
+    ],
+)
+def test_what_is_no_schema_is_noticed(wrong: dict[str, Any]):
+    assert malformed(wrong)
+    assert malformed({"type": "object", "properties": {"deep": wrong}})
+    assert not malformed({"type": "object", "properties": {"deep": {"default": wrong, "const": wrong}}})
+
+
+def test_a_format_whose_grammar_lets_more_through_is_not_enforced():
+    assert unenforced({"type": "string", "format": "ipv4"}) == "format"  # 010.1.1.1
