@@ -95,6 +95,23 @@ def running(server: Server) -> float:
     return Page(page).value("hearth_requests_running")
 
 
+@pytest.mark.parametrize(("model", "prompt"), [("service-plus", "A"), ("service-pro", "A B C")])
+async def test_the_first_request_is_answered_however_short_because_a_warm_up_came_before_ready(
+    own_server: Server, model: str, prompt: str
+) -> None:
+    """Stands first, since what comes after the first request is no first one."""
+    log = own_server.log()
+    assert 0 < log.index(f"{model}: answering a warm-up prompt") < log.index(f"{model}: ready")
+    async with client_of(own_server) as client:
+        for tokens in (1, 2, 3):
+            answer = await client.completions.create(
+                model=model, prompt=prompt, max_tokens=tokens, temperature=0, extra_body={"ignore_eos": True}
+            )
+            assert answer.usage is not None
+            assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (tokens, "length")
+            assert answer.usage.prompt_tokens <= 3
+
+
 async def test_killed_engine_ends_its_streams_and_comes_back_while_the_other_model_goes_on(own_server: Server) -> None:
     async with client_of(own_server) as client:
         # Which process is whose: only the killed model's streams end.

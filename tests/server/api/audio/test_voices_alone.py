@@ -32,6 +32,7 @@ from speech_parts import (
     speech_events,
     spoken,
 )
+from stalling_proxy import StallingProxy
 
 from engine.demo import weights_dir
 
@@ -110,6 +111,27 @@ async def test_speech_that_nobody_reads_frees_its_place_for_the_next(speaker: Se
         assert opened.recv(16).startswith(b"HTTP/1.1 200 ")
         await async_poll_until(lambda: any(line["request_id"] == "unread" for line in speaker.access_lines()), 60)
     assert (await line_of(speaker, "unread"))["status"] == 499
+
+
+async def test_speech_for_a_client_that_vanished_without_a_word_frees_its_place(
+    speaker: Server, admin: httpx2.AsyncClient
+):
+    body = {"model": VOICE_MODEL, "voice": "emma", "input": LONGEST, "response_format": "wav"}
+    headers = {
+        "Authorization": admin.headers["Authorization"],
+        "Content-Type": "application/json",
+        "X-Request-Id": "vanished",
+    }
+    with StallingProxy(speaker) as proxy:
+        with socket.create_connection(proxy.address, timeout=60) as client:
+            client.sendall(raw_request("POST", SPEECH, headers, json.dumps(body).encode()))
+            assert client.recv(16).startswith(b"HTTP/1.1 200 ")
+            proxy.fall_silent()
+        # The client is gone, and its line to the server still open.
+        await async_poll_until(lambda: any(line["request_id"] == "vanished" for line in speaker.access_lines()), 20)
+        assert (await line_of(speaker, "vanished"))["status"] == 499
+        assert (await admin.get("/v1/admin/status")).json()["requests_running"] == 1, "this one"
+        assert await spoken(admin)
 
 
 def put_models(root: Path) -> None:
