@@ -39,9 +39,8 @@ class CancelOnDisconnect:
         self._connection = Connection.of(scope)
         self._drain = drain
         self._task: asyncio.Task[Any] | None = None
-        self._reason: Callable[[], Exception] | None = (
-            None  # made late: kept, an error would hold its frames, and they it
-        )
+        # Makes the error when it is raised: one that is kept would hold its frames, and they this block.
+        self._reason: Callable[[], Exception] | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()

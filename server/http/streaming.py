@@ -217,7 +217,7 @@ async def _keep_alive(body: Body, seconds: float | None) -> AsyncIterator[None]:
         nonlocal commenting
         commenting = asyncio.create_task(comment())
 
-    # No task for a stream that is short: its switches would cost a tenth of all that the API does for one.
+    # A task only for a stream that lasts: most end before they need a comment.
     timer = asyncio.get_running_loop().call_later(seconds, begin)
     try:
         yield
