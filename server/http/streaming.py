@@ -4,8 +4,6 @@ A failure after it becomes an error event, or, in a file, a connection that ends
 are is the caller's: an `Encoder` for steps of a model, or any iterator of bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -149,7 +147,7 @@ class StreamedResponse(Response):
             last = self._failure(api_error)
         await body.write(last, more=False)
 
-    async def _pump(self, body: Body) -> None:
+    async def _pump(self, body: "Body") -> None:
         pieces: Any = aiter(self._events)
         try:
             await body.write(await anext(pieces, b""))

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
-from engine.backends.vllm.schemas import enforceable, malformed, of_the_type, parts, unenforced
+from engine.backends.vllm.schemas import applicable, enforceable, malformed, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
 
 _log = logging.getLogger("hearth.engine")
@@ -225,7 +225,7 @@ def format_tag(form: Any) -> str | None:
     schema: Any = {"type": "object"}
     if form.type == "json_schema":
         schema = form.json_schema.json_schema
-        schema = True if schema is None else of_the_type(_well_formed(schema, "response_format"))
+        schema = True if schema is None else of_the_type(_well_formed(applicable(schema), "response_format"))
     content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
     return json.dumps({"type": "structural_tag", "format": content})
 
@@ -239,7 +239,7 @@ def without_padding(tag: str, field: str) -> str:
     for node in _schemas(whole):
         if node.get("style", "json") == "json":
             node["max_whitespace_cnt"] = _MOST_WHITESPACE
-            node["json_schema"] = of_the_type(_well_formed(node["json_schema"], field))
+            node["json_schema"] = of_the_type(_well_formed(applicable(node["json_schema"]), field))
     return json.dumps(whole)
 
 

@@ -28,6 +28,7 @@ _FORMATS = frozenset({"email", "date", "time", "date-time", "duration", "ipv6", 
 _CHOICES = ("anyOf", "oneOf")
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # of a document, which are no schemas
 _OBJECT = _BY_TYPE["object"]
+_TYPED = frozenset[str]().union(*_BY_TYPE.values())
 _SHAPES: dict[type, tuple[str, ...]] = {
     dict: ("$defs", "definitions", "properties"),
     list: ("required", "enum", "anyOf", "oneOf", "allOf", "prefixItems"),
@@ -45,6 +46,16 @@ def malformed(schema: Any) -> bool:
     named = shaped and all(isinstance(name, str) for name in schema.get("required", []))
     chosen = all(schema.get(name) != [] for name in ("anyOf", "oneOf", "allOf"))
     return not (named and chosen) or any(map(malformed, parts(schema)))
+
+
+def applicable(schema: Any) -> Any:
+    """Return the schema without keywords of types that it is not of: they constrain nothing, whatever they hold."""
+    return _everywhere(schema, _of_its_types)
+
+
+def _of_its_types(schema: dict[str, Any]) -> dict[str, Any]:
+    others = _TYPED.difference(*(_BY_TYPE.get(kind, _TYPED) for kind in _types(schema))) if _types(schema) else ()
+    return {name: value for name, value in schema.items() if name not in others}
 
 
 def enforceable(schema: Any) -> Any:

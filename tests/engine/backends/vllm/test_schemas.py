@@ -10,7 +10,7 @@ import xgrammar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.backends.vllm.schemas import enforceable, malformed, of_the_type, unenforced
+from engine.backends.vllm.schemas import applicable, enforceable, malformed, of_the_type, unenforced
 
 # A vocabulary of single bytes and an end.
 _END = 256
@@ -249,3 +249,18 @@ def test_what_is_no_schema_is_noticed(wrong: dict[str, Any]):
 
 def test_a_format_whose_grammar_lets_more_through_is_not_enforced():
     assert unenforced({"type": "string", "format": "ipv4"}) == "format"  # 010.1.1.1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"type": "string", "required": True}, {"type": "integer", "format": None}, {"type": "string", "items": None}),
+        {"type": ["string", "null"], "properties": None},
+    ],
+)
+def test_keywords_of_other_types_are_no_reason_to_refuse(part: dict[str, Any]):
+    schema = {"type": "object", "properties": {"a": part, "type": {"type": "string"}}, "required": ["a"]}
+    assert malformed(schema)
+    expected = {"a": {"type": part["type"]}, "type": {"type": "string"}}
+    assert applicable(schema) == {"type": "object", "properties": expected, "required": ["a"]}
+    assert not malformed(applicable(schema))
