@@ -1,7 +1,5 @@
 """`bench batch`: a batch against the same requests one by one, and interactive requests beside batches."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`bench fair`: one key floods a small server; what another key feels of it, with the fair queue and without."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`bench images`: images joined in three ways under the same load, and short images beside long ones."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

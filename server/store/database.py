@@ -4,8 +4,6 @@ Knows nothing of what the tables mean. What SQLite and PostgreSQL do differently
 the SQL above them is portable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -39,7 +37,7 @@ class Database:
     answer, or when open connections no longer lead to the one that was opened.
     """
 
-    def __init__(self, place: SqliteFile | PostgresqlServer) -> None:
+    def __init__(self, place: "SqliteFile | PostgresqlServer") -> None:
         self._place = place
         self._engine: AsyncEngine = place.engine(blocking=False)
         self._blocking_engine: Engine = place.engine(blocking=True)
@@ -130,7 +128,7 @@ class Database:
             raise StoreUnavailableError(self._place.error_message(getattr(error, "orig", None) or error)) from error
 
 
-def _place(url: URL, busy_timeout_seconds: float) -> SqliteFile | PostgresqlServer:
+def _place(url: URL, busy_timeout_seconds: float) -> "SqliteFile | PostgresqlServer":
     if url.drivername == SQLITE:
         return SqliteFile(Path(url.database or ""), busy_timeout_seconds)
     try:
