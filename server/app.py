@@ -28,6 +28,7 @@ from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.metrics import CachedPage, Metrics
+from server.observability.tracing import Tracing
 from server.settings import Settings, database_url
 from server.store.database import Database
 from server.store.key_cache import KeyCache
@@ -68,6 +69,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.settings = settings
     app.state.base_url = app.state.certificate = None  # known once a socket listens
     app.state.terminate = False
+    app.state.tracing = None
     app.state.bodies = Bodies(settings.max_bodies_bytes)
     app.state.metrics = Metrics(config.models)
     app.state.metrics_page = CachedPage()
@@ -84,6 +86,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
     """Engines end here and not after `serve()`: uvicorn may never come back from that."""
     settings: Settings = app.state.settings
     app.state.access_log = AccessLog(settings.data_dir / "logs")
+    tracing = app.state.tracing = Tracing.open(app.state.metrics, key_ids=settings.trace_key_ids)
     engine = Engine(
         config,
         weights_dir=settings.weights_dir,
@@ -123,6 +126,8 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         app.state.access_log.close()
+        if tracing is not None:
+            tracing.close()
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

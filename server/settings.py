@@ -135,6 +135,7 @@ class Settings(BaseSettings):
         60.0, gt=0, allow_inf_nan=False, description="a client that takes nothing of its answer for so long has left"
     )
     vllm_metrics: bool = Field(default=True, description="whether vLLM counts for /metrics; some 5 us per token")
+    trace_key_ids: bool = Field(default=False, description="whether the spans of requests name the key's public id")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what goes to standard error")
 
 

@@ -262,6 +262,8 @@ class _Call:
         limiter.meter.book.add(limiter.key, self.model, request.kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
         limiter.meter.metrics.used(self.model, request.kind, used, None if at is None else at - self.queued_at)
+        if at is not None and request.record.dispatched_at is None:
+            request.record.queued_at, request.record.dispatched_at = self.queued_at, at
 
     def _tokens_spent(self, used: Usage) -> int:
         """How many of the tokens that were taken for it are not given back."""

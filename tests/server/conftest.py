@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from collector import Collector
 from postgres_parts import Postgres, missing_reason
 from serving import Server
 from small_models import LIMITED_CHAT
@@ -31,14 +32,26 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One chat model, tiers with small limits, and proxies on this machine that are trusted."""
+def collector() -> Iterator[Collector]:
+    """Gets the traces of `chat_server`."""
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chat_server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
+    """One chat model, tiers with small limits, proxies on this machine that are trusted, and traces."""
     folder = tmp_path_factory.mktemp("chats")
     (folder / "models.yaml").write_text(LIMITED_CHAT)
     environment = {
         "HEARTH_MODELS": str(folder / "models.yaml"),
         "HEARTH_TRUSTED_PROXIES": "127.0.0.1",
         "HEARTH_CORS_ORIGINS": "https://chat.example.org",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": collector.endpoint,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",  # vLLM has another default
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+        "OTEL_SERVICE_NAME": "hearth-test",
     }
     with Server(folder, environment=environment) as running:
         yield running

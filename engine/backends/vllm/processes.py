@@ -85,6 +85,8 @@ def prepare(cpu_threads: int) -> None:
     """Set the environment of all engines and, on a CPU, start the fork server. Once, before any load."""
     for name, value in _ENGINE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # With it vLLM's processes would send spans of their own, by another exporter each.
+    os.environ.pop("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", None)
     os.environ["VLLM_RPC_BASE_PATH"] = str(_make_socket_folder())
     if not runs_on_cpu():
         return

@@ -1,0 +1,178 @@
+"""One OpenTelemetry span per request, made when it has ended from what its record says: never the prompt or the answer.
+
+Off unless an OTLP endpoint is configured. A span goes to a bounded queue, which a thread sends by OTLP over HTTP: a
+collector that is down or slow costs spans and nothing else.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Self
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from server.observability.access_log import RequestRecord
+from server.observability.metrics import METHODS, Metrics, versions
+
+_log = logging.getLogger("hearth.tracing")
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_FLUSH_SECONDS = 2.0
+_NOT_TRACED = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds, for ever
+
+# All names of attributes and events. Those of `gen_ai` are still in development and may change.
+_FIELDS = {
+    "request_id": "hearth.request_id",
+    "route": "http.route",
+    "status": "http.response.status_code",
+    "error_code": "error.type",
+    "stream": "gen_ai.request.stream",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "time_to_first_token_seconds": "gen_ai.response.time_to_first_chunk",
+    "items": "hearth.batch.items",
+    "failed_items": "hearth.batch.failed_items",
+    "images": "hearth.images",
+    "audio_seconds": "hearth.audio_seconds",
+}
+_METHOD, _OTHER_METHOD = "http.request.method", "_OTHER"
+_PROVIDER = {"gen_ai.provider.name": "hearth"}
+_OPERATION, _OUTPUT, _MODEL = "gen_ai.operation.name", "gen_ai.output.type", "gen_ai.request.model"
+_FINISH_REASONS = "gen_ai.response.finish_reasons"
+_KEY = "hearth.key_id"
+_QUEUED, _DISPATCHED, _FIRST_TOKEN = "hearth.queued", "hearth.dispatched", "hearth.first_token"
+_OPERATIONS = {
+    "/v1/chat/completions": {_OPERATION: "chat"},
+    "/v1/chat/completions/batch": {_OPERATION: "chat"},
+    "/v1/responses": {_OPERATION: "chat"},
+    "/v1/messages": {_OPERATION: "chat"},
+    "/v1/completions": {_OPERATION: "text_completion"},
+    "/v1/images/generations": {_OPERATION: "generate_content", _OUTPUT: "image"},
+    "/v1/audio/speech": {_OPERATION: "generate_content", _OUTPUT: "speech"},
+}
+_values_of = attrgetter(*_FIELDS)
+
+
+class Tracing:
+    """Belongs to one app, and to no other code: OpenTelemetry's global provider stays unset."""
+
+    def __init__(self, metrics: Metrics, *, key_ids: bool) -> None:
+        self._metrics = metrics
+        self._key_ids = key_ids
+        defaults = {"service.name": "hearth", "service.version": versions().get("version", "")}
+        resource = Resource.create(defaults).merge(OTELResourceDetector().detect())  # the environment wins
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(_Exporter()))
+        self._tracer = self._provider.get_tracer("hearth")
+        self._caller = TraceContextTextMapPropagator()
+        # What is wrong with a variable has been said by now. From here on it would be lines without end, with traces,
+        # while a collector is down, or for whatever a client sends as `traceparent`.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+    @classmethod
+    def open(cls, metrics: Metrics, *, key_ids: bool) -> Self | None:
+        """Return it where the environment names an endpoint, else None. What cannot work is logged and left off."""
+        if not _first(_ENDPOINTS) or _first(("OTEL_TRACES_EXPORTER",)) == "none":
+            return None
+        if (protocol := _first(_PROTOCOLS)) not in {"", "http/protobuf"}:
+            _log.error(
+                "No traces are sent: %s is not supported. Set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf.", protocol
+            )
+            return None
+        try:
+            return cls(metrics, key_ids=key_ids)
+        except (ValueError, RuntimeError) as error:
+            _log.error("No traces are sent: a variable OTEL_... is wrong: %s", error)
+            return None
+
+    def finished(self, record: RequestRecord, traceparent: str | None) -> None:
+        """Make the span of a request that has ended, if it is sampled. Never waits or fails."""
+        if record.route in _NOT_TRACED:
+            return
+        epoch = time.time_ns() - time.monotonic_ns()
+        attributes = self._attributes(record)
+        span = self._tracer.start_span(
+            _name(attributes),
+            self._caller.extract({"traceparent": traceparent}) if traceparent else None,
+            SpanKind.SERVER,
+            attributes,
+            start_time=epoch + int(record.started * 1e9),
+        )
+        if not span.is_recording():
+            return
+        first_token = record.time_to_first_token_seconds
+        moments = {
+            _QUEUED: record.queued_at,
+            _DISPATCHED: record.dispatched_at,
+            _FIRST_TOKEN: None if first_token is None else record.started + first_token,
+        }
+        for event, at in moments.items():
+            if at is not None:
+                span.add_event(event, timestamp=epoch + int(at * 1e9))
+        if _failed(record):
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+    def close(self) -> None:
+        """Send what is left, for two seconds at most. Blocks."""
+        # A thread of its own: the library waits up to 30 s for its own, which may be waiting for the collector.
+        ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
+        ending.start()
+        ending.join(_FLUSH_SECONDS)
+
+    def _attributes(self, record: RequestRecord) -> dict[str, Any]:
+        known = zip(_FIELDS.values(), _values_of(record), strict=True)
+        attributes: dict[str, Any] = {name: value for name, value in known if value is not None}
+        attributes[_METHOD] = record.method if record.method in METHODS else _OTHER_METHOD
+        if operation := _OPERATIONS.get(record.route or ""):
+            attributes |= _PROVIDER | operation
+        if model := self._metrics.known_model(record.model):
+            attributes[_MODEL] = model
+        if record.finish_reason is not None:
+            attributes[_FINISH_REASONS] = (record.finish_reason,)
+        if self._key_ids and record.key is not None:
+            attributes[_KEY] = record.key
+        return attributes
+
+
+class _Exporter(OTLPSpanExporter):
+    """Says once that spans cannot be sent, and once that they can be again."""
+
+    _failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        failing = result is not SpanExportResult.SUCCESS
+        if failing and not self._failing:
+            _log.warning(
+                "Traces cannot be sent and are lost. Requests go on. Does the collector run, and take OTLP/HTTP?"
+            )
+        if self._failing and not failing:
+            _log.warning("Traces are sent again.")
+        self._failing = failing
+        return result
+
+
+def _first(names: Sequence[str]) -> str:
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
+
+
+def _name(attributes: dict[str, Any]) -> str:
+    first = attributes.get(_OPERATION, attributes[_METHOD])
+    second = attributes.get(_MODEL, "") if _OPERATION in attributes else attributes.get("http.route", "")
+    return f"{first} {second}".rstrip()
+
+
+def _failed(record: RequestRecord) -> bool:
+    """Whether the server failed: with its status, or after it. What a client did wrong is no error of the server."""
+    status = record.status or 0
+    return status >= 500 or (status < 400 and record.error_code is not None)
