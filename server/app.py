@@ -102,7 +102,8 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
     try:
         async with (
             await Database.open(database_url(settings)) as database,
-            KeyCache(KeyStore(database)) as keys,
+            database.watched(),
+            KeyCache(KeyStore(database), stale_seconds=settings.key_stale_seconds) as keys,
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,

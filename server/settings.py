@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = Field(
         None, description="postgresql+psycopg://user:password@host/name; else a SQLite file in the data directory"
     )
+    key_stale_seconds: float = Field(
+        300.0, ge=0, allow_inf_nan=False, description="known keys go on working so long while the database fails"
+    )
     weights_dir: Path = Field(default_factory=lambda: _in_checkout("weights"), description="one folder per real model")
     models: Path = Field(default_factory=lambda: _in_checkout("models.yaml"), description="what is served")
     max_body_bytes: int = Field(25 * 2**20, ge=1024, description="larger request bodies are refused (413)")

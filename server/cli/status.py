@@ -60,6 +60,7 @@ def _read(data_dir: Path) -> Status:
 
 def shown(found: Status) -> list[RenderableType]:
     reasons = [f"{model.id}: {model.reason}" for model in found.models if model.reason]
+    reasons += [found.degraded] if found.degraded else []
     lines = [*reasons, *map(_gpu_line, found.gpus), _machine_line(found)]
     at = f" at {found.base_url}" if found.base_url else ""
     first = Text("Hearth ").append(standing(found), _COLORS.get(found.status, ""))

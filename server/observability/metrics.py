@@ -25,6 +25,7 @@ from engine.types import ModelStatus
 from server.http.disconnect import Drain
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
+from server.store.database import Database
 from server.store.usage import Usage
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -172,8 +173,8 @@ class _Families(dict[str, Metric], Collector):
         return self.values()
 
 
-def server_gauges(engine: Engine, drain: Drain) -> list[Metric]:
-    """Return the state of models and queues. Call it on the event loop."""
+def server_gauges(engine: Engine, drain: Drain, database: Database) -> list[Metric]:
+    """Return the state of models, queues and the key database. Call it on the event loop."""
     states = GaugeMetricFamily("hearth_model_state", "1 for the state that a model is in.", labels=["model", "state"])
     restarts = CounterMetricFamily("hearth_model_restarts", "Times a model's process died.", labels=["model"])
     for health in engine.health():
@@ -188,7 +189,8 @@ def server_gauges(engine: Engine, drain: Drain) -> list[Metric]:
         waiting.add_metric([load.id], load.waiting)
     requests = GaugeMetricFamily("hearth_requests_running", "HTTP requests being answered.", value=drain.running)
     draining = GaugeMetricFamily("hearth_draining", "1 while the server is ending.", value=float(drain.draining))
-    return [states, restarts, swaps, running, waiting, requests, draining]
+    up = GaugeMetricFamily("hearth_database_up", "0 while the key database fails.", value=float(not database.failing))
+    return [states, restarts, swaps, running, waiting, requests, draining, up]
 
 
 def machine_gauges(settings: Settings) -> list[Metric]:

@@ -140,6 +140,8 @@ class Status(_Part):
     object: Literal["status"] = "status"
     status: Literal["ready", "loading", "failed", "draining"]
     """failed: at least one model has failed; the others may answer."""
+    degraded: str | None = None
+    """What does not work although models answer; null: nothing of the kind."""
     version: str
     pid: int
     base_url: str | None
@@ -159,6 +161,13 @@ class Status(_Part):
     paths: Paths
 
 
+def degraded(app: FastAPI) -> str | None:
+    """Say what a server cannot do that answers all the same; None: nothing of the kind. Open to everybody."""
+    if app.state.database.failing is None:
+        return None
+    return "The key database fails: keys that were used lately go on working for a while, all others get 503."
+
+
 async def read_status(app: FastAPI) -> Status:
     """Look at everything once. What belongs to the event loop is read on it, processes and GPUs in a thread (50 ms)."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
@@ -175,6 +184,7 @@ async def read_status(app: FastAPI) -> Status:
     started_at = psutil.Process().create_time()
     return Status(
         status=next((state for state in ("draining", "failed", "loading") if state in found), "ready"),
+        degraded=degraded(app),
         version=importlib.metadata.version("hearth-inference"),
         pid=os.getpid(),
         base_url=app.state.base_url,

@@ -6,6 +6,7 @@ the SQL above them is portable.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 POSTGRESQL = "postgresql+psycopg"
 _FORMS = f"{SQLITE}:////var/lib/hearth/hearth.db or {POSTGRESQL}://user:password@host/database"
+_LOOK_EVERY_SECONDS = 2.0
+_LOOK_SECONDS = 3.0  # an answer that takes longer is none
+_LONGEST_TRANSACTION_SECONDS = 10.0
 _ESCAPE = ". In a password, write @ as %40, : as %3A, / as %2F and % as %25."
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.store")
@@ -34,13 +38,18 @@ class Database:
     """An open database at the newest schema. Made by `open`; its opener closes it.
 
     `reading`, `writing` and `blocking` are transactions; they raise StoreUnavailableError when the database cannot
-    answer, or when open connections no longer lead to the one that was opened.
+    answer, or when open connections no longer lead to the one that was opened. Inside `watched` they do so at once
+    while it is known to fail, and none hangs for longer than 10 s.
     """
+
+    failing: str | None = None
+    """Why transactions are refused at the moment; safe to show."""
 
     def __init__(self, place: "SqliteFile | PostgresqlServer") -> None:
         self._place = place
         self._engine: AsyncEngine = place.engine(blocking=False)
         self._blocking_engine: Engine = place.engine(blocking=True)
+        self._began: dict[object, float] = {}  # the transactions at work
 
     @classmethod
     async def open(cls, url: str, *, busy_timeout_seconds: float = 5.0) -> Self:
@@ -119,8 +128,54 @@ class Database:
             finally:
                 connection.close()
 
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look every 2 s whether it answers, and know by that whether it fails, until the block ends."""
+        tasks = SideTasks()
+        tasks.every(_LOOK_EVERY_SECONDS, self._look)
+        try:
+            yield
+        finally:
+            await tasks.cancel()
+
+    def check(self) -> None:
+        """Raise StoreUnavailableError if it is known to fail."""
+        if self.failing is not None:
+            raise StoreUnavailableError(self.failing)
+
+    async def _look(self) -> None:
+        oldest = min(self._began.copy().values(), default=time.monotonic())
+        if time.monotonic() - oldest > _LONGEST_TRANSACTION_SECONDS:
+            self._place.cut_lines()
+        overdue = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._place.cut_lines)
+        try:
+            with self._translated():
+                async with self._engine.connect() as connection:
+                    await self._place.look(connection)
+        except StoreUnavailableError as error:
+            if self.failing is None:
+                _log.error("The key database fails: %s", error.message)
+            self.failing = error.message
+        else:
+            if self.failing is not None:
+                _log.warning("The key database answers again.")
+            self.failing = None
+        finally:
+            overdue.cancel()
+
     @contextmanager
     def _checked(self) -> Iterator[None]:
+        self.check()
+        transaction = object()
+        self._began[transaction] = time.monotonic()
+        try:
+            with self._translated():
+                yield
+        finally:
+            del self._began[transaction]
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         self._place.check()
         try:
             yield

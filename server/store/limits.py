@@ -136,6 +136,7 @@ class Buckets(WrittenLater):
         """
         if ask.cost > ask.limit:
             return Refused(math.inf)
+        self._database.check()  # the thread may still wait for it on behalf of others
         answer = await self._wait_for(self._change(ask.bucket, ask=ask))
         assert answer is not None  # noqa: S101  # something was asked for
         return answer
@@ -147,6 +148,7 @@ class Buckets(WrittenLater):
     async def flush(self) -> None:
         """Write now what was given back. Raises StoreUnavailableError; it is then kept for later."""
         if self._returns:
+            self._database.check()
             await self._wait_for(self._change(*self._returns))
 
     def _change(self, *buckets: str, ask: Ask | None = None) -> _Change:

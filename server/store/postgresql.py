@@ -3,18 +3,24 @@
 Imported only when a URL asks for it, because the driver is an optional part of the installation.
 """
 
-from contextlib import nullcontext
+import os
+import socket
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from psycopg import errors
-from sqlalchemy import URL, Connection, create_engine, event, exc
+from sqlalchemy import URL, Connection, create_engine, event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.store.migrations import HEAD, VERSION_TABLE
 from server.store.schema import StoreError, known_version
 
 _STATEMENT_TIMEOUT_SECONDS = 30
+_CONNECT_TIMEOUT_SECONDS = 3  # for each host that the URL names
+_IS_STANDBY = text("SELECT pg_is_in_recovery()")
 _TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
 
 
@@ -28,6 +34,7 @@ class PostgresqlServer:
     def __init__(self, url: URL, busy_timeout_seconds: float) -> None:
         self._url = url
         self._busy_timeout_seconds = busy_timeout_seconds
+        self._lines: WeakSet[Any] = WeakSet()
 
     def engine(self, *, blocking: bool) -> Any:
         given = self._url.query.get("options", "")
@@ -42,7 +49,7 @@ class PostgresqlServer:
             connect_args={
                 "application_name": "hearth",
                 "client_encoding": "utf8",
-                "connect_timeout": max(2, round(self._busy_timeout_seconds)),
+                "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
                 # A server that vanished without a word must not hold up its callers for the kernel's fifteen minutes
                 "tcp_user_timeout": 10_000,
                 "options": " ".join([str(given), *(f"-c {name}={value}" for name, value in settings.items())]),
@@ -55,6 +62,7 @@ class PostgresqlServer:
             pool_recycle=1800,  # seconds, before a firewall forgets an idle connection
         )
         event.listen(getattr(engine, "sync_engine", engine), "begin", _begin)
+        event.listen(getattr(engine, "sync_engine", engine), "connect", self._remember)
         return engine
 
     async def prepare(self, engine: AsyncEngine) -> str | None:
@@ -75,9 +83,25 @@ class PostgresqlServer:
     def check(self) -> None:
         """Nothing to do: a database that was dropped or moved answers with an error."""
 
+    async def look(self, connection: AsyncConnection) -> None:
+        """Raise an error unless it can be written to."""
+        if await connection.scalar(_IS_STANDBY):
+            raise errors.ReadOnlySqlTransaction
+
+    def cut_lines(self) -> None:
+        """Have whatever waits for the server fail at once: libpq itself waits for ever, even after a cancel."""
+        for line in list(self._lines):
+            with suppress(errors.Error, OSError), socket.socket(fileno=os.dup(line.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _remember(self, _: object, record: ConnectionPoolEntry) -> None:
+        self._lines.add(record.driver_connection)
+
     def error_message(self, error: BaseException) -> str:
         if isinstance(error, (errors.LockNotAvailable, errors.QueryCanceled, errors.DeadlockDetected)):
             return "The key database is busy. Try again in a few seconds."
+        if isinstance(error, errors.ReadOnlySqlTransaction):
+            return "The key database is read-only, as a standby is before it is promoted. Try again in a few seconds."
         return (
             "The key database does not answer. Try again in a few seconds; if it stays so, check that the "
             "PostgreSQL server runs and can be reached."
@@ -112,8 +136,9 @@ class PostgresqlServer:
 
     @property
     def _shown(self) -> str:
-        host = self._url.host or self._url.query.get("host") or "this machine"
-        return f"{self._url.database!r} on {host}"
+        hosts = self._url.query.get("host", ())
+        named = self._url.host or (hosts if isinstance(hosts, str) else " or ".join(hosts)) or "this machine"
+        return f"{self._url.database!r} on {named}"
 
 
 def _begin(connection: Connection) -> None:

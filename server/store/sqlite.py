@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, create_engine, event
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from engine.files import sync_folder
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
@@ -89,6 +89,13 @@ class SqliteFile:
         raise StoreUnavailableError(
             "The key database was removed or replaced while the server was running. Restart the server."
         )
+
+    async def look(self, connection: AsyncConnection) -> None:
+        """Raise an error unless it can be read."""
+        await connection.exec_driver_sql(_VERSION)
+
+    def cut_lines(self) -> None:
+        """Nothing to do: the busy timeout ends every wait."""
 
     def error_message(self, error: BaseException) -> str:
         if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):

@@ -131,7 +131,7 @@ class UsageBook(WrittenLater):
             return
         # In one order everywhere: on PostgreSQL two processes would else wait for each other's rows
         rows: list[dict[str, Any]] = [line._asdict() | asdict(lines[line]) for line in sorted(lines)]
-        async with self._database.writing(durable=False) as connection:
+        async with self._database.writing() as connection:
             insert = self._database.upsert(usage_hour)
             statement = insert.on_conflict_do_update(
                 index_elements=list(usage_hour.primary_key.columns),

@@ -16,7 +16,7 @@ from server.auth.access import KeyWith
 from server.instance import Difference, Renewal, renew_certificate, take_over
 from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 from server.observability.moments import iso
-from server.observability.status import Status, read_status
+from server.observability.status import Status, degraded, read_status
 from server.store.audit import read_entries
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
@@ -103,6 +103,9 @@ async def live() -> dict[str, str]:
 async def ready(request: Request) -> JSONResponse:
     """Answer 200 when every model answers and the server is not ending, else 503; with the state of each model.
 
+    `degraded` says what does not work meanwhile, else it is null: with its database down a server still answers, and
+    another one on the same database would not do better.
+
     A model that waits for its turn on memory that it shares answers, too: it is loaded when it is asked for.
     """
     models: tuple[ModelHealth, ...] = request.app.state.engine.health()
@@ -114,7 +117,7 @@ async def ready(request: Request) -> JSONResponse:
     else:
         status = "failed" if "failed" in found else "loading"
     shown = {health.id: {name: getattr(health, name) for name in _SHOWN} for health in models}
-    body = {"status": status, "models": shown}
+    body = {"status": status, "degraded": degraded(request.app), "models": shown}
     headers = {} if status == "ready" else {"Retry-After": "5"}
     return JSONResponse(body, 200 if status == "ready" else 503, headers)
 
@@ -125,7 +128,7 @@ async def read_metrics(request: Request) -> Response:
     state = request.app.state
 
     async def make() -> bytes:
-        now = server_gauges(state.engine, state.drain)
+        now = server_gauges(state.engine, state.drain, state.database)
         collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
         now += await asyncio.to_thread(machine_gauges, state.settings)
         return await asyncio.to_thread(page, collectors, now)
