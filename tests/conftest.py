@@ -17,10 +17,10 @@ from serving import CANARY, Key, Server, contents
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes to say once more what a few rounds say is left out, and shown as skipped, unless asked for."""
-    if "soak" not in config.option.markexpr:
+    if "rounds" not in config.option.markexpr:
         for item in items:
-            if item.get_closest_marker("soak"):
-                item.add_marker(pytest.mark.skip(reason="many rounds, run before a release: ./scripts/test soak"))
+            if item.get_closest_marker("rounds"):
+                item.add_marker(pytest.mark.skip(reason="many rounds, run before a release: ./scripts/test rounds"))
 
 
 # Read by vLLM and OpenMP also where a test loads a model in this process.

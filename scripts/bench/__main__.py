@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, soak, start
+from bench import batch, chat, fair, images, many, start
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     result_callback=lambda benchmark: benchmark.run(),
 )
-for command in (chat.Chat, fair.Fair, images.Images, batch.Batch, start.Start, start.Killed, soak.Many, soak.Soak):
+for command in (chat.Chat, fair.Fair, images.Images, batch.Batch, start.Start, start.Killed, many.Many):
     app.command(command.__name__.lower())(command)
 
 if __name__ == "__main__":

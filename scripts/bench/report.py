@@ -252,8 +252,8 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
         console.print(table)
 
 
-def save_plot(file: Path, panels: Panels, axes: dict[str, str]) -> None:
-    """Draw panels, two side by side, and write a PNG."""
+def save_plot(file: Path, panels: Panels, axes: dict[str, str], marks: Sequence[float] = ()) -> None:
+    """Draw panels, two side by side, with a vertical line at each of `marks`, and write a PNG."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, places = pyplot.subplots(-(-len(panels) // 2), 2, figsize=(13, 9), layout="constrained")
@@ -262,6 +262,8 @@ def save_plot(file: Path, panels: Panels, axes: dict[str, str]) -> None:
             place.plot([x for x, _, _ in points], [y for _, y, _ in points], "-", label=label, marker=".")
             for x, y, text in points:
                 place.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
+        for mark in marks:
+            place.axvline(mark, color="grey", linewidth=0.6, linestyle=":")
         place.set(title=heading, **axes)
         place.grid(visible=True, which="both", alpha=0.25)
     places.flat[0].legend(fontsize=8)

@@ -84,7 +84,7 @@ def check_answer(document: dict[str, Any], case: Any, response: httpx2.Response)
         jsonschema.validate(response.json(), whole, cls=jsonschema.Draft202012Validator)
 
 
-@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=[pytest.mark.rounds, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_whatever_is_sent_the_answer_is_one_that_is_described(
     server: Server, admin_key: Key, document: dict[str, Any], mode: GenerationMode, examples: int

@@ -16,9 +16,9 @@ from bench.batch import Batch
 from bench.chat import answer_figures, usage_figures
 from bench.images import poisson
 from bench.load import NUMBER, Answer, BenchError, LoadJob, LoadResult, beats, load_generator, run_load
+from bench.many import outcome
 from bench.report import Report, in_turns, medians, numbers, paired_ratios, percentiles_ms, print_table, row_of, shown
 from bench.servers import TIER, Usage, cpu_seconds, family, open_workspace, pss_bytes
-from bench.soak import growth, outcome
 from bench.vllm_server import flags, serve_arguments
 
 from engine import load_config
@@ -289,15 +289,6 @@ def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_
     answer.body = json.dumps({"responses": responses})
     with pytest.raises(BenchError, match="should have failed"):
         batch.check(answer)
-
-
-def test_the_growth_of_a_soak_is_a_slope_without_the_first_quarter():
-    def level(minute: float, mib: float) -> dict[str, float | None]:
-        return {"seconds": minute * 60, "api_rss_mib": mib, "engine_rss_mib": 5.0, "api_files": 7, "engine_files": 9}
-
-    levels = [level(minute, 1000.0 if minute < 10 else 100 + minute / 30) for minute in range(40)]
-    assert growth(levels) == pytest.approx({"api_rss_mib": 2.0, "engine_rss_mib": 0, "api_files": 0, "engine_files": 0})
-    assert growth(levels[:1])["api_rss_mib"] is None
 
 
 @pytest.mark.engine

@@ -188,7 +188,7 @@ asyncio.run(main(sys.argv[1]))
     wait_until_gone(pid)
 
 
-@pytest.mark.parametrize("batches", [2, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("batches", [2, pytest.param(10, marks=pytest.mark.rounds)])
 @on_both_loops
 async def test_workers_later_no_descriptor_thread_or_process_is_left(batches: int) -> None:
     async def live(number: int) -> None:

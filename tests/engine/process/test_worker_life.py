@@ -178,4 +178,4 @@ WALK = settings(stateful_step_count=25, deadline=None, suppress_health_check=lis
 Life.TestCase.settings = settings(WALK, max_examples=4)
 LongLife.TestCase.settings = settings(WALK, max_examples=200)
 TestLife = pytest.mark.timeout(120)(Life.TestCase)
-TestLongLife = pytest.mark.soak(pytest.mark.timeout(1800)(LongLife.TestCase))
+TestLongLife = pytest.mark.rounds(pytest.mark.timeout(1800)(LongLife.TestCase))

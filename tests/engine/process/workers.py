@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 20.0
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Make an async test two tests, in which nothing may go wrong where only the event loop sees it.
 
-    That on uvloop, as in a server, always runs; that on asyncio's own loop with `soak`.
+    That on uvloop, as in a server, always runs; that on asyncio's own loop with `rounds`.
     """
 
     def run(*, loop: Any, **given: Any) -> None:
@@ -39,7 +39,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), own])
     run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
     run.pytestmark = list(getattr(test, "pytestmark", []))
-    others = pytest.param(asyncio.new_event_loop, marks=pytest.mark.soak)
+    others = pytest.param(asyncio.new_event_loop, marks=pytest.mark.rounds)
     return pytest.mark.parametrize("loop", [others, uvloop.new_event_loop], ids=["asyncio", "uvloop"])(run)
 
 

@@ -111,7 +111,7 @@ def test_a_server_starts_with_the_code_that_is_there(fast: Server) -> None:
     assert HINT not in fast.log()
 
 
-@pytest.mark.soak
+@pytest.mark.rounds
 def test_where_vllms_cache_cannot_be_used_the_model_starts_uncompiled(
     folder: Path, compiled: Path, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ def kill_until(server: Server, restarts: int, status: str) -> None:
     poll_until(there, BACK_SECONDS, describe=server.log)
 
 
-@pytest.mark.parametrize("deaths", [2, pytest.param(DEATHS_UNTIL_A_REST, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("deaths", [2, pytest.param(DEATHS_UNTIL_A_REST, marks=pytest.mark.rounds)])
 def test_engines_later_the_server_holds_what_it_held(server: Server, deaths: int) -> None:
     before = held(server)
     for death in range(1, deaths + 1):
@@ -112,7 +112,7 @@ def test_engines_later_the_server_holds_what_it_held(server: Server, deaths: int
     poll_until(as_before, 30, describe=lambda: f"{before} has become {held(server)}")
 
 
-@pytest.mark.parametrize("stopped_first", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stopped_first", [False, pytest.param(True, marks=pytest.mark.rounds)])
 async def test_engines_come_back_after_the_end_of_what_they_are_forked_from(server: Server, stopped_first: bool):  # noqa: FBT001
     restarts, old = state(server)["restarts"], fork_server(server)
     libraries = old.environ()["LD_PRELOAD"]

@@ -150,7 +150,7 @@ async def test_a_worker_that_is_stopped_in_its_work_ends_it_and_is_started_anew(
     assert seconds(await spoken(admin), "mp3") > 0.3
 
 
-@pytest.mark.soak
+@pytest.mark.rounds
 async def test_a_model_that_dies_again_and_again_is_left_alone_until_somebody_reloads_it(
     guarded: Server, admin: httpx2.AsyncClient
 ):

@@ -27,7 +27,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.rounds)])
 async def test_no_acknowledged_change_of_a_key_is_lost_when_its_writer_is_killed(database_url: str, kills: int) -> None:
     told = await asyncio.to_thread(kill_writers, database_url, kills)
     assert len(told) >= kills

@@ -77,7 +77,7 @@ def test_a_vllm_without_any_name_of_our_optional_patches_answers_the_same(
     assert set(left_out) == RENAMED.keys() - SILENT
 
 
-@pytest.mark.soak
+@pytest.mark.rounds
 @pytest.mark.parametrize("patch", sorted(RENAMED))
 def test_a_vllm_without_one_of_these_names_answers_the_same(
     tmp_path: Path, usual: dict[str, object], patch: str

@@ -125,7 +125,7 @@ def test_what_is_accepted_as_strict_is_kept(schema: Any, one: Any, seed: int) ->
     assert not _is_broken({**schema, "$defs": {"one": one, "two": {"type": "integer"}}}, seed=seed)
 
 
-@pytest.mark.soak
+@pytest.mark.rounds
 @settings(_RANDOM, max_examples=2000)
 @given(_SCHEMAS, _SCHEMAS, st.integers())
 def test_what_is_accepted_as_strict_is_kept_of_thousands(schema: Any, one: Any, seed: int) -> None:

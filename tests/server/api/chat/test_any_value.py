@@ -83,7 +83,7 @@ async def test_any_value_in_any_place_is_answered_or_refused_in_our_shape(http: 
     await assert_answered_or_refused(http, place, value)
 
 
-@pytest.mark.soak
+@pytest.mark.rounds
 @MANY
 @ANYTHING
 async def test_many_values_in_any_place_are_answered_or_refused(http: httpx2.AsyncClient, place, value):

@@ -165,7 +165,7 @@ async def test_streamed_and_plain_agree_and_calls_hold_their_schema(
     await assert_both_agree(formats_client, parser, **asked)
 
 
-@pytest.mark.soak
+@pytest.mark.rounds
 @MANY
 @ASKED
 @pytest.mark.parametrize("parser", PARSERS)

@@ -43,7 +43,7 @@ async def picture(http: httpx2.AsyncClient, prompt: str) -> tuple[str, str]:
     return await asyncio.to_thread(judge, image)
 
 
-@pytest.mark.parametrize("rounds", [(40,), pytest.param((200, 70, 70), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("rounds", [(40,), pytest.param((200, 70, 70), marks=pytest.mark.rounds)], ids=str)
 async def test_many_at_once_lose_nothing_and_cross_nothing(
     server: Server, http: httpx2.AsyncClient, rounds: tuple[int, ...]
 ):

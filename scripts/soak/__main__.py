@@ -1,0 +1,381 @@
+"""The command behind `scripts/test soak`: mixed traffic and faults for a while, a plot, and a verdict."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import random
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import numpy as np
+import typer
+from bench.load import BenchError
+from bench.report import save_plot
+from bench.servers import say
+from soak.faults import Faults, Hearth
+from soak.invariants import INVARIANTS, Judge, Level, Outcome, UsageLedger, access_problems, grown, without_body
+from soak.traffic import Ask, asks
+
+_DEADLINE_SECONDS = 120.0  # an image takes 40 s while models load on two cores that others use, too
+_SAMPLE_SECONDS = 5.0
+_KEYS_SECONDS = 45.0
+_PAUSE_SECONDS = 600.0
+_CALM_SECONDS = 20.0
+_LEAVING = 0.15  # of the clients
+_LEAVES_SECONDS = 1.5
+_LIMITED = 0.05
+_PLOT_SECONDS = 30.0
+
+
+@dataclass
+class Soak:
+    """One run: what it was told, and what it has seen."""
+
+    hearth: Hearth
+    rate: float
+    fault_seconds: float
+    seed: int
+    judge: Judge = field(default_factory=Judge)
+    ledger: UsageLedger = field(default_factory=UsageLedger)
+    outcomes: list[Outcome] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.source = random.Random(self.seed)  # noqa: S311  # repeatable on purpose
+        self.faults = Faults(self.hearth, self.judge, self.ledger, random.Random(self.seed))  # noqa: S311
+        self.began = self.faults.began = time.monotonic()
+        self.keys: dict[str, str] = {}
+        self.running: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Event()
+        self._unmatched: list[Outcome] = []  # with the access log
+        self._log_read_bytes = 0
+
+    async def run(self, minutes: float) -> None:
+        """Start the server, send, make faults, and check, until the time is over."""
+        say("Starting the server and loading the models.")
+        await self.hearth.start()
+        try:
+            for name, tier in (
+                ("standard", "standard"),
+                ("enhanced", "enhanced"),
+                ("leaving", "enhanced"),
+                ("careless", "standard"),
+            ):
+                self.keys[name] = await self.hearth.make_key(name, tier)
+            self.keys["limited"] = await self.hearth.make_key("limited", "standard", limits={"requests_per_minute": 10})
+            self.began = self.faults.began = time.monotonic()
+            asyncio.get_running_loop().call_later(minutes * 60, self.over.set)
+            self._sending.set()
+            chores = [asyncio.create_task(one()) for one in (self._send, self._sample, self._tell)]
+            try:
+                await self._trouble()
+                for chore in chores:
+                    if chore.done():
+                        chore.result()
+            finally:
+                for chore in chores:
+                    chore.cancel()
+        finally:
+            await self.hearth.stop()
+
+    async def _send(self) -> None:
+        """Begin requests at random moments, whether earlier ones are answered or not."""
+        sessions = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+        async with sessions as session:
+            for number, ask in enumerate(asks(self.source)):
+                await asyncio.sleep(self.source.expovariate(self.rate))
+                await self._sending.wait()
+                task = asyncio.create_task(self._one(session, ask, number))
+                self.running.add(task)
+                task.add_done_callback(self.running.discard)
+
+    async def _one(self, session: aiohttp.ClientSession, ask: Ask, number: int) -> None:
+        """Send one request, judge what becomes of it, and follow the link in its answer."""
+        dice, name = random.Random(f"{self.seed} {number}"), "enhanced" if ask.enhanced else "standard"  # noqa: S311
+        leaves = not ask.careless and not ask.without_key and dice.random() < _LEAVING
+        if ask.careless:
+            name = "careless"
+        elif leaves:
+            name = "leaving"
+        elif not ask.enhanced:
+            name = "limited" if dice.random() < _LIMITED else dice.choice(["standard", "enhanced"])
+        key = "" if ask.without_key else self.keys[name]
+        one = Outcome(ask, key[3:15], f"soak-{self.seed}-{number}", time.monotonic(), limited=name == "limited")
+        headers = {"X-Request-Id": one.request_id, "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        body = ask.body if isinstance(ask.body, bytes) else json.dumps(ask.body).encode() if ask.body else b""
+        try:
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                if leaves and body and dice.random() < 0.2:
+                    await self._leave_in_the_body(one, headers, body, dice)
+                else:
+                    await self._ask(session, one, headers, body, dice if leaves else None)
+        except TimeoutError:
+            one.ending = "hung"
+        except (aiohttp.ClientError, OSError):
+            one.ending = "closed" if one.status is not None else "unanswered"
+        one.ended = time.monotonic()
+        self.judge.judge(one)
+        self.ledger.add(one)
+        follow = ask.then(one.body) if ask.then and one.verdict == "complete" else None
+        self.outcomes.append(without_body(one))
+        self._unmatched.append(self.outcomes[-1])
+        if follow is not None:
+            await self._one(session, follow, -number)
+
+    async def _ask(  # a request's parts
+        self,
+        session: aiohttp.ClientSession,
+        one: Outcome,
+        headers: dict[str, str],
+        body: bytes,
+        leaves: random.Random | None,
+    ) -> None:
+        """Read the whole answer; or leave before it, or in the middle of it."""
+        method = "POST" if body or one.ask.status == 405 else "GET"
+        waits = None if leaves is None else leaves.uniform(0, _LEAVES_SECONDS)
+        try:
+            async with asyncio.timeout(waits) as patience:
+                async with session.request(
+                    method, self.hearth.url + one.ask.path, data=body or None, headers=headers
+                ) as answer:
+                    one.status, one.headers = answer.status, dict(answer.headers)
+                    if leaves is not None and leaves.random() < 0.5:  # it stays for the beginning
+                        patience.reschedule(asyncio.get_running_loop().time() + leaves.uniform(0, _LEAVES_SECONDS))
+                    async for chunk in answer.content.iter_any():
+                        one.first = one.first or time.monotonic()
+                        one.body += chunk
+                one.ending = "answered"
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            one.ending = "left"
+
+    async def _leave_in_the_body(self, one: Outcome, headers: dict[str, str], body: bytes, dice: random.Random) -> None:
+        """Send a part of the body, and close the connection a little later."""
+        lines = [f"POST {one.ask.path} HTTP/1.1", "Host: soak", f"Content-Length: {len(body)}"]
+        head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items())]) + "\r\n\r\n"
+        _, writer = await asyncio.open_connection("127.0.0.1", self.hearth.port)
+        try:
+            writer.write(head.encode() + body[: dice.randrange(len(body))])
+            await writer.drain()
+            await asyncio.sleep(dice.uniform(0, _LEAVES_SECONDS))
+        finally:
+            writer.transport.abort()
+        one.ending = "left"
+
+    async def _trouble(self) -> None:
+        """Make a fault every few minutes and change keys in between; pause and compare now and then."""
+        pause, next_fault = time.monotonic() + _PAUSE_SECONDS, time.monotonic() + self.fault_seconds / 2
+        while not self.over.is_set():
+            if time.monotonic() >= next_fault:
+                fault = await self.faults.next()
+                took = "not" if fault.recovered_seconds is None else f"after {fault.recovered_seconds:.1f} s"
+                say(f"  fault: {fault.name}; all was well again {took}")
+                next_fault = time.monotonic() + self.fault_seconds
+            elif time.monotonic() >= pause:
+                await self._compare()
+                pause = time.monotonic() + _PAUSE_SECONDS
+            else:
+                await self.faults.change_keys()
+                rest = min(_KEYS_SECONDS, next_fault - time.monotonic(), pause - time.monotonic())
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.over.wait(), max(0.1, rest))
+        await self._compare()
+
+    async def _compare(self) -> None:
+        """Send nothing until all is answered. Then nothing runs; usage and the access log agree with the answers."""
+        self._sending.clear()
+        if self.running:
+            await asyncio.wait(self.running)
+        deadline = time.monotonic() + _CALM_SECONDS
+        while True:
+            status = await self.hearth.status()
+            held = status and [
+                (one["id"], one["running"], one["waiting"])
+                for one in status["models"]
+                if one["running"] or one["waiting"]
+            ]
+            if status and not held and status["requests_running"] == 1:
+                break
+            if time.monotonic() > deadline:
+                self.judge.break_(
+                    "places", f"{held}, {status and status['requests_running']} requests, though nothing is sent"
+                )
+                break
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(1)  # the access log is written a tenth of a second later
+        _, found = await self.hearth.ask("GET", "/v1/usage?by=key,kind")
+        for wrong in self.ledger.compare(found["data"] if found else []):
+            self.judge.break_("usage", wrong)
+        for wrong in access_problems(self._new_lines(), self._unmatched, self.judge):
+            self.judge.break_("access log", wrong)
+        say(f"  pause: compared usage, and {len(self._unmatched)} requests with the access log")
+        self._unmatched = []
+        self._sending.set()
+
+    def _new_lines(self) -> list[dict[str, Any]]:
+        with (self.hearth.folder / "data" / "logs" / "access.jsonl").open("rb") as log:
+            log.seek(self._log_read_bytes)
+            new = log.read()
+        self._log_read_bytes += len(new)
+        return [json.loads(line) for line in new.splitlines() if line.startswith(b"{") and line.endswith(b"}")]
+
+    async def _sample(self) -> None:
+        """Read what processes hold, and see that models are ready where no fault is near."""
+        while True:
+            asked = time.monotonic()
+            status = await self.hearth.status()
+            calm = not any(window.closed + 5 > asked for window in self.judge.windows)
+            if status is not None:
+                models = {pid: model["id"] for model in status["models"] for pid in model["pids"]}
+                self.levels += await asyncio.to_thread(self.hearth.levels, models, time.monotonic() - self.began)
+                if calm and (
+                    bad := [(one["id"], one["status"]) for one in status["models"] if one["status"] != "ready"]
+                ):
+                    self.judge.break_("faults", f"without a fault: {bad}")
+            elif calm and not any(window.opened > asked for window in self.judge.windows):
+                self.judge.break_("faults", "the server does not say how it stands")
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    async def _tell(self) -> None:
+        """Say every minute how it goes."""
+        told = 0
+        while True:
+            await asyncio.sleep(60)
+            new, told = self.outcomes[told:], len(self.outcomes)
+            seconds = [one.ended - one.began for one in new if one.verdict == "complete"]
+            middle, late = np.percentile(seconds, [50, 95]) if seconds else (0, 0)
+            counts = ", ".join(
+                f"{count} {verdict}" for verdict, count in Counter(one.verdict for one in new).most_common()
+            )
+            api = next((level.mib for level in reversed(self.levels) if level.kind == "API"), 0)
+            minute = (time.monotonic() - self.began) / 60
+            say(
+                f"minute {minute:.0f}: {counts}; p50 {middle:.2f} s, p95 {late:.2f} s; {len(self.running)} under way;"
+                f" API {api:.0f} MiB; {sum(self.judge.broken.values())} broken"
+            )
+
+
+def report(soak: Soak, settings: dict[str, Any]) -> dict[str, Any]:
+    """Put all that was seen into one document."""
+    rows, wrong = grown(soak.levels)
+    for line in wrong:
+        soak.judge.break_("memory", line)
+    endpoints: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for one in soak.outcomes:
+        endpoints[one.ask.kind][one.verdict] += 1
+        if one.verdict == "complete":
+            seconds[one.ask.kind].append(one.ended - one.began)
+    times = {kind: np.percentile(values, [50, 95, 100]).round(3).tolist() for kind, values in seconds.items()}
+    recovered: dict[str, list[float | None]] = defaultdict(list)
+    for fault in soak.faults.made:
+        recovered[fault.name].append(fault.recovered_seconds and round(fault.recovered_seconds, 1))
+    return {
+        "settings": settings,
+        "minutes": round((time.monotonic() - soak.began) / 60, 1),
+        "requests": len(soak.outcomes),
+        "invariants": {
+            name: {"says": says, "broken": soak.judge.broken[name], "examples": soak.judge.examples[name]}
+            for name, says in INVARIANTS.items()
+        },
+        "endpoints": {
+            kind: {"outcomes": endpoints[kind], "p50_p95_max_seconds": times.get(kind)} for kind in sorted(endpoints)
+        },
+        "faults": [asdict(fault) for fault in soak.faults.made],
+        "recovered_seconds": recovered,
+        "growth": rows,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the report as tables in Markdown."""
+    print(f"\n{found['requests']} requests in {found['minutes']} minutes\n")
+    print("| endpoint | outcomes | p50, p95, max s |\n|---|---|---|")
+    for kind, row in found["endpoints"].items():
+        outcomes = ", ".join(f"{count} {verdict}" for verdict, count in row["outcomes"].most_common())
+        print(f"| {kind} | {outcomes} | {', '.join(f'{value:.2f}' for value in row['p50_p95_max_seconds'] or ())} |")
+    print("\n| fault | times | well again after s |\n|---|---|---|")
+    for name, times in sorted(found["recovered_seconds"].items()):
+        print(f"| {name} | {len(times)} | {', '.join('never' if one is None else f'{one:g}' for one in times)} |")
+    print("\n| process | of | mean | an hour | +- | hours seen |\n|---|---|---|---|---|---|")
+    for row in found["growth"]:
+        figures = f"{row['mean']:.1f} | {row['per_hour']:+.1f} | {row['standard_error']:.1f} | {row['hours']:.2f}"
+        print(f"| {row['process']} | {row['of']} | {figures} |")
+    print("\n| invariant | |\n|---|---|")
+    for row in found["invariants"].values():
+        held = f"BROKEN {row['broken']} times" if row["broken"] else "held"
+        print(f"| {row['says']} | {held} |")
+    for name, row in found["invariants"].items():
+        for example in row["examples"]:
+            print(f"  {name}: {example}")
+
+
+def draw(soak: Soak, file: Path) -> None:
+    """Draw rates, latencies, memory and descriptors over time, with a line for each fault."""
+    bins: dict[int, list[Outcome]] = defaultdict(list)
+    for one in soak.outcomes:
+        bins[int((one.ended - soak.began) / _PLOT_SECONDS)].append(one)
+    panels: dict[str, dict[str, list[tuple[float | None, float | None, str]]]] = defaultdict(lambda: defaultdict(list))
+    verdicts = {one.verdict for one in soak.outcomes}
+    for place, ones in sorted(bins.items()):
+        minute, counts = (place + 0.5) * _PLOT_SECONDS / 60, Counter(one.verdict for one in ones)
+        for verdict in sorted(verdicts):
+            panels["requests per second, by outcome"][verdict].append((minute, counts[verdict] / _PLOT_SECONDS, ""))
+        if seconds := [one.ended - one.began for one in ones if one.verdict == "complete"]:
+            for percent in (50, 95):
+                panels["seconds until complete"][f"p{percent}"].append(
+                    (minute, float(np.percentile(seconds, percent)), "")
+                )
+    for level in soak.levels:
+        panels["resident MiB"][level.kind].append((level.seconds / 60, level.mib, ""))
+        panels["open descriptors"][level.kind].append((level.seconds / 60, level.descriptors, ""))
+    save_plot(file, panels, {"xlabel": "minutes"}, [fault.at / 60 for fault in soak.faults.made])
+
+
+def main(  # noqa: PLR0913  # options
+    *,
+    minutes: Annotated[float, typer.Option(min=0.5, help="How long.")] = 30.0,
+    hours: Annotated[float, typer.Option(min=0, help="How long, in hours; wins over --minutes.")] = 0.0,
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second.")] = 4.0,
+    fault_minutes: Annotated[float, typer.Option(min=0.1, help="Minutes from one fault to the next.")] = 2.5,
+    seed: Annotated[int, typer.Option(help="Decides on the order of faults and requests.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="A new folder for logs, report and plot.")] = None,
+) -> None:
+    """Put a real server under mixed load and make faults; exit code 1 when an invariant was broken."""
+    folder = (out or Path("var") / f"soak-{datetime.now(UTC):%Y%m%d-%H%M%S}").absolute()
+    folder.mkdir(parents=True)
+    settings = {"minutes": hours * 60 or minutes, "rate": rate, "fault_minutes": fault_minutes, "seed": seed}
+    can_draw = importlib.util.find_spec("matplotlib") is not None
+    say(f"Logs and results: {folder}" + ("" if can_draw else "; no plot: .venv/bin/python -m pip install matplotlib"))
+    sys.exit(asyncio.run(_soak(folder, settings, can_draw=can_draw)))
+
+
+async def _soak(folder: Path, settings: dict[str, Any], *, can_draw: bool) -> int:
+    soak = Soak(Hearth(folder), settings["rate"], settings["fault_minutes"] * 60, settings["seed"])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, soak.over.set)
+    try:
+        await soak.run(settings["minutes"])
+    except BenchError as error:
+        soak.judge.break_("faults", f"the soak cannot go on: {error}")
+    found = report(soak, settings)
+    (folder / "soak.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    show(found)
+    if can_draw:
+        draw(soak, folder / "soak.png")
+    return int(any(soak.judge.broken.values()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

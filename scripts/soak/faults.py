@@ -1,0 +1,409 @@
+"""The server of a soak, and what is done to it: processes killed and stopped, restarts, reloads, keys changed."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import yaml
+from bench.load import BenchError, tail
+from soak.invariants import Judge, Level, UsageLedger, Window
+from soak.traffic import IMAGE, PLUS, PRO, VOICE
+
+_START_SECONDS = 600.0
+_BACK_SECONDS = 600.0  # on a machine that others use, too
+_END_SECONDS = 60.0  # HEARTH_DRAIN_SECONDS is 30
+_POLL_SECONDS = 0.25
+_KEY_SECONDS = 10.0  # docs/keys.md: a change of a key holds within so long
+_STALL_SECONDS = 10
+_CHATS = frozenset({PLUS, PRO})
+
+
+class Hearth:
+    """`hearth serve` with all models of the checkout in a folder of its own, started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log, self.models_file = folder, folder / "server.log", folder / "models.yaml"
+        self.document = yaml.safe_load(Path("models.yaml").read_text(encoding="utf-8"))
+        for name, entry in self.document["models"].items():
+            entry["engine"] = (entry.get("engine") or {}) | {"stall_seconds": _STALL_SECONDS}
+            entry["description"] = f"{name} of a soak"
+        self.write_models()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "PYTHONPATH"))
+        }
+        own = {"HEARTH_DATA_DIR": folder / "data", "HEARTH_WEIGHTS_DIR": folder / "weights"}
+        own |= {"HEARTH_MODELS": self.models_file}
+        self.environment = {"OMP_NUM_THREADS": "1", **inherited, **{name: str(path) for name, path in own.items()}}
+        self.admin_key = ""
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """The address without /v1."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The API process."""
+        if self.process is None:
+            raise BenchError("The server was not started.")
+        return self.process.pid
+
+    def write_models(self) -> None:
+        """Write models.yaml as `document` says."""
+        self.models_file.write_text(yaml.safe_dump(self.document, sort_keys=False), encoding="utf-8")
+
+    async def start(self) -> None:
+        """Start it and wait until all models are ready. Raises `BenchError`."""
+        command = (
+            str(Path(sys.executable).parent / "hearth"),
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        )
+        with self.log.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_SECONDS
+        while not await self.is_ready():
+            if self.process.returncode is not None or time.monotonic() > deadline:
+                raise BenchError(f"The server did not become ready.{tail(self.log)}")
+            await asyncio.sleep(_POLL_SECONDS)
+        if not self.admin_key and (found := re.search(r"(hk_\S+)", self.log.read_text(encoding="utf-8"))):
+            self.admin_key = found[1]
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal and wait for the end; after a while kill all of it. Returns the exit code."""
+        if self.process is None:
+            return 0
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                return await self.process.wait()
+        except TimeoutError:
+            os.killpg(self.pid, signal.SIGKILL)
+            return await self.process.wait()
+
+    async def command(self, *arguments: str) -> tuple[int, str]:
+        """Run `hearth` with these arguments on this server's data; return its exit code and what it prints."""
+        done = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).parent / "hearth"), *arguments,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=self.environment,
+        )  # fmt: skip
+        output, errors = await done.communicate()
+        return done.returncode or 0, (output if done.returncode == 0 else errors).decode()
+
+    async def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
+        """Ask as the admin, or with another key; status 0 where nothing listens."""
+        headers = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
+        timeout = aiohttp.ClientTimeout(60)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, self.url + path, json=body, headers=headers) as answer,
+            ):
+                return answer.status, await answer.json(content_type=None)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return 0, None
+
+    async def is_ready(self) -> bool:
+        """Whether all models are."""
+        return (await self.ask("GET", "/health/ready"))[0] == 200
+
+    async def status(self) -> dict[str, Any] | None:
+        """What `GET /v1/admin/status` says; None where nothing answers."""
+        code, found = await self.ask("GET", "/v1/admin/status")
+        return dict(found) if code == 200 else None
+
+    async def make_key(self, name: str, tier: str, **more: Any) -> str:
+        """Make a key over HTTP. Raises `BenchError`."""
+        code, made = await self.ask("POST", "/v1/admin/keys", {"name": name, "tier": tier, **more})
+        if code != 200:
+            raise BenchError(f"No key could be made: {code} {made}")
+        return str(made["key"])
+
+    def family(self) -> list[psutil.Process]:
+        """Return the API process and all below it, none where it has ended."""
+        with suppress(psutil.Error):
+            first = psutil.Process(self.pid)
+            return [first, *first.children(recursive=True)]
+        return []
+
+    def named(self, part: str) -> list[psutil.Process]:
+        """Return its processes whose command line has this part."""
+        return [one for one in self.family() if part in _title(one)]
+
+    def levels(self, models: Mapping[int, str], seconds: float) -> list[Level]:
+        """Return what its processes hold; `models` names the model of a process id."""
+        found = []
+        for one in self.family():
+            with suppress(psutil.Error), one.oneshot():
+                title = _title(one)
+                kind = "API" if one.pid == self.pid else models.get(one.pid, "")
+                kind = kind or (
+                    "fork server" if "forkserver" in title else "schema compiler" if "schemas" in title else ""
+                )
+                if kind:
+                    mib = one.memory_info().rss / 2**20
+                    found.append(Level(kind, one.pid, seconds, mib, one.num_fds(), one.num_threads()))
+        return found
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return f"{process.name()} {' '.join(process.cmdline())}"
+    return ""
+
+
+@dataclass
+class Fault:
+    """One fault that was made: when, and how long it took until all was well again (None: it did not become well)."""
+
+    name: str
+    at: float
+    recovered_seconds: float | None = None
+
+
+@dataclass
+class Faults:
+    """Makes one fault after the other, in an order that the seed decides."""
+
+    hearth: Hearth
+    judge: Judge
+    ledger: UsageLedger
+    source: random.Random
+    made: list[Fault] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    _left: list[str] = field(default_factory=list)
+    _times: int = 0
+
+    @property
+    def kinds(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """All faults by name."""
+        kills = {f"kill -9 {name}": self._of_model(name, signal.SIGKILL) for name in (PLUS, PRO, IMAGE, VOICE)}
+        stops = {f"kill -STOP {name}": self._of_model(name, signal.SIGSTOP) for name in (PLUS, VOICE)}
+        return {
+            **kills,
+            **stops,
+            "kill -9 fork server": self._fork_server,
+            "kill -9 schema compiler": self._schema_compiler,
+            "kill -9 API": self._kill_api,
+            "SIGTERM and start": self._restart,
+            "reload: a description and a limit": self._reload_lightly,
+            "reload: max_num_seqs": self._reload_model,
+        }
+
+    async def next(self) -> Fault:
+        """Make the next one, and return when all is well again, or it has taken too long."""
+        if not self._left:  # each once, in another order every time
+            self._left = self.source.sample([*self.kinds], len(self.kinds))
+        name = self._left.pop()
+        self._times += 1
+        fault = Fault(name, time.monotonic() - self.began)
+        self.made.append(fault)
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(_BACK_SECONDS):
+                await self.kinds[name]()
+            fault.recovered_seconds = time.monotonic() - began
+        except (TimeoutError, BenchError, psutil.Error) as error:
+            self.judge.break_("faults", f"{name}: {str(error) or f'nothing was well after {_BACK_SECONDS:.0f} s'}")
+            if self.hearth.process is None or self.hearth.process.returncode is not None:
+                await self.hearth.start()
+        finally:
+            for window in self.judge.windows:
+                window.closed = min(window.closed, time.monotonic())
+        return fault
+
+    def _open(self, what: str, models: frozenset[str] | None, **how: Any) -> Window:
+        self.judge.windows.append(Window(what, models, **how))
+        return self.judge.windows[-1]
+
+    def _of_model(self, name: str, number: signal.Signals) -> Callable[[], Awaitable[None]]:
+        async def fault() -> None:
+            before = await self._pids()
+            self._open(f"{number.name} {name}", frozenset({name}))
+            for pid in before[name]:
+                os.kill(pid, number)
+            await self._until_others(before, {name})
+
+        return fault
+
+    async def _pids(self) -> dict[str, list[int]]:
+        status = await self.hearth.status()
+        if status is None:
+            raise BenchError("the server does not say how it stands")
+        return {model["id"]: model["pids"] for model in status["models"] if model["status"] == "ready"}
+
+    async def _until_others(self, before: Mapping[str, list[int]], names: frozenset[str] | set[str]) -> None:
+        """Wait until new processes serve these models."""
+        while True:
+            with suppress(BenchError):
+                now = await self._pids()
+                if all(name in now and not set(now[name]) & set(before[name]) for name in names):
+                    return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _fork_server(self) -> None:
+        before = await self._pids()
+        self._open("kill -9 fork server", _CHATS)
+        for one in self.hearth.named("multiprocessing.forkserver"):
+            one.kill()
+        await self._until_others(before, _CHATS)
+
+    async def _schema_compiler(self) -> None:
+        self._open("kill -9 schema compiler", _CHATS, schemas=True)
+        for one in self.hearth.named("hearth-schemas"):
+            one.kill()
+        schema = {
+            "type": "object",
+            "properties": {f"{self._times}": {"type": "integer"}},
+            "required": [f"{self._times}"],
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        hello = [{"role": "user", "content": "Give me JSON."}]
+        body = {"model": PLUS, "messages": hello, "max_tokens": 50, "response_format": form}
+        while (await self.hearth.ask("POST", "/v1/chat/completions", body))[0] != 200:  # noqa: ASYNC110  # it asks
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _kill_api(self) -> None:
+        """A key is revoked and another made just before: both must be so afterwards."""
+        hearth, public_id = self.hearth, ""
+        old = await hearth.make_key("soak: revoked before kill -9", "standard")
+        new = await hearth.make_key("soak: made before kill -9", "standard")
+        public_id = old[3:15]
+        code, _ = await hearth.ask("POST", f"/v1/admin/keys/{public_id}/revoke")
+        before = hearth.family()
+        self._open("kill -9 API", None, closes="everything")
+        self.ledger.killed()
+        await hearth.stop(signal.SIGKILL)
+        if left := [one for one in before if not await _ends(one)]:
+            self.judge.break_(
+                "processes", f"after kill -9 of the API process these live: {[_title(one) for one in left]}"
+            )
+        await hearth.start()
+        states = [(await hearth.ask("GET", "/v1/models", key=key))[0] for key in (old, new)]
+        if code != 200 or states != [401, 200]:
+            self.judge.break_("keys", f"after kill -9: revoked and new key give {states}, revoking gave {code}")
+        await hearth.ask("POST", f"/v1/admin/keys/{new[3:15]}/revoke")
+
+    async def _restart(self) -> None:
+        before = self.hearth.family()
+        self._open("SIGTERM", None, closes="idle")
+        if (code := await self.hearth.stop()) != 0:
+            self.judge.break_("faults", f"SIGTERM: the server ended with {code}")
+        if left := [one for one in before if not await _ends(one)]:
+            self.judge.break_("processes", f"after SIGTERM these live: {[_title(one) for one in left]}")
+        await self.hearth.start()
+
+    async def _reload_lightly(self) -> None:
+        """Nobody may notice, so that no window is opened. A wrong file comes first and changes nothing."""
+        hearth = self.hearth
+        good = hearth.models_file.read_text(encoding="utf-8")
+        hearth.models_file.write_text(good.replace("task: chat", "task: chess", 1), encoding="utf-8")
+        code, answer = await hearth.ask("POST", "/v1/admin/reload")
+        if code != 400 or answer["error"]["code"] != "invalid_config":
+            self.judge.break_("reload", f"a wrong file was answered with {code} {answer}")
+        entry, text = hearth.document["models"][PLUS], f"changed for the {self._times}. time"
+        entry["description"] = text
+        hearth.document["tiers"]["standard"]["requests_per_minute"] = limit = 100_000 + self._times
+        hearth.write_models()
+        if self.source.random() < 0.5:
+            code, said = await hearth.command("reload")
+            ok = code == 0
+        else:
+            code, said = await hearth.ask("POST", "/v1/admin/reload")
+            ok = code == 200
+        key = await hearth.make_key("soak: reload", "standard")
+        _, seen = await hearth.ask("GET", f"/v1/models/{PLUS}", key=key)
+        _, key_seen = await hearth.command("keys", "show", key[3:15], "--json")
+        if (
+            not ok
+            or seen.get("description") != text
+            or json.loads(key_seen)["effective_limits"]["requests_per_minute"] != limit
+        ):
+            self.judge.break_("reload", f"no effect: {code} {said}, {seen}, {key_seen}")
+        await hearth.ask("POST", f"/v1/admin/keys/{key[3:15]}/revoke")
+
+    async def _reload_model(self) -> None:
+        """The model ends its answers and is loaded again."""
+        before = await self._pids()
+        engine = self.hearth.document["models"][PLUS]["engine"]
+        engine["max_num_seqs"] = 383 - engine.get("max_num_seqs", 256)  # 256 and 127 in turn
+        self.hearth.write_models()
+        self._open("reload: max_num_seqs", frozenset({PLUS}))
+        code, said = await self.hearth.command("reload")
+        if code != 0:
+            self.judge.break_("reload", f"hearth reload ended with {code}: {said}")
+        await self._until_others(before, {PLUS})
+
+    async def change_keys(self) -> None:
+        """Make, use, change and revoke a key, by the command line or over HTTP. Not while the API process is ended."""
+        by_command = self.source.random() < 0.5
+        hearth, hello = self.hearth, {"model": "service-voice", "voice": "emma", "input": "x"}
+        if by_command:
+            code, made = await hearth.command("keys", "create", "--name", "soak", "--tier", "standard", "--json")
+            key = json.loads(made)["key"] if code == 0 else ""
+        else:
+            key = await hearth.make_key("soak", "standard")
+        public_id = key[3:15]
+        await self._expect(key, "GET", "/v1/models", 200)
+        if by_command:
+            await hearth.command("keys", "update", public_id, "--scope", "models")
+        else:
+            await hearth.ask("PATCH", f"/v1/admin/keys/{public_id}", {"scopes": ["models"]})
+        await self._expect(key, "POST", "/v1/audio/speech", 403, hello)
+        if by_command:
+            await hearth.command("keys", "revoke", public_id)
+        else:
+            await hearth.ask("POST", f"/v1/admin/keys/{public_id}/revoke")
+        await self._expect(key, "GET", "/v1/models", 401, at_once=not by_command)
+        await asyncio.sleep(_KEY_SECONDS)
+        await self._expect(key, "GET", "/v1/models", 401, at_once=True)
+
+    async def _expect(  # noqa: PLR0913  # a request's parts
+        self, key: str, method: str, path: str, status: int, body: Any = None, *, at_once: bool = False
+    ) -> None:
+        deadline = time.monotonic() + _KEY_SECONDS
+        while True:
+            asked = time.monotonic()
+            found, _ = await self.hearth.ask(method, path, body, key)
+            if found == status:
+                return
+            if at_once or asked > deadline:
+                self.judge.break_("keys", f"key {key[3:15]}: {method} {path} is {found}, not {status}")
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _ends(process: psutil.Process) -> bool:
+    """Whether it ends within a few seconds."""
+    deadline = time.monotonic() + _KEY_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+        return True
+    return False
