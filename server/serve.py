@@ -187,6 +187,7 @@ def _listen(settings: Settings) -> socket.socket:
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _probe_silent_clients(listener, settings.write_stall_seconds)
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
@@ -196,6 +197,22 @@ def _listen(settings: Settings) -> socket.socket:
             "3. check the address given with --host."
         ) from error
     return listener
+
+
+def _probe_silent_clients(listener: socket.socket, seconds: float) -> None:
+    """Have the kernel end connections whose client has vanished without a word, within so long (TCP keep-alive).
+
+    Connections inherit it. Whoever is being written to is watched by server/http/protocol.py; this is for the others,
+    who wait for their turn or have sent half of a body.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = 3
+    for option, value in (
+        (socket.TCP_KEEPIDLE, seconds / 2),
+        (socket.TCP_KEEPINTVL, seconds / 2 / probes),
+        (socket.TCP_KEEPCNT, probes),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, min(max(1, round(value)), 32767))
 
 
 def _make_key(settings: Settings) -> str:

@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import psutil
 import pytest
 from chat_parts import assert_error
 from leaving_parts import line_of
-from serving import Server, async_poll_until, open_socket, raw_request
+from lost_network import lost_network, missing_reason, open_socket_to_lose
+from serving import Server, async_poll_until, open_socket, poll_until, raw_request
 from small_models import VOICES_ONLY
 from speech_parts import (
     HELLO_EMMA,
@@ -35,6 +37,7 @@ from speech_parts import (
 from stalling_proxy import StallingProxy
 
 from engine.demo import weights_dir
+from server.observability.status import ask
 
 pytestmark = pytest.mark.engine
 
@@ -132,6 +135,40 @@ async def test_speech_for_a_client_that_vanished_without_a_word_frees_its_place(
         assert (await line_of(speaker, "vanished"))["status"] == 499
         assert (await admin.get("/v1/admin/status")).json()["requests_running"] == 1, "this one"
         assert await spoken(admin)
+
+
+async def until_running(server: Server, requests: int) -> None:
+    def so_many() -> bool:
+        status = ask(server.data_dir, 10)
+        return status is not None and status.requests_running >= requests
+
+    await asyncio.to_thread(poll_until, so_many, 20)
+
+
+@pytest.mark.parametrize("doing", ["sends", "waits", "reads"])
+async def test_a_client_whose_network_is_gone_is_found_whatever_it_was_doing(
+    speaker: Server, admin: httpx2.AsyncClient, doing: str
+):
+    if (reason := missing_reason()) is not None:
+        pytest.skip(reason)
+    name = f"lost-{doing}"
+    body = json.dumps({"model": VOICE_MODEL, "voice": "emma", "input": LONGEST, "response_format": "wav"}).encode()
+    names = {"Authorization": admin.headers["Authorization"], "Content-Type": "application/json"}
+    request = raw_request("POST", SPEECH, names | {"X-Request-Id": name}, body)
+    others = 8 if doing == "waits" else 0  # all places are taken
+    with ExitStack() as opened:
+        for _ in range(others):
+            task = asyncio.create_task(admin.post(SPEECH, content=body, headers=names))
+            opened.callback(task.cancel)
+        await until_running(speaker, others)
+        client = opened.enter_context(open_socket_to_lose(speaker))
+        client.sendall(request[:-1] if doing == "sends" else request)
+        if doing == "reads":
+            assert client.recv(16).startswith(b"HTTP/1.1 200 ")
+        await until_running(speaker, others + 1)
+        opened.enter_context(lost_network())
+        await async_poll_until(lambda: any(line["request_id"] == name for line in speaker.access_lines()), 10)
+    assert (await line_of(speaker, name))["status"] == 499
 
 
 def put_models(root: Path) -> None:
