@@ -1,4 +1,4 @@
-"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU (psutil). It decides nothing.
+"""What this machine has, as frozen plain data: GPUs (NVML), memory and CPU. It decides nothing.
 
 Reading it never raises: a machine without an NVIDIA driver has no GPUs, and `problem` says why.
 """
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from engine.errors import EngineError
+from engine.placement.cgroups import read_memory
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -103,20 +104,19 @@ def read_cuda() -> Cuda:
 
 
 def read_hardware(server_pid: int | None = None) -> Hardware:
-    """Look at this machine (some 50 ms, blocking). What `server_pid` and its children have taken counts as ours."""
+    """Look at this machine (some 50 ms, blocking), with what its control groups leave of it (containers, services).
+
+    With `server_pid` as that process may use it, and what it and its children have taken counts as ours.
+    """
     family = _family(server_pid)
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
     gpus, driver = found or ((), None)
-    memory = psutil.virtual_memory()
-    total = memory.total
-    with contextlib.suppress(OSError, ValueError):  # a container may have less than the machine
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    available = min(memory.available, total)
+    memory = read_memory(server_pid)
     return Hardware(
         gpus=gpus,
-        ram_bytes=total,
-        ram_available_bytes=available,
-        ram_ours_bytes=min(sum(map(_ram_of, family)), total - available),
+        ram_bytes=memory.total_bytes,
+        ram_available_bytes=memory.available_bytes,
+        ram_ours_bytes=min(sum(map(_ram_of, family)), memory.total_bytes - memory.available_bytes),
         cpu_cores=len(os.sched_getaffinity(0)),
         cpu_features=_cpu_features(),
         driver=driver,

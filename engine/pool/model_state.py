@@ -29,6 +29,10 @@ _LONGEST_RETRY_SECONDS = 60
 _SEE_LOG = "The server's log says why."
 _ASK = "Ask whoever runs this server: its log says why."
 
+_OUT_OF_MEMORY = (
+    "The kernel killed its process for want of memory: docs/operations.md, 'When memory is short', says what to do."
+)
+
 _LONGEST_BACKOFF_SECONDS = 60.0
 STEADY_SECONDS = 60.0  # a model that lived this long starts over with no back-off
 _FIRST_LOAD_ATTEMPTS = 3
@@ -143,14 +147,15 @@ class ModelState:
         self.streak.ready_at = self.clock()
         self.enter("ready", "ready")
 
-    def lose(self) -> None:
+    def lose(self, oom_kills: int = 0) -> None:
+        """Its process has died. `oom_kills`: how many the kernel has killed for want of memory, since it was ready."""
         self.backend = None
         self.restarts += 1
         self.died = True
         ready_at = self.streak.ready_at
         steady = ready_at is not None and self.clock() - ready_at > STEADY_SECONDS
         self.streak.failures = 0 if steady else self.streak.failures + 1
-        self._go_on("restarting after its engine died")
+        self._go_on("restarting after its engine died", oom_kills)
 
     def refuse(self, error: str) -> None:
         """It cannot be loaded as it is configured. `error` is for the operator alone."""
@@ -158,24 +163,28 @@ class ModelState:
         self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
         self.enter("failed", "failed")
 
-    def fail(self) -> None:
-        """Its engine did not start, this time: say what follows."""
+    def fail(self, oom_kills: int = 0) -> None:
+        """Its engine did not start, this time: say what follows. `oom_kills`: as in `lose`, since it was begun."""
         self.streak.failures += 1
         self.error = f"The engine did not start. {_SEE_LOG}"
-        self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s")
+        self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s", oom_kills)
 
-    def _go_on(self, phase: str) -> None:
+    def _go_on(self, phase: str, oom_kills: int) -> None:
         """Load it again, or give it up: for good, or for a long while."""
         streak = self.streak
+        short = f"{_OUT_OF_MEMORY} " if oom_kills else ""
+        if oom_kills:
+            _log.error("%s: %s", self.spec.id, _OUT_OF_MEMORY)
         if streak.verdict == "again":
+            self.reason = short.strip() or None
             self.enter("loading", phase)
             return
         if streak.verdict == "never":
-            self.reason = f"Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
+            self.reason = f"{short}Its engine did not start, {streak.failures} times in a row. {_SEE_LOG}"
         else:
             self.reason = (
-                f"Its engine failed {streak.failures} times in a row: it did not start, or died within a minute. It is "
-                f"tried again after {REST_SECONDS / 60:.0f} minutes, or by `hearth reload`. {_SEE_LOG}"
+                f"{short}Its engine failed {streak.failures} times in a row: it did not start, or died within a "
+                f"minute. It is tried again after {REST_SECONDS / 60:.0f} minutes, or by `hearth reload`. {_SEE_LOG}"
             )
         self.error = self.reason
         _log.error("%s: %s", self.spec.id, self.reason)

@@ -16,6 +16,7 @@ from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
 from engine.errors import LoadError, UnknownModelError
+from engine.placement.cgroups import count_oom_kills
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
 from engine.pool.records import LoadTimes
@@ -224,13 +225,14 @@ class Pool:
 
     async def _live(self, model: ModelState, backend: Backend) -> None:
         """See it through to its end: by death, because it is to be replaced, or because it is evicted."""
+        oom_kills = count_oom_kills()
         while await self._stays(model, backend) and await self._slept_and_woke(model, backend):
             model.become_ready(backend)
             self._ledger.loaded(model.spec.id)
         model.backend, model.leaving = None, backend
         if backend.died.is_set():
             _log.error("%s: its engine is gone", model.spec.id)
-            model.lose()
+            model.lose(count_oom_kills() - oom_kills)
         elif model.stale.is_set():
             model.enter("loading", "waiting for the last answers of its old configuration")
             await first_of(backend.idle(), backend.died.wait())
@@ -270,6 +272,7 @@ class Pool:
             loop.call_soon_threadsafe(model.load_on, phase, progress)
 
         loop = asyncio.get_running_loop()
+        oom_kills = count_oom_kills()
         try:
             backend = await self._load(model.spec, report)
         except LoadError as error:
@@ -278,7 +281,7 @@ class Pool:
             return None
         except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", model.spec.id)
-            model.fail()
+            model.fail(count_oom_kills() - oom_kills)
             return None
         model.become_ready(backend)
         return backend

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError, GenerationError, LoadError
+from engine.placement.cgroups import MODEL_VICTIM, offer_to_oom_killer
 from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, Service, ShutdownRequested, to_frame
 from engine.process.spawning import end_with_maker_of
@@ -32,6 +33,7 @@ def main() -> None:
     """Serve the socket whose number is the first argument, then end this process."""
     end = socket.socket(fileno=int(sys.argv[1]))
     end.set_inheritable(False)
+    offer_to_oom_killer(MODEL_VICTIM)
     end_with_maker_of(end)  # the socket's end comes too late for one that hangs
     Path("/proc/self/comm").write_text(PROCESS_NAME, encoding="ascii")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

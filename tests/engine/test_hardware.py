@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memory_group import MemoryGroup, missing_reason
 
 from engine.placement.hardware import GIB, HardwareError, imagined, read_hardware
 from engine.placement.needs import devices_of
@@ -63,6 +65,40 @@ def test_what_a_server_and_its_children_have_in_ram_is_known_and_counts_as_free(
     assert read_hardware().ram_ours_bytes == 0
     taken = devices_of(replace(found, gpus=(), ram_available_bytes=found.ram_bytes - found.ram_ours_bytes))[-1]
     assert (taken.foreign_bytes, taken.ours_bytes) == (0, found.ram_ours_bytes)
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    if (reason := missing_reason()) is not None:
+        pytest.skip(reason)
+    with MemoryGroup(GIB) as made:
+        yield made
+
+
+def test_memory_is_what_the_control_groups_leave_for_this_process_and_for_a_server(group: MemoryGroup):
+    """As in a container or a service with MemoryMax; of a group within a group the smaller limit counts."""
+    ask = """if True:
+        import dataclasses, json
+        from engine.placement.hardware import read_hardware
+        held = bytearray(b"x") * (300 << 20)
+        print(json.dumps([getattr(read_hardware(), name) for name in ("ram_bytes", "ram_available_bytes")]), flush=True)
+        input()
+    """
+    with (
+        group.inner(2 * GIB) as inner,
+        inner.entered(),
+        subprocess.Popen([sys.executable, "-c", ask], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as held,
+    ):
+        assert held.stdout is not None
+        inner.leave()
+        total, available = json.loads(held.stdout.readline())
+        seen = read_hardware(server_pid=held.pid)
+        held.kill()
+    assert total == seen.ram_bytes == GIB
+    assert GIB // 2 < available < GIB - (300 << 20)
+    assert seen.ram_available_bytes < GIB - (300 << 20)
+    assert seen.ram_bytes - seen.ram_available_bytes - seen.ram_ours_bytes < 64 << 20, "the rest is the server's"
+    assert read_hardware().ram_bytes > GIB
 
 
 @pytest.mark.parametrize(

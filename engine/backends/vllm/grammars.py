@@ -16,7 +16,7 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -24,6 +24,7 @@ from engine.backends.vllm import compat
 from engine.backends.vllm.processes import StarterThread, process_context
 from engine.backends.vllm.schemas import applicable, enforceable, malformed, of_the_type, parts, unenforced
 from engine.errors import GrammarTooComplexError, OverloadedError, RequestError, UnavailableError, engine_died
+from engine.placement.cgroups import FIRST_VICTIM, offer_to_oom_killer
 
 _log = logging.getLogger("hearth.engine")
 
@@ -420,8 +421,7 @@ def _confine() -> None:
     most = pages * resource.getpagesize() + _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # not everywhere allowed
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    offer_to_oom_killer(FIRST_VICTIM)
     # A compiler that runs out of memory writes about it, and about keywords that it does not know.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import psutil
 
 from engine.backends.vllm import compat
+from engine.placement.cgroups import MODEL_VICTIM, offer_to_oom_killer
 from engine.process.spawning import end_with_starter, with_variables
 
 _T = TypeVar("_T")
@@ -257,6 +258,7 @@ def tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)  # it died between our fork and the line above
+    offer_to_oom_killer(MODEL_VICTIM)
     # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
     os.setpgid(0, 0)
 

@@ -93,6 +93,15 @@ def kill_until(server: Server, restarts: int, status: str) -> None:
     poll_until(there, BACK_SECONDS, describe=server.log)
 
 
+def test_where_memory_runs_out_the_kernel_takes_an_engine_before_the_server(server: Server) -> None:
+    def score(process: psutil.Process) -> int:
+        return int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
+
+    own = score(psutil.Process(server.pid))
+    assert score(fork_server(server)) == own  # all engines would end with it
+    assert score(engine(server)) == 500 > own
+
+
 @pytest.mark.parametrize("deaths", [2, pytest.param(DEATHS_UNTIL_A_REST, marks=pytest.mark.rounds)])
 def test_engines_later_the_server_holds_what_it_held(server: Server, deaths: int) -> None:
     before = held(server)
