@@ -1,7 +1,8 @@
 """Hearth's engine: models and hardware. This module is the front door; what else server uses is named in DESIGN.md."""
 
+from typing import TYPE_CHECKING, Any
+
 from engine.config import Config, ConfigError, ModelSpec, TierSpec, load_config
-from engine.engine import Engine
 from engine.errors import (
     ContextLengthError,
     EngineDiedError,
@@ -43,3 +44,15 @@ from engine.types import (
 )
 from engine.voices.languages import language_code
 from engine.voices.types import AudioFormat, SpeechRequest, Voice
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import the engine when it is asked for: who reads models.yaml alone does not wait for its backends."""
+        if name == "Engine":
+            from engine.engine import Engine
+
+            return Engine
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")

@@ -25,8 +25,9 @@ from server.app import HearthApp, create_app
 from server.http.disconnect import Drain
 from server.http.protocol import http_config
 from server.http.tls import certificate_of
-from server.instance import only_one, reload_config, renew_certificate
-from server.observability.status import read_status, status_socket
+from server.instance import only_one
+from server.observability.status_server import read_status, status_socket
+from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
 from server.store.database import Database
 from server.store.keys import SCOPES, KeyStore

@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from engine.config.messages import near_miss
-from server.store.sqlite import FILE_NAME, sqlite_url
 from server.validation import sentence
 
 _PREFIX = "HEARTH_"
@@ -146,6 +144,8 @@ def database_url(settings: Settings) -> str:
     """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` alone."""
     if settings.database_url is not None:
         return settings.database_url.get_secret_value()
+    from server.store.sqlite import FILE_NAME, sqlite_url
+
     return sqlite_url(settings.data_dir / FILE_NAME)
 
 
@@ -166,6 +166,8 @@ def _unknown_names() -> list[str]:
     problems = []
     for name in sorted(os.environ):
         if name.startswith(_PREFIX) and name not in known | _REMOVED:
+            from engine.config.messages import near_miss
+
             near = near_miss(name, known)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}"
             problems.append(f"{name}: there is no such setting; {hint}")

@@ -6,21 +6,19 @@ The two lists answer without a key if the setting `open_voice_list` says so (mid
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-import engine
-from engine import AudioFormat, GenerationError, SpeechRequest, language_code
-from engine.config.messages import near_miss
+from engine import AudioFormat, GenerationError, SpeechRequest
 from server.api.caller import Caller, CallerWith, TheAccess
-from server.api.schema import Asked, Listed, Model, ModelBody, RandomSeed, ShortText, Shown, Strict
+from server.api.schema import Listed, Model, ModelBody, RandomSeed, ShortText, Strict
+from server.api.voices import VoiceList, VoiceQuery
 from server.auth.access import KeyIfSent
-from server.errors import ApiError
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse
 from server.store.keys import ApiKey
@@ -36,7 +34,6 @@ MEDIA_TYPES: dict[AudioFormat, str] = {
     "wav": "audio/wav",
     "pcm": "audio/pcm;rate=24000;channels=1",
 }
-_LISTED = 30
 _VoiceName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -108,80 +105,6 @@ async def _spoken(caller: Caller, asked: SpeechRequest, *, as_events: bool) -> A
 def _event(kind: str, **fields: Any) -> bytes:
     """Encode an event of this convention, which names its type in the data alone. Bytes become base64."""
     return b"data: %b\n\n" % msgspec.json.encode({"type": kind, **fields})
-
-
-class VoiceQuery(Asked):
-    """Which voices to list: those that fit all of it."""
-
-    language: str | None = None
-    """A code like `am`, in any form: `amh`, `am-ET`."""
-    gender: Literal["female", "male"] | None = None
-    model: str | None = None
-    """A voice's `model`, or an id from `GET /v1/audio/models`."""
-
-    def chosen(self, offered: Sequence[tuple[str, engine.Voice]]) -> list[engine.Voice]:
-        """Return those that fit of the voices `offered`, each with the id of its speech model.
-
-        Raises `ApiError` for what is no language, and for what is none of the models.
-        """
-        if not offered:
-            return []
-        language = None if self.language is None else language_code(self.language)
-        if self.language is not None and language is None:
-            spoken = dict.fromkeys(voice.language for _, voice in offered)
-            raise _unknown("language", self.language, "must be a code of a language", list(spoken))
-        models = dict.fromkeys(name for served_by, voice in offered for name in (voice.model, served_by))
-        if self.model is not None and self.model not in models:
-            raise _unknown("model", self.model, "must be a model that speaks", sorted(models))
-        return [
-            voice
-            for served_by, voice in offered
-            if language in {None, voice.language}
-            and self.gender in {None, voice.gender}
-            and self.model in {None, voice.model, served_by}
-        ]
-
-
-def _unknown(param: str, given: str, rule: str, known: Sequence[str]) -> ApiError:
-    near = near_miss(given.lower(), known)
-    meant = f" Did you mean `{near}`?" if near else ""
-    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-    there = ", ".join(f"`{name}`" for name in known[:_LISTED])
-    return ApiError(400, "invalid_value", f"`{param}` {rule}.{meant} There is {there}{more}.", param=param)
-
-
-class Voice(Shown):
-    """One voice. `model` is the TTS model that speaks with it."""
-
-    id: str
-    """`voice` of a speech request."""
-    name: str
-    gender: Literal["female", "male"]
-    language: str
-    """ISO 639-1, or ISO 639-3 for a language that has no shorter code."""
-    type: str
-    """`ethiopian` (am, so, ti, om), `english_standard` (en) or `standard`."""
-    description: str
-    model: str
-    licence: str | None
-    """Of the TTS model; null if it does not say."""
-    demo: bool
-    """Made by this project to try things out, not to be listened to."""
-    available: bool
-    """false: it is known but cannot speak, since what runs its model is not installed."""
-
-
-class VoiceList(BaseModel):
-    """The voices that the key may use: the Ethiopian languages first, then English, then by code."""
-
-    object: Literal["list"] = "list"
-    voices: list[Voice]
-
-    @classmethod
-    def of(cls, voices: Iterable[engine.Voice]) -> Self:
-        """List each voice once, also where several models of models.yaml offer it."""
-        once = {(voice.folder, voice.id): voice for voice in voices}
-        return cls(voices=[Voice.model_validate(voice) for voice in once.values()])
 
 
 class ModelId(BaseModel):

@@ -1,19 +1,16 @@
-"""What a key may do: its scopes and limits, the models of its tier and of its own list; and whether these exist.
+"""What the key of a request may do: its scopes, and the models of its tier and of its own list.
 
-Who asks with which key is the middleware's to know; what a key's fields may hold in themselves is the store's to check.
+Who asks with which key is the middleware's to know.
 """
 
 # No `from __future__ import annotations` here: FastAPI cannot resolve those of an object that is called.
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
 
-from engine import Config, Engine, ModelInfo, TierSpec
-from engine.config.messages import near_miss
+from engine import Engine, ModelInfo
 from server.errors import ApiError
-from server.store.keys import LIMITS, SCOPES, ApiKey, KeyLimits
-from server.store.schema import KeyFieldError
+from server.store.keys import ApiKey
 
 
 @dataclass(frozen=True)
@@ -76,46 +73,3 @@ class Access:
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
         own = self._engine.config.tiers.get(key.tier)
         return own is not None and tier in own.models and (key.models is None or model in key.models)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits(KeyLimits):
-    """The limits that hold for a key; None is no limit."""
-
-    queue_share: float = 1.0
-
-
-def limits_of(key: ApiKey, tiers: Mapping[str, TierSpec]) -> Limits:
-    """Return the limits of the key's tier with those that the key has of its own."""
-    tier = tiers.get(key.tier)
-    if tier is None:  # it was taken out of models.yaml: no model is left to use either
-        return Limits()
-    own = {name: limit for name in LIMITS if (limit := getattr(key.limits, name)) is not None}
-    return Limits(**{name: getattr(tier, name) for name in LIMITS} | own, queue_share=tier.queue_share)
-
-
-def check_scopes(scopes: Iterable[str]) -> None:
-    """Raise `KeyFieldError` for a scope that there is not. For the command line and HTTP, like `check_rights`."""
-    for scope in scopes:
-        _check_known("scope", "scopes", scope, SCOPES)
-
-
-def check_rights(config: Config, tier: str, models: Iterable[str]) -> None:
-    """Raise `KeyFieldError` unless the tier is configured and may use each of the models."""
-    _check_known("tier", "tier", tier, config.tiers)
-    for model in models:
-        _check_known("model", "models", model, config.models)
-        needed = config.models[model].tier
-        if needed not in config.tiers[tier].models:
-            message = f"Keys of tier {tier!r} may not use the model {model!r}: it is for tier {needed!r}."
-            raise KeyFieldError("models", message)
-
-
-def _check_known(kind: str, field: str, given: str, known: Iterable[str]) -> None:
-    names = list(known)
-    if given in names:
-        return
-    near = near_miss(given, names)
-    meant = f" Did you mean {near!r}?" if near else ""
-    shown = repr(given) if len(given) <= 64 and given.isprintable() else "of this name"
-    raise KeyFieldError(field, f"There is no {kind} {shown}.{meant} Known: {', '.join(names)}.")

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
-from server.auth.access import Limits, limits_of
+from server.auth.rights import Limits, limits_of
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
 from server.observability.access_log import RequestRecord
 from server.observability.metrics import Metrics
+from server.store.errors import StoreUnavailableError
 from server.store.keys import ApiKey
 from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
-from server.store.schema import StoreUnavailableError
 from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120

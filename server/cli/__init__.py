@@ -1,32 +1,69 @@
-"""The command `hearth`."""
+"""The command `hearth`. Each command's file is imported when it is called: none waits for what another one needs."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import logging
 from pathlib import Path  # typer reads the annotations
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from engine.config import load_config
-from server.cli import audit, keys, plan, status, usage, voices, weights
-from server.cli.compile import compile_models
-from server.cli.doctor.command import doctor
 from server.cli.options import Commands, refuse
-from server.http.tls import TlsError
-from server.settings import SettingsError, load_settings, removed_names
-from server.terminal import set_up_log
 
 _log = logging.getLogger("hearth.serve")
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
-app.add_typer(keys.app, name="keys")
-app.add_typer(voices.app, name="voices")
-app.add_typer(weights.app, name="weights")
-for command in (status.status, doctor, plan.plan, status.reload, usage.usage, audit.audit, audit.backup, audit.restore):
-    app.command()(command)
-app.command("compile")(compile_models)
+# In the order of the help: where each is, and its line there. The first sentence of its docstring is the same.
+COMMANDS = {
+    "keys": ("server.cli.keys:app", "Make, show, change and end API keys."),
+    "voices": ("server.cli.voices:app", "Show which voices there are, or have one speak."),
+    "weights": ("server.cli.weights:app", "Fetch models, verify them, carry them to a host without internet."),
+    "status": ("server.cli.status:status", "Show the server's state: models, memory, queues, GPUs."),
+    "doctor": ("server.cli.doctor.command:doctor", "Find problems and say how to solve them."),
+    "plan": ("server.cli.plan:plan", "Show what each model is served with on this machine, where it goes, and why."),
+    "reload": (
+        "server.cli.status:reload",
+        "Have the running server read models.yaml, voices and certificate again, and say what came of it.",
+    ),
+    "usage": ("server.cli.usage:usage", "Show requests and tokens."),
+    "audit": ("server.cli.audit:audit", "Show who changed keys and configuration, the newest first."),
+    "backup": (
+        "server.cli.audit:backup",
+        "Copy the whole database, with keys, usage and audit log, while the server goes on.",
+    ),
+    "restore": ("server.cli.audit:restore", "Put a backup in the place of the database; the old one is moved aside."),
+    "compile": ("server.cli.compile:compile_models", "Compile chat models, so that they answer faster on a CPU."),
+}
+
+
+class _OnDemand(TyperCommand):
+    """Stands for a command in the help, and becomes it when it is called."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self._command().make_context(info_name, args, parent, **extra)
+
+    def _command(self) -> Any:
+        module, _, name = COMMANDS[str(self.name)][0].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name)(found)
+        return typer.main.get_command(alone)
+
+
+class _AllCommands(Commands):
+    """`serve`, which is here, and those that are imported on demand."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, line) in COMMANDS.items():
+            self.add_command(_OnDemand(name, callback=None, help=line))
+
+
+app = typer.Typer(cls=_AllCommands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001  # typer calls it
@@ -57,7 +94,11 @@ def serve(  # noqa: PLR0913  # one argument per flag
     tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM) [HEARTH_TLS_KEY].")] = None,
 ) -> None:
     """Start the server and keep it running until SIGTERM or Ctrl-C."""
+    from engine.config import load_config
+    from server.http.tls import TlsError
     from server.serve import StartError, run
+    from server.settings import SettingsError, load_settings, removed_names
+    from server.terminal import set_up_log
 
     try:
         folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}

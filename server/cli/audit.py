@@ -16,7 +16,8 @@ from server.observability.moments import iso, past
 from server.settings import database_url, load_settings
 from server.store.audit import AuditEntry, read_entries
 from server.store.database import parse_url
-from server.store.schema import StoreError, utc_now
+from server.store.errors import StoreError
+from server.store.schema import utc_now
 from server.store.sqlite import SQLITE
 from server.store.sqlite import restore as put_back
 from server.terminal import HEARTH, table

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from engine import TierSpec
-from engine.config import load_config
+from engine.config import TierSpec, load_config
 from engine.errors import EngineError
-from server.api.admin.keys import Key
-from server.auth.access import check_rights, check_scopes, limits_of
+from server.api.admin.schema import Key
+from server.auth.rights import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import future, span
 from server.settings import Settings, load_settings

@@ -1,31 +1,26 @@
 """What commands share: options, the opened database, one way to print for people or as JSON, and one to refuse.
 
+Every command imports this file, and none of them all that is in it: what takes time is imported where it is used.
 Exit codes: 1, the database, models.yaml or weights cannot be used; 2, a wrong argument.
 """
 
-import asyncio
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
-from engine.errors import EngineError
-from engine.placement.hardware import Hardware, HardwareError, imagined, read_hardware, with_ram
-from server.instance import InstanceError, running_pid
-from server.observability.moments import MomentError
-from server.observability.status import StatusError
-from server.settings import Settings, SettingsError, database_url
-from server.store.database import Database
-from server.store.keys import public_id_in
-from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError
-from server.store.sqlite import FILE_NAME
-from server.terminal import HEARTH, keys_command, print_rich
+if TYPE_CHECKING:
+    from engine.placement.hardware import Hardware
+    from server.settings import Settings
+    from server.store.database import Database
 
 T = TypeVar("T")
 
@@ -41,10 +36,27 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (SettingsError, KeyFieldError, KeyNotFoundError, StatusError, HardwareError) as error:
-            refuse(str(error))
-        except (EngineError, StoreError, InstanceError) as error:
-            refuse(str(error), code=1)
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            code = _exit_code(error)
+            if code is None:
+                raise
+            refuse(str(error), code=code)
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the exit code for an error of ours; None for any other."""
+    from engine.errors import EngineError
+    from engine.placement.hardware import HardwareError
+    from server.instance import InstanceError
+    from server.observability.status import StatusError
+    from server.settings import SettingsError
+    from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError
+
+    if isinstance(error, (SettingsError, KeyFieldError, KeyNotFoundError, StatusError, HardwareError)):
+        return 2
+    return 1 if isinstance(error, (EngineError, StoreError, InstanceError)) else None
 
 
 def refuse(message: str, *, code: int = 2) -> NoReturn:
@@ -58,12 +70,17 @@ def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None
     if as_json:
         sys.stdout.write(json.dumps(data) + "\n")
         return
+    from server.terminal import print_rich
+
     for line in lines:
         (typer.echo if isinstance(line, str) else print_rich)(line)
 
 
 def hardware_for(settings: Settings, gpus: str | None = None, ram_gib: float | None = None) -> Hardware:
     """Return the machine to plan for: an imagined one, or this one, where what a running server has counts as free."""
+    from engine.placement.hardware import imagined, read_hardware, with_ram
+    from server.instance import running_pid
+
     if gpus is not None:
         return imagined(gpus) if ram_gib is None else imagined(gpus, ram_gib=ram_gib)
     return with_ram(read_hardware(running_pid(settings.data_dir)), settings.ram_gib)
@@ -71,6 +88,14 @@ def hardware_for(settings: Settings, gpus: str | None = None, ram_gib: float | N
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:
     """Run `work` on the opened database. Only with `make_store` is one made where there is none."""
+    import asyncio
+
+    from server.settings import database_url
+    from server.store.database import Database
+    from server.store.errors import StoreError
+    from server.store.sqlite import FILE_NAME
+    from server.terminal import HEARTH, keys_command
+
     if not make_store and settings.database_url is None and not (settings.data_dir / FILE_NAME).exists():
         raise StoreError(
             f"There is no key store in {settings.data_dir}. Pick one: 1. make the first key: "
@@ -87,6 +112,9 @@ def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, ma
 
 def key_named(given: str | None) -> str | None:
     """Return the public id in what was typed: the id, `hk_<id>`, or a whole key; or end."""
+    from server.store.keys import public_id_in
+    from server.terminal import HEARTH
+
     if given is None:
         return None
     # What was typed is not repeated: it may be part of a secret
@@ -96,6 +124,8 @@ def key_named(given: str | None) -> str | None:
 
 def read_time(option: str, given: str, read: Callable[[str, datetime], T], now: datetime) -> T:
     """Read an option that is a time or a span, or end."""
+    from server.observability.moments import MomentError
+
     try:
         return read(given, now)
     except MomentError as error:

@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from engine.config import load_config
 from server.cli.options import AsJson, DataDir, Models, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
@@ -154,6 +153,8 @@ def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
 
     No answer is cut short. Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
+    from engine.config import load_config
+
     asked_at_ns = time.monotonic_ns()
     settings = load_settings(data_dir=data_dir, models=models)
     load_config(settings.models)

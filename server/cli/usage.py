@@ -13,7 +13,7 @@ from rich.bar import Bar
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from server.api.admin.usage import UsageSum, groups
+from server.api.admin.schema import UsageSum, groups
 from server.cli.options import AsJson, DataDir, in_store, key_named, read_time, refuse, tell
 from server.observability.moments import past
 from server.settings import load_settings

@@ -15,12 +15,10 @@ from rich.table import Table
 from engine import AudioFormat, Config, SpeechRequest
 from engine import Voice as Speaker
 from engine.config import SpeechModelSpec, load_config
-from engine.process.parent import WorkerDiedError
-from engine.stream import SpeechStream
+from engine.errors import RequestError
 from engine.voices.catalogue import Voices
-from server.api.audio import VoiceList, VoiceQuery
+from server.api.voices import VoiceList, VoiceQuery
 from server.cli.options import AsJson, Models, WeightsDir, refuse, tell
-from server.errors import ApiError
 from server.settings import load_settings
 from server.terminal import HEARTH, table
 
@@ -52,7 +50,7 @@ def voices(  # noqa: PLR0913 - one argument per option
     found = [(entry, voice) for entry, catalogue in entries.items() for voice in catalogue.voices]
     try:
         listed = VoiceList.of(VoiceQuery(language=language, gender=gender, model=model).chosen(found))
-    except ApiError as wrong:
+    except RequestError as wrong:
         refuse(wrong.message)
     data = [voice.model_dump() for voice in listed.voices]
     remarks = [
@@ -90,6 +88,8 @@ def say(  # noqa: PLR0913 - one argument per option
     models: Models = None,
 ) -> None:
     """Speak a text into a file. No server is needed."""
+    from engine.process.parent import WorkerDiedError
+
     if text.encode(errors="replace").decode() != text:
         refuse("The text is no valid UTF-8. Is the terminal's encoding UTF-8?")
     ending = output.suffix.removeprefix(".").lower()
@@ -137,6 +137,7 @@ def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, 
 async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Speaker, output: Path, *, mark: bool) -> float:
     """Return how many seconds were written. A file appears only when it is whole. Raises `EngineError`, `OSError`."""
     from engine.backends.tts.model import SpeechModel
+    from engine.stream import SpeechStream
 
     threads = spec.engine.cpu_threads or os.cpu_count() or 1
     part = output.with_name(f"{output.name}.part")

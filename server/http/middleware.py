@@ -19,8 +19,8 @@ from server.errors import ApiError, overloaded, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
+from server.store.errors import StoreUnavailableError
 from server.store.keys import ApiKey
-from server.store.schema import StoreUnavailableError
 
 # The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})

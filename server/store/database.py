@@ -17,8 +17,8 @@ from sqlalchemy import URL, Engine, Table, exc, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, upgrade
-from server.store.schema import StoreError, StoreUnavailableError
 from server.store.sqlite import SQLITE, SqliteFile
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from server.store.database import WrittenLater
+from server.store.errors import StoreUnavailableError
 from server.store.keys import ApiKey, KeyStore, ParsedKey, parse
-from server.store.schema import StoreUnavailableError
 
 
 @dataclass(slots=True)

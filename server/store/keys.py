@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.audit import Actor, write_entry
 from server.store.database import Database
-from server.store.schema import KeyFieldError, KeyNotFoundError, api_key, utc_now
+from server.store.errors import KeyFieldError, KeyNotFoundError
+from server.store.schema import api_key, utc_now
 
 DEFAULT_SCOPES = ("chat", "batch", "images", "audio", "models")
 SCOPES = (*DEFAULT_SCOPES, "metrics", "admin")  # these two show or change what concerns everybody

@@ -23,7 +23,8 @@ from sqlalchemy import case, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from server.store.database import Database, SideTasks, WrittenLater
-from server.store.schema import StoreUnavailableError, quota_day, utc_now
+from server.store.errors import StoreUnavailableError
+from server.store.schema import quota_day, utc_now
 
 _SECOND = 1_000_000_000
 _QUOTAS_KEPT = timedelta(days=31)

@@ -1,13 +1,6 @@
-"""The tables as SQLAlchemy Core sees them, whether a database has them, and what can go wrong with it or with a row.
+"""The tables as SQLAlchemy Core sees them, and whether a database has them.
 
-Only types that SQLite and PostgreSQL both know; `migrations/` makes the tables. Errors:
-
-StoreError                     the operator's: the database cannot be used; the message may name files
-├── StoreUnavailableError      it cannot answer right now (locked, full, damaged while running): 503
-├── KeyNotFoundError           no key has this public id
-└── KeyFieldError              a key was asked for with a name, scope or date that cannot be
-
-No message holds a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
+Only types that SQLite and PostgreSQL both know; `migrations/` makes the tables.
 """
 
 from collections.abc import Collection
@@ -18,31 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from server.store.errors import StoreError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
-
-
-class StoreError(Exception):
-    """The database is missing, damaged, foreign or too new; the message says which, and the remedy."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-class StoreUnavailableError(StoreError):
-    """It cannot answer now. The message is safe to show."""
-
-
-class KeyNotFoundError(StoreError):
-    def __init__(self, public_id: str) -> None:
-        super().__init__(f"There is no key {public_id}. `hearth keys list` shows all of them.")
-
-
-class KeyFieldError(StoreError):
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
-
 
 utc_now = partial(datetime.now, UTC)
 

@@ -18,8 +18,9 @@ from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from engine.files import sync_folder
+from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, VERSION_TABLE, is_known
-from server.store.schema import StoreError, StoreUnavailableError, known_version
+from server.store.schema import known_version
 
 SQLITE = "sqlite+aiosqlite"
 FILE_NAME = "hearth.db"

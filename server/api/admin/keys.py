@@ -6,119 +6,22 @@ The command line goes to the store itself: the owner of the machine can always m
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from engine import Engine
+from server.api.admin.schema import ChangesBody, ExpireBody, Key, NewKey, NewKeyBody, RotateBody
 from server.api.caller import TheActor, of_app
-from server.api.schema import Listed, Shown
-from server.auth.access import KeyWith, check_rights, check_scopes
+from server.api.schema import Listed
+from server.auth.access import KeyWith
+from server.auth.rights import check_rights, check_scopes
 from server.errors import ApiError
 from server.http.routing import StrictRoute
-from server.observability.moments import iso, moment
 from server.store.key_cache import KeyCache
-from server.store.keys import DEFAULT_SCOPES, SCOPES, ApiKey, KeyLimits
-
-Moment = Annotated[
-    datetime,
-    BeforeValidator(lambda value: moment(value if isinstance(value, str) else "")),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
-]
-Iso = Annotated[str | None, BeforeValidator(iso)]
-Limit = Annotated[int, Field(ge=0, le=2**31 - 1)]
-
-
-class Body(BaseModel):
-    """Strict types, and no field that is not known."""
-
-    model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, from_attributes=True, use_attribute_docstrings=True
-    )
-
-
-class Limits(Body):
-    """Limits of one key where they are not its tier's. null: as the tier; 0: nothing."""
-
-    requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    parallel_requests: Limit | None = None
-    batch_items: Limit | None = None
-    images_per_day: Limit | None = None
-
-
-class NewKeyBody(Body):
-    """The body of `POST /v1/admin/keys`."""
-
-    name: str
-    """Whose key, or what for: 1 to 64 printable characters."""
-    tier: str
-    """A tier of models.yaml."""
-    scopes: list[str] = list(DEFAULT_SCOPES)
-    """What it may do. All but `metrics` and `admin` if left out."""
-    models: list[str] | None = None
-    """Only these models. null: all of the tier."""
-    expires_at: Moment | None = None
-    notes: str = ""
-    limits: Limits = Limits()
-
-
-class ChangesBody(Body):
-    """The body of `PATCH /v1/admin/keys/{id}`. What is left out stays as it is."""
-
-    name: str = ""
-    tier: str = ""
-    scopes: list[str] = []
-    models: list[str] | None = None
-    notes: str = ""
-    limits: Limits = Limits()
-    """Of these, too, what is left out stays; null goes back to the tier's."""
-
-
-class RotateBody(Body):
-    """The body of `POST /v1/admin/keys/{id}/rotate`."""
-
-    overlap_seconds: Annotated[int, Field(ge=0, le=366 * 86400)] = 86400
-    """How long the old key still works."""
-    expires_at: Moment | None = None
-    """When the new key ends. null: it lives as long as the old one was made for."""
-
-
-class ExpireBody(Body):
-    """The body of `POST /v1/admin/keys/{id}/expire`."""
-
-    expires_at: Moment | None
-    """When the key ends; null: never."""
-
-
-class Key(Shown):
-    """A key as it may be shown: everything but its text."""
-
-    public_id: str
-    name: str
-    tier: str
-    scopes: Annotated[list[str], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
-    models: list[str] | None
-    created_at: Iso
-    expires_at: Iso
-    revoked_at: Iso
-    last_used_at: Iso
-    notes: str
-    replaced_by: str | None
-    limits: Limits
-
-
-class NewKey(Key):
-    """A key that was just made. `key` is its text, in this answer and never again."""
-
-    key: str
-
-    @classmethod
-    def made(cls, text: str, key: ApiKey) -> "NewKey":
-        return cls.model_validate({"key": text, **asdict(key)})
+from server.store.keys import ApiKey, KeyLimits
 
 
 @dataclass(slots=True)

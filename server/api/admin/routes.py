@@ -9,14 +9,16 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from engine import ANSWERS, ModelHealth
-from server.api.admin.usage import Past
+from server.api.admin.schema import Past
 from server.api.caller import TheActor
 from server.api.schema import Asked, Listed, Shown
 from server.auth.access import KeyWith
-from server.instance import Difference, Renewal, renew_certificate, take_over
+from server.instance import Difference, Renewal
 from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
 from server.observability.moments import iso
-from server.observability.status import Status, degraded, read_status
+from server.observability.status import Status
+from server.observability.status_server import degraded, read_status
+from server.reload import renew_certificate, take_over
 from server.store.audit import read_entries
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])

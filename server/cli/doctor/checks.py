@@ -25,8 +25,8 @@ from server.cli.plan import missing_of
 from server.cli.weights import verified
 from server.http.tls import TlsError, certificate_of
 from server.settings import Settings, is_loopback
+from server.store.errors import StoreError
 from server.store.migrations import HEAD
-from server.store.schema import StoreError
 from server.store.sqlite import FILE_NAME, prepare
 from server.terminal import HEARTH, keys_command, size_text
 

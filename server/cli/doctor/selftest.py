@@ -17,8 +17,9 @@ from server.cli.doctor.checks import trusting
 from server.cli.options import in_store
 from server.observability.status import Status
 from server.settings import Settings
+from server.store.errors import StoreError
 from server.store.keys import DEFAULT_SCOPES, KeyLimits, KeyStore
-from server.store.schema import StoreError, utc_now
+from server.store.schema import utc_now
 from server.store.sqlite import FILE_NAME
 from server.terminal import HEARTH
 

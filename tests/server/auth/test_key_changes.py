@@ -12,8 +12,8 @@ from store_parts import authenticate
 
 from server.store.audit import Actor, local_actor, read_entries, write_entry
 from server.store.database import Database
+from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError
 from server.store.keys import KeyLimits, KeyStore
-from server.store.schema import KeyFieldError, KeyNotFoundError, StoreError
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

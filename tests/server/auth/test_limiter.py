@@ -8,8 +8,8 @@ import pytest
 from store_parts import quota_used
 
 from engine import load_config
-from server.auth.access import limits_of
 from server.auth.metering import KeyLimiter, Meter
+from server.auth.rights import limits_of
 from server.errors import ApiError
 from server.observability.metrics import Metrics
 from server.store.database import Database

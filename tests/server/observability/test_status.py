@@ -14,7 +14,8 @@ from server.cli import app
 from server.cli.status import duration, memory_text, served_with, shown, work_text
 from server.instance import only_one
 from server.observability.metrics import LastMinute
-from server.observability.status import FILE, Status, StatusError, ask, status_socket
+from server.observability.status import FILE, Status, StatusError, ask
+from server.observability.status_server import status_socket
 from server.store.usage import Usage
 
 GIB = 2**30

@@ -16,8 +16,9 @@ from store_parts import authenticate, held, moved_away, opened_by_the_first_rele
 
 from server.store import migrations
 from server.store.database import Database
+from server.store.errors import StoreError, StoreUnavailableError
 from server.store.keys import KeyLimits, KeyStore, new_key, parse
-from server.store.schema import StoreError, StoreUnavailableError, api_key, utc_now
+from server.store.schema import api_key, utc_now
 from server.store.sqlite import sqlite_url
 
 

@@ -9,8 +9,8 @@ import pytest
 from store_parts import held, quota_used
 
 from server.store.database import Database
+from server.store.errors import StoreUnavailableError
 from server.store.limits import QuotaExceeded, Quotas, QuotaTaken
-from server.store.schema import StoreUnavailableError
 from server.store.usage import Usage, UsageBook
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

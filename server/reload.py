@@ -1,0 +1,92 @@
+"""What a reload does, whether a signal or an administrator asks for it: models.yaml, voices and certificate."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from fastapi import FastAPI
+
+from engine import Config, ConfigError, Engine, load_config
+from server.http.tls import TlsError
+from server.instance import Difference, Outcome, Renewal, write_outcome
+from server.store.audit import Actor, write_entry
+from server.store.errors import StoreUnavailableError
+from server.store.schema import utc_now
+
+_log = logging.getLogger("hearth.reload")
+
+
+async def reload_config(app: FastAPI) -> None:
+    """Do what a SIGHUP asks for, and report the outcome in the log and to `hearth reload`."""
+    began_at_ns, path = time.monotonic_ns(), str(app.state.settings.models)
+    certificate = renew_certificate(app)
+    try:
+        outcome = replace(await take_over(app, None), certificate=certificate)
+    except ConfigError as error:
+        _log.error("models.yaml was not taken over: %s\nEverything stays as it was.", error.message)
+        outcome = Outcome(os.getpid(), began_at_ns, path, error.message, certificate=certificate)
+    else:
+        changes = outcome.sentences()
+        level = logging.WARNING if changes else logging.INFO
+        _log.log(level, "models.yaml was read again: %s.", "; ".join(changes) or "nothing has changed")
+    try:
+        async with app.state.reloading:  # in the order in which they began
+            await asyncio.to_thread(write_outcome, app.state.settings.data_dir, outcome)
+    except OSError as error:
+        _log.error("the outcome of the reload cannot be written for `hearth reload`: %s", error.strerror)
+
+
+def renew_certificate(app: FastAPI) -> Renewal | None:
+    """Show from now on the certificate that its files hold now; a pair that cannot be used leaves the old one."""
+    if app.state.certificate is None:
+        return None
+    try:
+        return Renewal(renewed=app.state.certificate.renew())
+    except TlsError as error:
+        _log.error("The TLS certificate stays as it was. %s", error)  # ours, no trace needed
+        return Renewal(refused=str(error))
+
+
+async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
+    """Read the file again; tiers, models and voices are from then on what is there. Answers that are given go on.
+
+    `by` None means the user of this machine. Raises `ConfigError`, and then nothing has changed. The outcome's
+    `warnings` are about voices, the old ones among them: what is still wrong is said again.
+    """
+    began_at_ns, path = time.monotonic_ns(), app.state.settings.models
+    async with app.state.reloading:  # of two at once, the one that read the file last has to win
+        config = await asyncio.to_thread(load_config, path)
+        engine: Engine = app.state.engine
+        before = _voices(engine)
+        models = _difference(_named(engine.config), _named(config))
+        outdated = await engine.reload(config)
+        models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
+        app.state.metrics.models = config.models
+        voices = _difference(before, _voices(engine))
+        warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
+        try:
+            async with app.state.database.writing() as connection:
+                await write_entry(connection, utc_now(), by, "config.reload", config.path.name, asdict(models))
+        except StoreUnavailableError as error:  # it has happened already: better unwritten than called a failure
+            _log.error("the audit log lacks this: models.yaml was read again. %s", error.message)
+        return Outcome(os.getpid(), began_at_ns, str(path), None, models, voices, warnings, engine.later())
+
+
+def _named(config: Config) -> dict[str, Any]:
+    return {**config.models, **{f"tier {name}": tier for name, tier in config.tiers.items()}}
+
+
+def _voices(engine: Engine) -> dict[str, Any]:
+    return {voice.id: voice for model in engine.config.models for voice in engine.voices(model)}
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Difference:
+    return Difference(
+        added=tuple(name for name in after if name not in before),
+        changed=tuple(name for name in after if name in before and before[name] != after[name]),
+        removed=tuple(name for name in before if name not in after),
+    )

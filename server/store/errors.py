@@ -1,0 +1,32 @@
+"""What can go wrong with the database or with a row of it.
+
+StoreError                     the operator's: the database cannot be used; the message may name files
+├── StoreUnavailableError      it cannot answer right now (locked, full, damaged while running): 503
+├── KeyNotFoundError           no key has this public id
+└── KeyFieldError              a key was asked for with a name, scope or date that cannot be
+
+No message holds a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
+"""
+
+
+class StoreError(Exception):
+    """The database is missing, damaged, foreign or too new; the message says which, and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class StoreUnavailableError(StoreError):
+    """It cannot answer now. The message is safe to show."""
+
+
+class KeyNotFoundError(StoreError):
+    def __init__(self, public_id: str) -> None:
+        super().__init__(f"There is no key {public_id}. `hearth keys list` shows all of them.")
+
+
+class KeyFieldError(StoreError):
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
