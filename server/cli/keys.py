@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_
 from server.observability.moments import future, span
 from server.settings import Settings, load_settings
 from server.store.database import Database
-from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore
+from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, public_id_in
 from server.store.schema import utc_now
 from server.terminal import HEARTH, table
 
@@ -105,13 +105,23 @@ def create(  # noqa: PLR0913 - one argument per option
 
 
 @app.command("list")
-def list_keys(context: typer.Context, *, as_json: AsJson = False) -> None:
+def list_keys(
+    context: typer.Context,
+    *,
+    active: Annotated[bool, typer.Option("--active", help="Only keys that work now.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List all keys, by their public ids, with the limits that hold for them."""
     settings = load_settings(**context.obj)
     keys = in_store(settings, lambda database: KeyStore(database).list())
+    if active:
+        now = utc_now()
+        keys = [key for key in keys if key.usable_at(now)]
     tiers = _tiers(settings)
     listed = [_data(key, tiers) for key in keys]
-    lines: list[RenderableType] = [f"No keys yet. Create one: {HEARTH} keys create --name NAME --tier TIER"]
+    lines: list[RenderableType] = [
+        f"{'No key works now' if active else 'No keys yet'}. Create one: {HEARTH} keys create --name NAME --tier TIER"
+    ]
     if keys:
         lines = [table(_COLUMNS, map(_row, keys, listed))]
     if any(_OWN in _short(data) for data in listed):
@@ -243,12 +253,32 @@ def expire(  # noqa: PLR0913 - one argument per option
 
 
 @app.command()
-def revoke(context: typer.Context, public_id: Id, *, as_json: AsJson = False) -> None:
+def revoke(
+    context: typer.Context,
+    key_or_name: Annotated[str, typer.Argument(metavar="ID|NAME", help="The id of the key, or its name.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
     """End a key for good. It stops working within 10 seconds."""
-    key = in_store(load_settings(**context.obj), lambda database: KeyStore(database).revoke(public_id))
+
+    async def work(database: Database) -> ApiKey:
+        store = KeyStore(database)
+        return await store.revoke(_id_of(key_or_name, await store.list()))
+
+    key = in_store(load_settings(**context.obj), work)
     revoked = f"Key {key.public_id} ({key.name}) is revoked since {_minute(key.revoked_at)}."
     soon = "A running server refuses it within 10 seconds."
     tell(Key.model_validate(key).model_dump(), revoked, soon, as_json=as_json)
+
+
+def _id_of(given: str, keys: Sequence[ApiKey]) -> str:
+    """Return the id of the key that was typed: by its id, or by a name that no other has; or end."""
+    named = [key.public_id for key in keys if key.name == given and key.revoked_at is None]
+    if not named or public_id_in(given) in {key.public_id for key in keys}:
+        return str(key_named(given))
+    if len(named) > 1:
+        refuse(f"{len(named)} keys have this name: {', '.join(named)}. Name one of them by its id.")
+    return named[0]
 
 
 def _limits_given(*options: str | None) -> dict[str, int | None]:

@@ -257,3 +257,25 @@ def test_expire_sets_moves_and_takes_away_the_end(keys: Keys) -> None:
     assert "no end" in keys("expire", named, "--never").stdout
     for wrong in ([], ["--never", "--in", "1d"], ["--at", "2020-01-01"], ["--in", "soon"]):
         assert keys("expire", named, *wrong).exit_code == 2
+
+
+def test_revoke_takes_a_name_that_one_key_has_and_names_the_ids_where_there_are_more(keys: Keys) -> None:
+    first, second = created(keys)["public_id"], created(keys)["public_id"]
+    several = keys("revoke", "laptop")
+    assert several.exit_code == 2
+    assert first in several.stderr
+    assert second in several.stderr
+    assert keys("revoke", first).exit_code == 0
+    revoked = json.loads(keys("revoke", "laptop", "--json").stdout)
+    assert (revoked["public_id"], revoked["revoked_at"] is None) == (second, False)
+    assert keys("revoke", "nobody's").exit_code == 2
+
+
+def test_list_leaves_out_keys_that_do_not_work_any_more_if_asked_to(keys: Keys) -> None:
+    first, second = created(keys)["public_id"], created(keys)["public_id"]
+    keys("revoke", first)
+    listed = json.loads(keys("list", "--active", "--json").stdout)["keys"]
+    assert [key["public_id"] for key in listed] == [second]
+    assert len(json.loads(keys("list", "--json").stdout)["keys"]) == 2
+    keys("revoke", second)
+    assert "No key works now" in keys("list", "--active").stdout
