@@ -18,6 +18,7 @@ from server.terminal import HEARTH, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
+_AGAIN_SECONDS = 0.5
 _AT_ONCE_SECONDS = 3.0  # a folder that is missing, a plan that has no room
 _COLUMNS = ("model", "state", "served with", "memory", "running", "waiting", "last minute", "restarts")
 _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
@@ -26,17 +27,23 @@ _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "
 def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")] = False,
+    wait: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Wait so long for models that are being loaded.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the server's state: models, memory, queues, GPUs.
 
     Exit code 0: all is well or loading. 1: no server is running. 2: a model has failed, or the server does not respond.
+    With --wait, 0: all models are ready. 1: all else.
     """
     folder = load_settings(data_dir=data_dir).data_dir
     if watch and as_json:
         refuse("--watch is for people; --json says it once.")
-    found = _read(folder)
+    if watch and wait is not None:
+        refuse("--watch does not end, --wait does: give one of the two.")
+    found = _read(folder) if wait is None else _settled_status(folder, wait)
     if watch:
         with contextlib.suppress(KeyboardInterrupt), Live(Group(*shown(found)), auto_refresh=False) as live:
             while True:
@@ -44,6 +51,8 @@ def status(
                 live.update(Group(*shown(_read(folder))), refresh=True)
         return
     tell(found.model_dump(mode="json"), *shown(found), as_json=as_json)
+    if wait is not None and found.status != "ready":
+        raise typer.Exit(1)
     if found.status == "failed":
         raise typer.Exit(2)
 
@@ -55,6 +64,22 @@ def _read(data_dir: Path) -> Status:
     if (pid := running_pid(data_dir)) is not None:
         raise StatusError(f"The server (process {pid}) is just starting or ending. Ask again in a few seconds.")
     raise no_server(data_dir)
+
+
+def _settled_status(data_dir: Path, seconds: float) -> Status:
+    """Ask until no model is being loaded, or time is up. A server that is just starting is waited for, too."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = _read(data_dir)
+        except StatusError as error:
+            if time.monotonic() >= deadline or isinstance(error.__cause__, PermissionError):
+                refuse(str(error), code=1)
+        else:
+            loading = any(model.status == "loading" for model in found.models)
+            if not loading or time.monotonic() >= deadline:
+                return found
+        time.sleep(_AGAIN_SECONDS)
 
 
 def shown(found: Status) -> list[RenderableType]:

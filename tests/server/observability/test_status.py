@@ -190,3 +190,27 @@ def test_without_a_server_the_exit_code_is_1_and_while_one_starts_2(tmp_path: Pa
         starting = CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path)])
     assert starting.exit_code == 2
     assert "is just starting or ending" in starting.stderr
+
+
+@pytest.mark.parametrize(("last", "code"), [("ready", 0), ("failed", 1), ("loading", 1)])
+async def test_status_waits_until_no_model_is_being_loaded_or_time_is_up(last: str, code: int, tmp_path: Path):
+    loading = Status.model_validate(WHOLE | {"status": "loading", "models": [MODEL | {"status": "loading"}]})
+    ended = Status.model_validate(WHOLE | {"status": last, "models": [MODEL | {"status": last}]})
+    asked = 0
+
+    async def read() -> Status:
+        nonlocal asked
+        asked += 1
+        return loading if asked == 1 else ended
+
+    arguments = ["status", "--data-dir", str(tmp_path), "--json", "--wait", "0.6" if last == "loading" else "60"]
+    async with status_socket(tmp_path, read):
+        done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    assert done.exit_code == code, done.stderr
+    assert asked >= 2
+    assert f'"status": "{last}"' in done.stdout
+
+
+def test_who_waits_for_a_server_that_does_not_come_up_gets_exit_code_1(tmp_path: Path):
+    with only_one(tmp_path):
+        assert CliRunner().invoke(app, ["status", "--data-dir", str(tmp_path), "--wait", "0"]).exit_code == 1
