@@ -56,9 +56,9 @@ def usage(  # noqa: PLR0913 - one argument per option
         return rows, {found.public_id: found.name for found in await KeyStore(database).list()}
 
     rows, names = in_store(load_settings(data_dir=data_dir), read)
-    data = [UsageSum.of(row).model_dump() for row in rows]
+    data = [UsageSum.of(row).model_dump() | {"key_name": names.get(row.key or "")} for row in rows]
     if as_csv and not as_json:
-        writer = csv.DictWriter(sys.stdout, UsageSum.model_fields, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, [*UsageSum.model_fields, "key_name"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(data)
         return

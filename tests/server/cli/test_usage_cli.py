@@ -79,6 +79,7 @@ def test_csv_and_json_hold_the_same_sums(tmp_path: Path, ids: list[str]):
     ]
     assert [{name: "" if value is None else str(value) for name, value in row.items()} for row in data] == rows
     assert [row["errors"] for row in data] == [0, 1]
+    assert [row["key_name"] for row in rows] == ["Bob", "Ann [red]"]
 
 
 def test_one_key_and_one_model_are_picked_out(tmp_path: Path, ids: list[str]):
