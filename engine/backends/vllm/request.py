@@ -48,7 +48,7 @@ _FACTORIES: dict[str, Any] = {
 
 def translate(request: ChatRequest, *, stream: bool, default_max_tokens: int | None = None) -> ChatCompletionRequest:
     """Build vLLM's request without validating it again: the server has checked every field already."""
-    fields = _sampling(request) | {name: getattr(request, name) for name in _CHAT}
+    fields = {name: getattr(request, name) for name in _CHAT} | _sampling(request)
     fields |= {
         # Copied: vLLM's renderer changes messages in place.
         "messages": [dict(message) for message in request.messages],

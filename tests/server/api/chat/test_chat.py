@@ -165,6 +165,11 @@ async def test_several_choices_are_counted_together(client: openai.AsyncOpenAI):
     assert answer.usage.completion_tokens == 21
 
 
+async def test_several_answers_at_temperature_0_are_all_the_likeliest_one(client: openai.AsyncOpenAI):
+    answer = await client.chat.completions.create(**body(LONGEST, n=4))
+    assert [choice.message.content for choice in answer.choices] == [LONGEST.answer] * 4
+
+
 async def test_a_seed_makes_chance_repeatable(client: openai.AsyncOpenAI):
     request = {
         "model": MODEL,
