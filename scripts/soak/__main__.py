@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +18,6 @@ from typing import Annotated, Any
 import aiohttp
 import numpy as np
 import typer
-from bench.load import BenchError
 from bench.report import save_plot
 from bench.servers import say
 from soak.faults import Faults, Hearth
@@ -75,12 +75,10 @@ class Soak:
             self.began = self.faults.began = time.monotonic()
             asyncio.get_running_loop().call_later(minutes * 60, self.over.set)
             self._sending.set()
-            chores = [asyncio.create_task(one()) for one in (self._send, self._sample, self._tell)]
+            chores = [asyncio.create_task(one()) for one in (self._trouble, self._send, self._sample, self._tell)]
             try:
-                await self._trouble()
-                for chore in chores:
-                    if chore.done():
-                        chore.result()
+                for done in (await asyncio.wait(chores, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    done.result()
             finally:
                 for chore in chores:
                     chore.cancel()
@@ -96,7 +94,12 @@ class Soak:
                 await self._sending.wait()
                 task = asyncio.create_task(self._one(session, ask, number))
                 self.running.add(task)
-                task.add_done_callback(self.running.discard)
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.judge.break_("answers", f"not understood: {error!r}")
 
     async def _one(self, session: aiohttp.ClientSession, ask: Ask, number: int) -> None:
         """Send one request, judge what becomes of it, and follow the link in its answer."""
@@ -367,8 +370,9 @@ async def _soak(folder: Path, settings: dict[str, Any], *, can_draw: bool) -> in
         asyncio.get_running_loop().add_signal_handler(number, soak.over.set)
     try:
         await soak.run(settings["minutes"])
-    except BenchError as error:
-        soak.judge.break_("faults", f"the soak cannot go on: {error}")
+    except Exception as error:  # noqa: BLE001  # what was seen until then is worth a report
+        traceback.print_exc()
+        soak.judge.break_("faults", f"the soak cannot go on: {error!r}")
     found = report(soak, settings)
     (folder / "soak.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     show(found)
@@ -378,4 +382,6 @@ async def _soak(folder: Path, settings: dict[str, Any], *, can_draw: bool) -> in
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

@@ -115,7 +115,7 @@ class Hearth:
         return done.returncode or 0, (output if done.returncode == 0 else errors).decode()
 
     async def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> tuple[int, Any]:
-        """Ask as the admin, or with another key; status 0 where nothing listens."""
+        """Ask as the admin, or with another key; what is no JSON is None, and status 0 says that nothing listens."""
         headers = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
         timeout = aiohttp.ClientTimeout(60)
         try:
@@ -123,7 +123,8 @@ class Hearth:
                 aiohttp.ClientSession(timeout=timeout) as session,
                 session.request(method, self.url + path, json=body, headers=headers) as answer,
             ):
-                return answer.status, await answer.json(content_type=None)
+                found = await answer.read()
+                return answer.status, json.loads(found) if answer.content_type == "application/json" else None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0, None
 
