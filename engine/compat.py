@@ -7,6 +7,7 @@ Sources are read, never run, so that a release which is not installed is checked
 import ast
 import importlib.util
 import itertools
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["needed", "optional"]
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _MOST_STEPS = 20  # through bases, and imports of imports
+# On two threads at once (two models that start), Python 3.11 fails when the collector runs while a tree is made.
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ class Sources:
     def _module(self, dotted: str) -> ast.Module | None:
         if dotted not in self._modules:
             file = self._file(dotted)
-            self._modules[dotted] = None if file is None else ast.parse(file.read_text(encoding="utf-8"))
+            with _parsing:
+                self._modules[dotted] = None if file is None else ast.parse(file.read_text(encoding="utf-8"))
         return self._modules[dotted]
 
     def _file(self, dotted: str) -> Path | None:

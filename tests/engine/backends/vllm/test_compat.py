@@ -1,10 +1,14 @@
 """What our code takes of other people's packages without a promise is listed, and is there as we count on it."""
 
+import gc
 import logging
 import re
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +99,32 @@ def package(tmp_path: Path) -> Sources:
 )
 def test_inherited_imported_and_assigned_names_are_found(package: Sources, name: str) -> None:
     assert package.find(f"theirs.{name}") is not None
+
+
+@pytest.fixture
+def collector_that_yields() -> Iterator[None]:
+    """Other threads run whenever the garbage collector does, which is often."""
+    before = gc.get_threshold()
+
+    def let_others_run(*_: object) -> None:
+        time.sleep(0)
+
+    gc.set_threshold(20, 1000, 1000)
+    gc.callbacks.append(let_others_run)
+    yield
+    gc.callbacks.remove(let_others_run)
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("collector_that_yields")
+def test_two_models_that_start_read_sources_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").write_text("\n".join(f"def f{number}(a, b): return a + b" for number in range(60)))
+
+    def read(depth: int) -> bool:
+        return read(depth - 1) if depth else Sources({"theirs": tmp_path}).find("theirs.f0") is not None
+
+    with ThreadPoolExecutor(2) as starters:
+        assert all(starters.map(read, [0, 7] * 200))
 
 
 @pytest.mark.parametrize(
