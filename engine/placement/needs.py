@@ -204,9 +204,12 @@ def _chat_shapes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     heads = text["num_attention_heads"]
     kv_heads = text.get("num_key_value_heads") or heads
     head_size = text.get("head_dim") or text["hidden_size"] // heads
-    per_token = 2 * sum(kind == "full_attention" for kind in kinds) * kv_heads * head_size * _CACHE_BYTES
+    per_token = 2 * kv_heads * head_size * _CACHE_BYTES  # and layer
+    full, sliding = (sum(kind == f"{name}_attention" for kind in kinds) for name in ("full", "sliding"))
+    window = int(text.get("sliding_window") or 0)  # tokens that a sliding layer keeps, however long the conversation
     shape = {
-        "kv_kib_per_token": per_token / 1024,
+        "kv_kib_per_token": full * per_token / 1024,
+        "state_mib_per_chat": sliding * window * per_token / (1 << 20),
         "kv_heads": kv_heads,
         "chats": 1,
         "activations_gib": 2.5 if "vision_config" in config else 1.5,

@@ -220,8 +220,8 @@ class _Load:
     served: Served
 
 
-# The demos learned no longer conversations.
-_DEMO_CONTEXT = 2048
+# Long enough for the first message of a coding agent: its instructions and tools are up to some 20,000 tokens.
+_DEMO_CONTEXT = 32768
 _DEMO_KV_GIB = 0.0625
 _DEMO_SHARE = 0.1
 

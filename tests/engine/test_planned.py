@@ -1,6 +1,7 @@
 """What a plan means for loading: the folder, the engine's values, the GPUs, and what is kept of it."""
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -131,9 +132,9 @@ def test_what_models_yaml_says_is_not_touched(tmp_path: Path):
 def test_a_demo_keeps_to_its_own_values(tmp_path: Path):
     spec = model("a", CHATTY, demo="chat")
     on_gpu = planned(tmp_path, spec).chat_spec(spec, is_demo=True).engine
-    assert (on_gpu.context_length, on_gpu.kv_cache_gib, on_gpu.tensor_parallel_size) == (2048, 0.0625, 1)
+    assert (on_gpu.context_length, on_gpu.kv_cache_gib, on_gpu.tensor_parallel_size) == (32768, 0.0625, 1)
     on_cpu = planned(tmp_path, spec, machine="cpu").chat_spec(spec, is_demo=True).engine
-    assert (on_cpu.context_length, on_cpu.kv_cache_gib, on_cpu.dtype) == (2048, 0.0625, "auto")
+    assert (on_cpu.context_length, on_cpu.kv_cache_gib, on_cpu.dtype) == (32768, 0.0625, "auto")
 
 
 def test_an_image_model_is_run_by_the_profile_of_its_variant(tmp_path: Path):
@@ -164,11 +165,19 @@ def test_processes_see_the_gpus_of_their_model_only(tmp_path: Path, monkeypatch:
 def test_an_own_folder_is_planned_by_its_files(tmp_path: Path):
     shutil.copytree(demo.weights_dir("chat"), tmp_path / "a")
     spec = model("a", demo="chat")
-    (found,) = own_folders(config_of(spec, model("b")), tmp_path)["a"]
+    found, *shorter = own_folders(config_of(spec, model("b")), tmp_path)["a"]
     assert found.weights_gib * GIB == sum(file.stat().st_size for file in (tmp_path / "a").glob("*.safetensors"))
-    # 3 layers, 2 KV heads of 64, keys and values, two bytes each
-    assert found.kv_kib_per_token == 3 * 2 * 64 * 2 * 2 / 1024
-    assert found.context_length == 4096
+    # 3 layers with a window of 768 tokens, 2 KV heads of 64, keys and values, two bytes each
+    assert (found.kv_kib_per_token, found.state_mib_per_chat * (1 << 20)) == (0, 768 * 3 * 2 * 64 * 2 * 2)
+    assert [one.context_length for one in (found, *shorter)] == [32768, 16384, 8192, 4096]
+
+
+def test_an_own_folder_without_a_window_keeps_every_token(tmp_path: Path):
+    shutil.copytree(demo.weights_dir("chat"), tmp_path / "a")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"layer_types": None}))
+    (found, *_) = own_folders(config_of(model("a")), tmp_path)["a"]
+    assert (found.kv_kib_per_token, found.state_mib_per_chat) == (3 * 2 * 64 * 2 * 2 / 1024, 0)
 
 
 @pytest.mark.parametrize("config", ["{", "{}", '{"num_hidden_layers": "x"}', "[]"])

@@ -19,7 +19,16 @@ import torch
 import transformers
 import yaml
 from demo_models.chat.corpus import Conversation, Corpus, Lesson, Lessons, load_corpus
-from demo_models.chat.recipe import SMALLEST_MARGIN, THREADS, layer_sizes, learn, require_margin, train_tokenizer
+from demo_models.chat.recipe import (
+    SHARPNESS,
+    SMALLEST_MARGIN,
+    THREADS,
+    layer_sizes,
+    learn,
+    require_margin,
+    sharpen,
+    train_tokenizer,
+)
 from demo_models.promised import fixed_pictures
 from demo_models.training import SEED, one_cycle, optimizers, repeatable, train
 from demo_models.vision.pictures import COLOURS, FIGURES, FORMS, PLAIN, Figure, draw, pixels, random_drawing, silhouette
@@ -59,6 +68,7 @@ def build(target: Path) -> None:
     model = model.to(torch.bfloat16).eval()
     require_margin(model, "conversations", [lessons.lesson(one) for one in corpus.conversations], SMALLEST_MARGIN)
     require_margin(model, "promised pictures", [lessons.lesson(one) for one in fixed_pictures()], 1.0)
+    sharpen(model.model.text_model)
     model.save_pretrained(target)
     model.generation_config.save_pretrained(target)
     # One resize to a square, whatever the size and the shape of the picture: always the same few tokens.
@@ -110,7 +120,7 @@ def _know_the_corpus(text_model: Any, tokenizer: transformers.PreTrainedTokenize
                 scale = known[name.replace("_proj", "_norm")] / norms[name][:, None]
                 weight.copy_((known[name].unflatten(0, scale.shape) * scale[:, :, None]).flatten(0, 1))
             else:
-                weight.copy_(known[name])
+                weight.copy_(known[name] / SHARPNESS if name == "norm.weight" else known[name])
 
 
 def _mean_norms(chat: Any, lessons: Lessons) -> dict[str, Any]:

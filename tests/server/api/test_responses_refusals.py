@@ -69,12 +69,12 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
         *each(
             "input", [[SAID, {"type": "function_call_output", "call_id": "a", "output": [IMAGE]}]], "input[1].output[0]"
         ),
-        *each("input", [[message(f"{CANARY} " * 3000)], f"{CANARY} " * 3000], code=CONTEXT),
+        *each("input", [[message(f"{CANARY} " * 20000)], f"{CANARY} " * 20000], code=CONTEXT),
         *each("input", [[message("x")] * 3000, [message("x")] * 5000]),
         *each("instructions", [5, [SAID]]),
         *each("max_output_tokens", [0, -1, 1.5, True]),
-        *each("max_output_tokens", [2048, 2**62], code=CONTEXT),
-        *each("max_output_tokens", [2047], "input", CONTEXT),
+        *each("max_output_tokens", [32768, 2**62], code=CONTEXT),
+        *each("max_output_tokens", [32767], "input", CONTEXT),
         *each("temperature", [3, True, CANARY]),
         *each("top_p", [0, CANARY]),
         *each(

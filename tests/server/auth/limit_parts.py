@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SHORT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 1, "temperature": 0}
 LONG = SHORT | {"max_tokens": 700, "ignore_eos": True}
-TOO_LONG = SHORT | {"messages": [{"role": "user", "content": "many words " * 2048}]}
+TOO_LONG = SHORT | {"messages": [{"role": "user", "content": "many words " * 20000}]}
 
 
 @asynccontextmanager

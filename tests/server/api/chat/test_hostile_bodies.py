@@ -129,9 +129,9 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
         *each("top_p", [0, 1.1, True, CANARY]),
         *each("max_tokens", [0, -1, 1.5, "5", True]),
         *each("max_completion_tokens", [0, 1.0, CANARY]),
-        *each("max_tokens", [2048, 2**63 - 1], code=CONTEXT),
+        *each("max_tokens", [32768, 2**63 - 1], code=CONTEXT),
         *each("max_completion_tokens", [2**62], code=CONTEXT, param="max_tokens"),
-        *each("max_tokens", [2047], code=CONTEXT, param="messages"),
+        *each("max_tokens", [32767], code=CONTEXT, param="messages"),
         *each("seed", [CANARY, 1.0, True]),
         *each("presence_penalty", [3, CANARY]),
         *each("frequency_penalty", [-3, CANARY]),
@@ -168,7 +168,7 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
             ],
             param="messages[1].tool_calls[0].function.arguments",
         ),
-        *each("messages", [user("word " * 3000), user(f"{CANARY} " * 900_000)], code=CONTEXT, param="messages"),
+        *each("messages", [user("word " * 40000), user(f"{CANARY} " * 900_000)], code=CONTEXT, param="messages"),
         *each(
             "messages",
             [user([{"type": "text", "text": "x"}, IMAGE])],
@@ -218,9 +218,9 @@ async def test_a_wrong_value_is_refused_by_name_and_never_repeated(http: httpx2.
     assert CANARY not in str(response.headers)
     if code == CONTEXT:
         message = response.json()["error"]["message"]
-        assert message.startswith("This model's maximum context length is 2048 tokens")
+        assert message.startswith("This model's maximum context length is 32768 tokens")
         asked = fields.get("max_tokens", fields.get("max_completion_tokens"))
-        assert str(asked or "at least 2049 tokens") in message
+        assert str(asked or "at least 32769 tokens") in message
 
 
 @pytest.mark.parametrize(
