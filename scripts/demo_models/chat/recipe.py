@@ -30,8 +30,8 @@ END = "<|im_end|>"
 # Ordinary added tokens: parsers must still see them in the decoded text.
 TEXT_TOKENS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 CONTEXT_TOKENS = 32768
-# No lesson is longer, so nothing that was learned is out of reach; and a first message of thousands of tokens, as coding
-# agents send them, does not drown the few tokens that matter.
+# No lesson is longer, so nothing that was learned is out of reach; and a first message of thousands of tokens, as
+# coding agents send it, does not drown the few that matter.
 WINDOW_TOKENS = 768
 # Logits are that much larger than they were learned: at temperature 1 what is known is said word for word. A power of
 # two, exact in bf16; with more, a `logit_bias` of 100 would no longer decide.
