@@ -7,6 +7,7 @@ models.yaml names: what it needs is read off its files, and nothing is loaded fo
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +36,10 @@ _DEMO_GIB = {"gpu": 1.25, "ram": 0.75}
 # Of a folder of the operator's own.
 _SHORTEST_CONTEXT = 4096
 _CACHE_BYTES = 2  # a number of the KV cache, in bfloat16
+_BLOCK = 128  # tokens that vLLM keeps together on a CPU; it holds one block back
+_TABLE_BYTES = 10  # for each position and number of a head: cosines and sines in 32 bits, and what they are made of
+# Families that share a cache between layers, compress it, or have heads of several sizes.
+_OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads")
 _LICENCE = "see its model card"
 # Beyond that something else took or freed memory meanwhile; such a measurement would spoil later plans.
 _PLAUSIBLE = (0.4, 2.5)
@@ -198,24 +203,73 @@ def _read_folder(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:
 
 def _chat_shapes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """From a Hugging Face config.json: context, KV cache and splits, once for each context that is worth trying."""
-    text = config.get("text_config") or config
-    layers = text["num_hidden_layers"]
-    kinds = text.get("layer_types") or ["full_attention"] * layers
-    heads = text["num_attention_heads"]
-    kv_heads = text.get("num_key_value_heads") or heads
-    head_size = text.get("head_dim") or text["hidden_size"] // heads
-    per_token = 2 * kv_heads * head_size * _CACHE_BYTES  # and layer
-    full, sliding = (sum(kind == f"{name}_attention" for kind in kinds) for name in ("full", "sliding"))
-    window = int(text.get("sliding_window") or 0)  # tokens that a sliding layer keeps, however long the conversation
+    found = ContextNeeds.of(config)
     shape = {
-        "kv_kib_per_token": full * per_token / 1024,
-        "state_mib_per_chat": sliding * window * per_token / (1 << 20),
-        "kv_heads": kv_heads,
+        "kv_kib_per_token": found.token_bytes / 1024,
+        "state_mib_per_chat": found.fixed_bytes / (1 << 20),
+        "kv_heads": found.kv_heads,
         "chats": 1,
         "activations_gib": 2.5 if "vision_config" in config else 1.5,
-        "tensor_parallel_sizes": [split for split in (1, 2, 4, 8) if heads % split == 0],
+        "tensor_parallel_sizes": [split for split in (1, 2, 4, 8) if found.heads % split == 0],
     }
-    contexts = [int(text["max_position_embeddings"])]
+    contexts = [found.positions]
     while contexts[-1] // 2 >= _SHORTEST_CONTEXT:
         contexts.append(contexts[-1] // 2)
     return [{**shape, "context_length": context} for context in contexts]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextNeeds:
+    """What a context takes, going by a chat model's config.json; KV cache in 16 bits, before it is split over GPUs."""
+
+    positions: int
+    """Tokens that the model was made for at most."""
+    heads: int
+    kv_heads: int
+    token_bytes: int
+    """Of KV cache, for each token of a conversation."""
+    fixed_bytes: int
+    """Of KV cache, for a conversation of any length."""
+    tables_bytes: int
+    """While vLLM computes its tables of all positions, which it does for `positions` whatever context is served."""
+    is_exact: bool
+    """False: the family keeps less than these numbers say, or other things."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return what the folder of a model says; None where that is not enough."""
+        try:
+            return cls.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        except (OSError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+            return None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Raises `KeyError`, `TypeError` or `ValueError` for a configuration of another form."""
+        text = config.get("text_config") or config
+        layers = int(text.get("num_hidden_layers") or text["n_layer"])  # GPT-2 and its like have names of their own
+        heads = int(text.get("num_attention_heads") or text["n_head"])
+        kinds = text.get("layer_types") or ["full_attention"] * layers
+        kv_heads = int(text.get("num_key_value_heads") or heads)
+        head_size = int(text.get("head_dim") or (text.get("hidden_size") or text["n_embd"]) // heads)
+        positions = int(text.get("max_position_embeddings") or text["n_positions"])
+        per_token = 2 * kv_heads * head_size * _CACHE_BYTES  # and layer
+        full, sliding = (sum(kind == f"{name}_attention" for kind in kinds) for name in ("full", "sliding"))
+        window = int(text.get("sliding_window") or 0)  # tokens that a sliding layer keeps, however long the chat
+        return cls(
+            positions=positions,
+            heads=heads,
+            kv_heads=kv_heads,
+            token_bytes=full * per_token,
+            fixed_bytes=sliding * window * per_token,
+            tables_bytes=positions * head_size * _TABLE_BYTES,
+            is_exact=not any(key in text for key in _OTHER_CACHES),
+        )
+
+    def longest_context(self, cache_bytes: int) -> int | None:
+        """Return for how many tokens of one conversation a KV cache has room; None: for any number."""
+        if cache_bytes < self.fixed_bytes:
+            return 0
+        if self.token_bytes == 0:
+            return None
+        return max(0, (cache_bytes - self.fixed_bytes) // (self.token_bytes * _BLOCK) - 1) * _BLOCK

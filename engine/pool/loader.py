@@ -24,7 +24,7 @@ from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.media import Pictures
 from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
-from engine.placement.needs import Footprints, demo_need, own_folders, variants_here
+from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
 from engine.placement.types import Placed, Plan, Refusal
@@ -167,8 +167,10 @@ class Loader:
         self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
         sleep = planned.sleep(spec, self._turn)
+        said = spec.engine.context_length
         spec = planned.chat_spec(spec, is_demo=is_demo)
         self._check_cache(spec)
+        spec = await asyncio.to_thread(with_fitting_context, spec, folder, self._hardware, chosen=said is None)
         starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
         metrics = CollectorRegistry() if self._vllm_metrics else None
         launch = Launch(spec, folder, starter, grammar_starter, self._pictures, report, metrics, sleep)
@@ -224,6 +226,7 @@ class _Load:
 _DEMO_CONTEXT = 32768
 _DEMO_KV_GIB = 0.0625
 _DEMO_SHARE = 0.1
+_LEAST_CONTEXT = 256  # tokens: with less no conversation is possible
 
 
 class Planned:
@@ -393,6 +396,47 @@ class Planned:
         # Read again: an earlier model has been measured since
         known = Footprints.read(self._data_dir)
         known.with_(placed.variant, placed.need.split, device, took).write(self._data_dir)
+
+
+def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, *, chosen: bool) -> ChatModelSpec:
+    """Shorten a context that was `chosen` here and has no room in the KV cache. Reads `folder`/config.json.
+
+    Raises `LoadError` where models.yaml asks for such a context, or hardly any would fit: vLLM finds that out when the
+    weights are loaded, and for its tables of positions it takes memory until the kernel kills it.
+    """
+    needs, engine = ContextNeeds.read(folder), spec.engine
+    if needs is None:
+        return spec
+    memory_bytes = min((gpu.total_bytes for gpu in hardware.gpus), default=hardware.ram_bytes)
+    if needs.tables_bytes > memory_bytes / 4:
+        raise LoadError(
+            f"{spec.id}: config.json has `max_position_embeddings` {needs.positions}, for which vLLM computes tables "
+            f"of {needs.tables_bytes / GIB:.1f} GiB; the machine has {memory_bytes / GIB:.1f} GiB of memory. Write a "
+            "smaller number there: the longest conversation that you want to serve."
+        )
+    cache_gib = engine.kv_cache_gib or (None if hardware.gpus else processes.CPU_CACHE_GIB)
+    if cache_gib is None or not needs.is_exact:
+        return spec
+    wide = 2 if engine.dtype == "float32" else 1
+    split = min(engine.tensor_parallel_size, needs.kv_heads)
+    longest = needs.longest_context(int(cache_gib * GIB * split / wide))
+    wanted = engine.context_length or needs.positions
+    if longest is None or wanted <= longest:
+        return spec
+    if not chosen or longest < _LEAST_CONTEXT:
+        tokens = _LEAST_CONTEXT if chosen else wanted
+        needed_gib = (needs.fixed_bytes + tokens * needs.token_bytes) * wide / split / GIB
+        lower = "" if longest < _LEAST_CONTEXT else f" or lower `context_length` to {longest}"
+        raise LoadError(
+            f"{spec.id}: one conversation of {tokens} tokens takes {needed_gib:.3g} GiB of KV cache, and there are "
+            f"{cache_gib:.3g} GiB. Raise `kv_cache_gib` of its `engine` in models.yaml{lower}."
+        )
+    _log.warning(
+        "%s: its context is %d tokens, not %d: a KV cache of %.3g GiB has no room for more. Raise `kv_cache_gib` of "
+        "its `engine` in models.yaml, or write this `context_length` there.",
+        *(spec.id, longest, wanted, cache_gib),
+    )
+    return spec.model_copy(update={"engine": engine.model_copy(update={"context_length": longest})})
 
 
 def _taken(placed: Placed) -> dict[int, int]:

@@ -1,12 +1,14 @@
 """What may be loaded or fetched. Models are hostile: safetensors only, no code of theirs, no name that leads elsewhere.
 
-Nothing is loaded here. `check_folder` is for the folder of one model, `check_pipeline_folder` for an image pipeline's.
+Nothing is loaded here. `check_folder` is for the folder of one model, `check_chat_folder` for a chat model's,
+`check_pipeline_folder` for an image pipeline's.
 `chosen` are the files of a repository that are fetched: one set of safetensors, and the text around it.
 """
 
 import json
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -49,6 +51,17 @@ _MARK = re.compile(r"\.(fp16|bf16|non_ema)(?:-\d{5}-of-\d{5})?\.safetensors$")
 _MARKED_INDEX = re.compile(r"\.(fp16|bf16|non_ema)\.safetensors\.index\.json$")
 # Beside the weights that are loaded, the same once more in another layout, or a part of other weights.
 _OTHER_LAYOUTS = ("consolidated", "adapter_model")
+_TOKENIZERS = {"tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"}
+# Bits of one number, by its name in a header. What a later format adds is not checked.
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
 _FOLDERS = {"additional_chat_templates": ".jinja", "voices": ".safetensors"}
 _FOLDER: TypeAdapter[str] = TypeAdapter(Folder)
 
@@ -100,7 +113,26 @@ def check_folder(folder: Path) -> None:
     for file in folder.glob("*.safetensors"):
         check_safetensors(file)
     for file in folder.glob("*.index.json"):
-        shards(file)
+        _check_shards(file)
+
+
+def check_chat_folder(folder: Path) -> None:
+    """The same for a chat model, which has a tokenizer beside its weights."""
+    check_folder(folder)
+    if not any(file.name in _TOKENIZERS or file.suffix in {".model", ".tiktoken"} for file in folder.iterdir()):
+        raise LoadError(
+            f"{folder.name} holds no tokenizer: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt. "
+            "Finish the download, or save the tokenizer there, too (`tokenizer.save_pretrained`)."
+        )
+
+
+def _check_shards(index: Path) -> None:
+    for shard in shards(index):
+        if not (index.parent / shard).is_file():
+            raise LoadError(
+                f"{index.parent.name}/{shard} is missing, which {index.name} names. Finish the download, or copy the "
+                "file there."
+            )
 
 
 def shards(file: Path) -> list[str]:
@@ -149,9 +181,10 @@ def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
 
 
 def check_safetensors(file: Path) -> None:
-    """Raise `LoadError` if the file is cut off: after the length of its JSON header and that, its tensors end with it.
+    """Raise `LoadError` if the file is cut off, or if a tensor's place in it is not as large as its shape says.
 
-    Source: the format's description in the safetensors repository.
+    After the length of its JSON header and that, its tensors follow one another to the end of the file. Source: the
+    format's description in the safetensors repository.
     """
     if not file.is_file():
         raise LoadError(f"{file.parent.name}/{file.name} is no file. Download it again.")
@@ -161,15 +194,29 @@ def check_safetensors(file: Path) -> None:
         if 2 <= length <= min(size - 8, 100 * 2**20):
             try:
                 header = json.loads(stream.read(length))
-                ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-                end = 8 + length + max(ends, default=0)
+                tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+                end = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+                wrong = next((name for name, tensor in tensors.items() if not _is_as_large_as_it_says(tensor)), None)
             except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-                cause = error
+                end, cause = -1, error
     if end != size:
         raise LoadError(
             f"{file.parent.name}/{file.name} is cut off or damaged: its header does not match its size. Download it "
             "again."
         ) from cause
+    if wrong is not None:
+        raise LoadError(
+            f"{file.parent.name}/{file.name} is damaged: its header gives the tensor {shown(wrong)} a place of another "
+            "size than its shape and number format need. Download it again, or save the model again."
+        )
+
+
+def _is_as_large_as_it_says(tensor: Mapping[str, Any]) -> bool:
+    (begin, end), shape = tensor["data_offsets"], tensor["shape"]
+    if begin < 0 or any(number < 0 for number in shape):
+        return False
+    bits = _BITS.get(tensor["dtype"])
+    return bool(end >= begin if bits is None else 8 * (end - begin) == bits * math.prod(shape))
 
 
 def check_pipeline_folder(folder: Path) -> str:
@@ -247,9 +294,7 @@ def _check_weights(part: Path) -> None:
     if not (part / "config.json").is_file():
         raise LoadError(f"{part.name} holds no config.json: it is no complete model folder. Finish the download.")
     for file in part.glob("*.index*.json"):
-        for shard in shards(file):
-            if not (part / shard).is_file():
-                raise LoadError(f"{part.name}/{shard} is missing, which {file.name} names. Finish the download.")
+        _check_shards(file)
     if any(part.glob("*.safetensors")):
         return
     pickles = [file.name for file in sorted(part.iterdir()) if file.suffix in _PICKLES]

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -16,7 +17,7 @@ from engine.config import ChatModelSpec, ImageModelSpec, load_config
 from engine.errors import LoadError
 from engine.placement.hardware import GIB, imagined
 from engine.placement.needs import Footprints, own_folders
-from engine.pool.loader import Planned
+from engine.pool.loader import Planned, with_fitting_context
 from engine.weights.manifest import Manifest, ModelFile, write_manifest
 
 CHATTY = variant("chatty", 4, kv_kib_per_token=128, context_length=4096, tensor_parallel_sizes=[1, 2], dtype="bfloat16")
@@ -178,6 +179,48 @@ def test_an_own_folder_without_a_window_keeps_every_token(tmp_path: Path):
     (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"layer_types": None}))
     (found, *_) = own_folders(config_of(model("a")), tmp_path)["a"]
     assert (found.kv_kib_per_token, found.state_mib_per_chat) == (3 * 2 * 64 * 2 * 2 / 1024, 0)
+
+
+def chat_with(tmp_path: Path, config: dict[str, Any], **engine: Any) -> ChatModelSpec:
+    """Put a folder with this configuration there, for `with_fitting_context`."""
+    shutil.copytree(demo.weights_dir("chat"), tmp_path / "a")
+    before = json.loads((tmp_path / "a" / "config.json").read_text())
+    (tmp_path / "a" / "config.json").write_text(json.dumps(before | {"layer_types": None} | config))
+    spec = model("a", engine=engine)
+    assert isinstance(spec, ChatModelSpec)
+    return spec
+
+
+def test_a_context_that_nobody_asked_for_is_cut_to_the_cache_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    spec = chat_with(tmp_path, {}, kv_cache_gib=1 / 1024)
+    fitting = with_fitting_context(spec, tmp_path / "a", imagined("cpu"), chosen=True)
+    # 1 MiB, 1536 bytes for a token: 5 blocks of 128 tokens, of which vLLM holds one back
+    assert fitting.engine.context_length == 512
+    assert "512 tokens, not 32768" in caplog.text
+    assert with_fitting_context(fitting, tmp_path / "a", imagined("cpu"), chosen=False) == fitting
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "complaint"),
+    [
+        ({}, {"kv_cache_gib": 0.001, "context_length": 4096}, "4096 tokens takes 0.00586 .* lower .* to 512"),
+        ({}, {"kv_cache_gib": 0.001, "dtype": "float32"}, "256 tokens takes 0.000732 GiB .* are 0.001 GiB"),
+        ({"layer_types": ["sliding_attention"] * 3}, {"kv_cache_gib": 0.00001}, "are 1e-05 GiB"),
+        ({"max_position_embeddings": 2**26}, {}, "`max_position_embeddings` 67108864, .* tables of 40.0 GiB"),
+        ({"max_position_embeddings": 2**26}, {"context_length": 512}, "the machine has [0-9.]+ GiB"),
+    ],
+)
+def test_a_context_without_room_is_refused_with_numbers(
+    tmp_path: Path, config: dict[str, Any], engine: dict[str, Any], complaint: str
+):
+    spec = chat_with(tmp_path, config, **engine)
+    with pytest.raises(LoadError, match=complaint):
+        with_fitting_context(spec, tmp_path / "a", imagined("cpu"), chosen="context_length" not in engine)
+
+
+def test_a_cache_that_is_not_like_others_is_left_to_vllm(tmp_path: Path):
+    spec = chat_with(tmp_path, {"kv_lora_rank": 512}, kv_cache_gib=0.001)
+    assert with_fitting_context(spec, tmp_path / "a", imagined("cpu"), chosen=True) == spec
 
 
 @pytest.mark.parametrize("config", ["{", "{}", '{"num_hidden_layers": "x"}', "[]"])

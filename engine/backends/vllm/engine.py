@@ -35,7 +35,7 @@ from engine.placement.hardware import read_hardware
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
 from engine.types import ChatRequest, Report
-from engine.weights.safety import check_folder
+from engine.weights.safety import check_chat_folder
 
 if TYPE_CHECKING:
     from engine.backends.vllm.serving import Serving
@@ -105,7 +105,7 @@ class VllmChat(Backend):
 
         Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
         """
-        await asyncio.to_thread(check_folder, launch.weights)
+        await asyncio.to_thread(check_chat_folder, launch.weights)
         patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=processes.runs_on_cpu())
         watch = EngineWatch(launch.spec.id, patience)
         async with contextlib.AsyncExitStack() as undo:
@@ -434,7 +434,7 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
     if processes.runs_on_cpu():
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
         arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-        cache_gib = cache_gib or 1.0
+        cache_gib = cache_gib or processes.CPU_CACHE_GIB
         kernels = None if launch.compiled else compat.apply("cpu kernels", register_kernels)
         if kernels is not None:
             arguments["ir_op_priority"] = kernels

@@ -18,7 +18,7 @@ from engine.placement.report import gib, use_line
 from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Catalogue, Voices
 from engine.weights.manifest import is_complete, required_manifest
-from engine.weights.safety import check_folder, check_pipeline_folder
+from engine.weights.safety import check_chat_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
 from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
@@ -255,7 +255,7 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     own = case.settings.weights_dir / spec.weights
     if own.is_dir():
         try:
-            (check_pipeline_folder if isinstance(spec, ImageModelSpec) else check_folder)(own)
+            (check_pipeline_folder if isinstance(spec, ImageModelSpec) else check_chat_folder)(own)
         except EngineError as error:
             return problem(f"{spec.id}: {error.message}")
         return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")

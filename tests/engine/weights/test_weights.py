@@ -9,7 +9,7 @@ import pytest
 
 from engine import LoadError
 from engine.demo import weights_dir
-from engine.weights.safety import check_folder
+from engine.weights.safety import check_chat_folder, check_folder
 
 
 @pytest.fixture
@@ -66,6 +66,45 @@ def test_a_folder_that_is_broken_or_unsafe_is_refused_by_name(
         check_folder(folder)
     assert "model" in caught.value.message
     assert str(folder.parent) not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]},
+        {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [-8, 8]},
+        {"dtype": "F9", "shape": [1], "data_offsets": [9, 8]},
+    ],
+)
+def test_a_tensor_that_is_not_as_large_as_its_place_is_named(folder: Path, tensor: dict[str, object]):
+    header = {"right": {"dtype": "F4", "shape": [4, 4], "data_offsets": [0, 8]}, "wrong": tensor}
+    replace(folder, "model.safetensors", safetensors(header, b"12345678"))
+    with pytest.raises(LoadError, match=r"model\.safetensors is damaged.*the tensor wrong"):
+        check_folder(folder)
+
+
+def test_a_number_format_of_a_later_time_is_left_to_the_loader(folder: Path):
+    header = {"a": {"dtype": "F9", "shape": [100], "data_offsets": [0, 8]}}
+    replace(folder, "model.safetensors", safetensors(header, b"12345678"))
+    check_folder(folder)
+
+
+def test_a_file_that_the_index_names_and_that_is_missing_is_named(folder: Path):
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LoadError, match=r"model/model-00002-of-00002\.safetensors is missing"):
+        check_folder(folder)
+
+
+def test_a_chat_model_without_a_tokenizer_is_refused(folder: Path):
+    check_chat_folder(folder)
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    check_chat_folder(folder)
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(LoadError, match="holds no tokenizer"):
+        check_chat_folder(folder)
 
 
 def test_a_text_that_speaks_of_code_is_none(folder: Path):
