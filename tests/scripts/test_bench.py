@@ -253,7 +253,7 @@ def test_vllm_serve_gets_the_settings_of_our_engine():
         python, rust = serve_arguments(place, rust=False), serve_arguments(place, rust=True)
     said = dict(pairwise(python))
     assert Path(python[0]).is_dir()
-    assert (said["--max-num-seqs"], said["--max-model-len"]) == ("7", "2048")
+    assert (said["--max-num-seqs"], said["--max-model-len"]) == ("7", "32768")
     assert "--mm-processor-cache-gb" in python
     assert "--mm-processor-cache-gb" not in rust
 

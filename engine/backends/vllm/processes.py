@@ -60,6 +60,7 @@ _ENGINE_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",  # set it to INFO to see what vLLM does
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for what a command answers
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
     "PYTHONWARNINGS": "ignore",  # of the engine processes: other people's deprecations

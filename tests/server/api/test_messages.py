@@ -259,8 +259,8 @@ async def test_errors_are_the_clients_own_with_our_message(claude: anthropic.Asy
     with pytest.raises(anthropic.BadRequestError, match="context length"):
         await create(claude, max_tokens=100_000)
     with pytest.raises(anthropic.BadRequestError, match="context length"):
-        await streamed(claude, [{"role": "user", "content": "word " * 5000}])
-    messages = [{"role": "user", "content": f"{CANARY} " * 5000}]
+        await streamed(claude, [{"role": "user", "content": "word " * 40_000}])
+    messages = [{"role": "user", "content": f"{CANARY} " * 20_000}]
     with pytest.raises(anthropic.BadRequestError, match="context length"):
         await claude.messages.count_tokens(model=MODEL, messages=messages)
     with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):

@@ -86,7 +86,8 @@ class Connection:
         routes.append(Route("/head", _HeadFirst(self.gate)))
         app = Starlette(routes=routes, middleware=[Middleware(RequestContext)])
         app.state.settings, app.state.metrics, app.state.drain = load_settings(), Metrics(()), Drain()
-        app.state.access_log = self.log = []
+        app.state.access_log, app.state.tracing = [], None
+        self.log = app.state.access_log
         config = uvicorn.Config(app, http=HearthProtocol, ws="none", log_config=None, access_log=False, lifespan="off")
         config.load()
         self.state = ServerState()

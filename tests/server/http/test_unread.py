@@ -47,7 +47,7 @@ class Streaming:
         self._app = Starlette(routes=routes, middleware=[Middleware(RequestContext)], lifespan=self._lifespan)
         self._app.state.settings = load_settings(write_stall_seconds=STALL_SECONDS)
         self._app.state.metrics = self.metrics = Metrics(())
-        self._app.state.access_log = []
+        self._app.state.access_log, self._app.state.tracing = [], None
         config = uvicorn.Config(
             self._app,
             http=HearthProtocol,

@@ -91,6 +91,7 @@ def test_the_models_process_is_killed_and_the_server_says_why_and_has_it_back(se
             state = model(server)
             assert (state["status"], state["restarts"]) == ("loading", 1)
             assert SAID in state["reason"]
+        group.limit(6 * GIB)  # a model takes more while it is loaded
         poll_until(server.is_ready, BACK_SECONDS, describe=server.log)
         assert model(server)["reason"] is None
     finally:
