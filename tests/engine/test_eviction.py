@@ -112,12 +112,66 @@ SITUATIONS = [
         (is_in("a", 5), is_in("b", 4), is_in("c", 6)),
         Decision((), ("b",)),
     ),
+    Situation(
+        "a reload took a single byte",
+        (is_in("a", 5, bytes_on={0: 11}), is_in("b", 4)),
+        Decision((), ("b",)),
+    ),
+    Situation(
+        "two ask at the same moment: by name",
+        (is_in("a", leases=1), Model("c", {0: 10}, asked_at=9), Model("b", {0: 5}, asked_at=9)),
+        Decision(("b",)),
+    ),
+    Situation("a device without a budget has no room", (Model("a", {2: 1}, asked_at=9),), Decision()),
+    Situation(
+        "a single byte is lacking",
+        (is_in("a", bytes_on={0: 11}), asked()),
+        Decision((), ("a",), ("c",)),
+    ),
+    Situation(
+        "the pause ends at this moment",
+        (is_in("a"), is_in("b", 1), asked()),
+        Decision((), ("a",), ("c",)),
+        {0: NOW - SWAP_EVERY_SECONDS},
+    ),
+    Situation(
+        "the pause ends within the second",
+        (is_in("a"), is_in("b", 1), asked()),
+        Decision(again_seconds=0.5),
+        {0: NOW - SWAP_EVERY_SECONDS + 0.5},
+    ),
+    Situation(
+        "one becomes ripe at this moment",
+        (is_in("a", loaded_at=NOW - SWAP_EVERY_SECONDS), is_in("b", 1, loaded_at=NOW - 1), asked()),
+        Decision((), ("a",), ("c",)),
+    ),
+    Situation(
+        "one becomes ripe within the second",
+        (is_in("a", loaded_at=NOW - SWAP_EVERY_SECONDS + 0.5), is_in("b", loaded_at=NOW), asked()),
+        Decision(again_seconds=0.5),
+    ),
+    Situation(
+        "a ripe one is not enough: when the next one is",
+        (is_in("a", loaded_at=NOW - SWAP_EVERY_SECONDS), is_in("b", loaded_at=NOW - 4), asked(bytes_on={0: 20})),
+        Decision(again_seconds=SWAP_EVERY_SECONDS - 4),
+    ),
+    Situation(
+        "a device where it fits exactly may have just been swapped",
+        (is_in("a"), is_in("b", 1), asked(bytes_on={0: 10, 1: 10})),
+        Decision((), ("a",), ("c",)),
+        {1: NOW - 1},
+    ),
 ]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.name.replace(" ", "-"))
 def test_what_is_decided(situation: Situation) -> None:
     assert decide(situation.models, BUDGETS, situation.swapped_at, NOW) == situation.decided
+
+
+def test_the_first_swap_on_a_device_needs_no_pause() -> None:
+    models = (is_in("a", loaded_at=-SWAP_EVERY_SECONDS), asked("b", since=0.0, bytes_on={0: 20}))
+    assert decide(models, BUDGETS, {}, now=0.0) == Decision((), ("a",), ("b",))
 
 
 def test_at_the_start_as_many_are_loaded_as_there_is_room_for_pinned_ones_first() -> None:
