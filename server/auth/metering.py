@@ -72,8 +72,16 @@ class KeyLimiter:
 
     async def take_request(self) -> Level | None:
         """Take a request, and return how many are left. None: there is no limit."""
-        most = self.limits.requests_per_minute
-        return None if most is None else await self._take(Ask(f"{self.key}:requests", 1, most))
+        most, tokens = self.limits.requests_per_minute, self.limits.tokens_per_minute
+        if most is None:
+            return None
+        try:
+            return await self._take(Ask(f"{self.key}:requests", 1, most))
+        except ApiError as error:
+            if tokens:
+                with suppress(StoreUnavailableError):
+                    error.headers.update(_headers_of(await self._take(Ask(f"{self.key}:tokens", 0, tokens))))
+            raise
 
     async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
         """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.

@@ -88,7 +88,9 @@ class RequestContext:
 
 def _request_id(scope: Scope) -> str:
     given = header_of(scope, b"x-request-id")
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    # It is echoed and logged: a key that was put there by mistake is not.
+    usable = given is not None and _REQUEST_ID.fullmatch(given) and "hk_" not in given
+    return given if given is not None and usable else f"req_{secrets.token_hex(12)}"
 
 
 class Cors(CORSMiddleware):

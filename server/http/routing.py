@@ -46,7 +46,11 @@ class StrictRoute(APIRoute):
             bodies: Bodies = request.app.state.bodies
             with bodies.held_for(request.state.record.key) as held:
                 _check_content_type(request.scope)
-                body = await read_capped(request, request.app.state.settings.max_body_bytes, held)
+                limit = request.app.state.settings.max_body_bytes
+                declared = int(header_of(request.scope, b"content-length") or 0)  # its digits the parser has checked
+                if declared > limit:  # what still comes uvicorn drops, within reason: the client reads the answer
+                    raise _too_large(limit, close=declared > limit + _DRAIN_BYTES)
+                body = await read_capped(request, limit, held)
                 # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
                 request._body = body  # noqa: SLF001
                 if len(body) <= _LARGE_BODY_BYTES:
@@ -92,7 +96,8 @@ class Bodies:
 
 
 def _check_content_type(scope: Scope) -> None:
-    if header_of(scope, b"content-encoding") not in {None, "identity"}:
+    codings = (header_of(scope, b"content-encoding"), header_of(scope, b"transfer-encoding"))
+    if codings[0] not in {None, "identity"} or (codings[1] or "chunked").strip().lower() != "chunked":
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the JSON as it is.")
     given = header_of(scope, b"content-type")
     content_type = "application/json" if given is None else given.partition(";")[0].strip().lower()
@@ -128,10 +133,14 @@ async def read_capped(
         elif size > limit + _DRAIN_BYTES:
             break
     if size > limit:
-        sentence = f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB)."
-        advice = "Send less at once, or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES."
-        raise ApiError(413, "request_too_large", f"{sentence} {advice}", headers={"Connection": "close"})
+        raise _too_large(limit, close=True)
     return b"".join(chunks)
+
+
+def _too_large(limit: int, *, close: bool) -> ApiError:
+    sentence = f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB)."
+    advice = "Send less at once, or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES."
+    return ApiError(413, "request_too_large", f"{sentence} {advice}", headers={"Connection": "close"} if close else {})
 
 
 def parse_strict_json(body: bytes) -> Any:

@@ -57,6 +57,18 @@ async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_n
         await one.take_tokens(101, asked=True)
 
 
+async def test_a_request_that_is_refused_learns_how_many_tokens_are_left(meter: Meter) -> None:
+    one = of(meter, requests_per_minute=1, tokens_per_minute=100)
+    await one.take_request()
+    await one.take_tokens(60, asked=True)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="1 requests per minute") as caught:
+            await one.take_request()
+        assert caught.value.headers["x-ratelimit-remaining-requests"] == "0"
+        assert caught.value.headers["x-ratelimit-remaining-tokens"] == "40"
+        assert caught.value.headers["x-ratelimit-limit-tokens"] == "100"
+
+
 async def test_what_has_no_limit_takes_nothing(meter: Meter) -> None:
     one = of(meter, tier="no longer in models.yaml")
     assert await one.take_request() is None

@@ -1,14 +1,19 @@
 """What request bodies may take together, and how long each may take to come."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from connection_parts import Connection, ask
+from fastapi import APIRouter, FastAPI
+from serving import async_poll_until
 from starlette.requests import Request
 
-from server.errors import ApiError
-from server.http.routing import Bodies, read_capped
+from server.errors import ApiError, install
+from server.http.routing import Bodies, StrictRoute, read_capped
+from server.observability.access_log import RequestRecord
+from server.settings import load_settings
 
 MIB = 2**20
 
@@ -50,3 +55,51 @@ async def test_a_stream_for_http_1_0_has_no_chunks_and_ends_with_its_connection(
     assert b"connection: close" in head.lower()
     assert body == b"onetwothree"
     assert connection.transport.is_closing()
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [
+        ("content-length", str(25 * MIB + 1), 413),
+        ("content-length", str(2**40), 413),
+        ("content-encoding", "gzip", 415),
+        ("transfer-encoding", "gzip, chunked", 415),
+        ("transfer-encoding", "gzip", 415),
+    ],
+)
+async def test_a_body_that_its_head_rules_out_is_refused_before_it_is_read(header: str, value: str, status: int):
+    router = APIRouter(route_class=StrictRoute)
+
+    @router.post("/")
+    async def route(body: dict[str, Any]) -> None:
+        raise AssertionError(body)
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("it was read")
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    sent: list[dict[str, Any]] = []
+    app = FastAPI(routes=router.routes)
+    install(app)
+    app.state.settings, app.state.bodies = load_settings(), Bodies(2**30)
+    record = RequestRecord("req_1", "POST", None)
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "state": {"record": record}}
+    await app({**scope, "headers": [(header.encode(), value.encode())]}, receive, send)
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]) == (status, record.error_code)
+    assert record.error_code == {413: "request_too_large", 415: "unsupported_media_type"}[status]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("mine-7_X", True), ("hk_abcdefghijkl_0123456789", False), ("x-hk_", False), ("h_k", True)]
+)
+async def test_a_key_in_the_place_of_a_request_id_is_replaced(given: str, *, kept: bool):
+    connection = Connection()
+    connection.gate.set()
+    connection.protocol.data_received(
+        ask("/plain").replace(b"\r\n\r\n", b"\r\nX-Request-Id: " + given.encode() + b"\r\n\r\n")
+    )
+    await async_poll_until(lambda: bool(connection.log), 5)
+    assert (connection.log[0].request_id == given) == kept
+    assert (given.encode() in b"".join(connection.writes)) == kept

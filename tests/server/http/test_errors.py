@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
-from serving import CANARY, Key, Server, open_socket, raw_request
+from serving import CANARY, Key, Server, async_poll_until, open_socket, raw_request
 
 if TYPE_CHECKING:
     import httpx2
@@ -96,6 +96,19 @@ async def test_the_callers_request_id_comes_back(http: httpx2.AsyncClient, given
 async def test_a_malformed_request_id_is_replaced(http: httpx2.AsyncClient, given: str | bytes):
     response = await http.get("/v1/models", headers={"X-Request-Id": given})
     assert OURS.fullmatch(response.headers["x-request-id"])
+
+
+async def test_a_key_in_the_place_of_a_request_id_is_neither_echoed_nor_logged(
+    http: httpx2.AsyncClient, server: Server, admin_key: Key
+):
+    """The first 64 of its characters would be a valid id. That no file has them is checked when the server ends."""
+    response = await http.get("/v1/models", headers={"X-Request-Id": admin_key.text[:64]})
+    assert response.status_code == 200
+    assert OURS.fullmatch(response.headers["x-request-id"])
+    shown = admin_key.text[:40]
+    ours = response.headers["x-request-id"]
+    await async_poll_until(lambda: any(line["request_id"] == ours for line in server.access_lines()), 5)
+    assert shown not in (server.data_dir / "logs" / "access.jsonl").read_text("utf-8")
 
 
 async def test_each_request_gets_an_id_of_its_own(http: httpx2.AsyncClient):

@@ -70,6 +70,15 @@ def test_a_gigabyte_is_refused_without_being_kept(server: Server, admin_key: Key
     assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_body_that_is_declared_too_large_is_refused_before_it_comes(server: Server, admin_key: Key) -> None:
+    with open_socket(server) as opened:
+        size = str(LIMIT_BYTES + 1)
+        opened.sendall(raw_request("POST", CHAT, headers(admin_key, **{"Content-Length": size})))
+        assert opened.recv(MIB).startswith(b"HTTP/1.1 413 ")
+        opened.sendall(b" " * (LIMIT_BYTES + 1) + raw_request("GET", "/v1/models", headers(admin_key)))
+        assert opened.recv(MIB).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_bomb_in_a_compressed_body_is_not_unpacked(http: httpx2.AsyncClient) -> None:
     bomb = gzip.compress(b" " * (64 * MIB))
     for encoding in ("gzip", "deflate", "GZIP", "identity, gzip", "x-gzip", "zstd"):
