@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from engine.config import TierSpec, load_config
+from engine.config import Config, TierSpec, load_config
 from engine.errors import EngineError
 from server.api.admin.schema import Key
 from server.auth.rights import check_rights, check_scopes, limits_of
 from server.cli.options import AsJson, Commands, DataDir, Models, in_store, key_named, read_time, refuse, tell
-from server.observability.moments import future, span
+from server.observability.moments import MomentError, future, span
 from server.settings import Settings, load_settings
 from server.store.database import Database
-from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, public_id_in
+from server.store.errors import KeyFieldError
+from server.store.keys import DEFAULT_SCOPES, LIMITS, SCOPES, ApiKey, KeyLimits, KeyStore, plan_key, public_id_in
 from server.store.schema import utc_now
 from server.terminal import HEARTH, table
 
 _CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "created_at", "notes", "limits")
+_CSV_COLUMNS = ("name", "tier", "scopes", "models", "expires", "notes", *LIMITS)
+_ALL_ONCE = "\nShown once: copy them now. Only hashes of them are kept."
 _ONCE = "\nShown once: copy it now. Only a hash of it is kept."
 _SOON = "A running server goes by that within 10 seconds."
 _LIMIT_WORDS = dict(zip(LIMITS, ("requests/min", "tokens/min", "parallel", "batch items", "images/day"), strict=True))
@@ -62,8 +67,12 @@ def flags(context: typer.Context, data_dir: DataDir = None, models: Models = Non
 def create(  # noqa: PLR0913 - one argument per option
     context: typer.Context,
     *,
-    name: Annotated[str, typer.Option(help="Whose key it is, or what for: 1 to 64 characters.")],
-    tier: Annotated[str, typer.Option(help="A tier of models.yaml; it decides models and limits.")],
+    name: Annotated[str | None, typer.Option(help="Whose key it is, or what for: 1 to 64 characters.")] = None,
+    tier: Annotated[str | None, typer.Option(help="A tier of models.yaml; it decides models and limits.")] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE.csv", help="A key for each row: columns name, tier, and other options."),
+    ] = None,
     scope: Annotated[
         list[str] | None, typer.Option(help=f"What it may do: {', '.join(SCOPES)}. Default: all but metrics and admin.")
     ] = None,
@@ -79,13 +88,22 @@ def create(  # noqa: PLR0913 - one argument per option
     images_per_day: ImagesPerDay = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key. It is shown once. --scope and --model may be repeated."""
+    """Create a key. It is shown once. --scope and --model may be repeated. With --from, all keys of a file or none."""
     settings = load_settings(**context.obj)
     config = load_config(settings.models)
+    if from_ is not None:
+        given = {option.name for option in context.command.params if option.name and context.params.get(option.name)}
+        if given - {"from_", "as_json"}:
+            refuse("With --from the file says everything: give no other option but --json.")
+        _create_all(settings, config, from_, as_json=as_json)
+        return
+    if name is None or tier is None:
+        refuse("Give --name and --tier, or --from with a file that has both for each key.")
     check_scopes(scope or ())
     check_rights(config, tier, model or ())
     expires_at = None if expires is None else read_time("--expires", expires, future, utc_now())
-    own = _limits_given(requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
+    limits = (requests_per_minute, tokens_per_minute, parallel_requests, batch_items, images_per_day)
+    own = _limits_given(*limits)
 
     async def make(database: Database) -> tuple[str, ApiKey]:
         rights, limits = (tier, scope or DEFAULT_SCOPES, model or None, expires_at), KeyLimits(**own)
@@ -102,6 +120,62 @@ def create(  # noqa: PLR0913 - one argument per option
         _ONCE,
         as_json=as_json,
     )
+
+
+def _create_all(settings: Settings, config: Config, file: Path, *, as_json: bool) -> None:
+    """Make a key of each row of a CSV file. Where one is wrong none is made, and all that are wrong are named."""
+    planned = _planned(config, file)
+    made = in_store(settings, lambda database: KeyStore(database).create_all(planned), make_store=True)
+    data = [{"key": text, **_data(key, config.tiers)} for text, key in made]
+    rows = [(key.public_id, key.name, key.tier, _minute(key.expires_at), text) for text, key in made]
+    shown = {"keys": [{name: one[name] for name in ("key", *_CREATED, "effective_limits")} for one in data]}
+    tell(shown, table(("id", "name", "tier", "until", "key"), rows), _ALL_ONCE, as_json=as_json)
+
+
+def _planned(config: Config, file: Path) -> list[ApiKey]:
+    """Read and check the rows, or end with every line that is wrong."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.DictReader(opened, skipinitialspace=True, strict=True)
+            rows = [(reader.line_num, row) for row in reader]
+            columns = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        refuse(f"{file} cannot be read as CSV in UTF-8: {error}", code=1)
+    if wrong := [column for column in columns if column not in _CSV_COLUMNS]:
+        refuse(
+            f"{file} has columns that are not known: {', '.join(map(repr, wrong))}. Known: {', '.join(_CSV_COLUMNS)}."
+        )
+    if missing := {"name", "tier"} - {*columns}:
+        refuse(f"{file} has no column {' and none '.join(sorted(missing))}. Its first line names the columns.")
+    planned, problems = [], []
+    for line, row in rows:
+        try:
+            planned.append(_planned_row(config, row))
+        except (KeyFieldError, MomentError) as error:
+            problems.append(f"  line {line}: {error}")
+    if problems:
+        refuse(f"{file} was refused, and no key was made:\n" + "\n".join(problems))
+    if not planned:
+        refuse(f"{file} has no row below its first line, which names the columns.")
+    return planned
+
+
+def _planned_row(config: Config, row: Mapping[str | None, Any]) -> ApiKey:
+    """Raises `KeyFieldError` and `MomentError`."""
+    if None in row or None in row.values():
+        raise KeyFieldError("row", "It has more or fewer fields than the first line has columns.")
+    text = {str(name): str(value).strip() for name, value in row.items()}
+    scopes, models = (text.get(name, "").split() or None for name in ("scopes", "models"))
+    check_scopes(scopes or ())
+    check_rights(config, text["tier"], models or ())
+    expires = text.get("expires")
+    try:
+        expires_at = future(expires, utc_now()) if expires else None
+    except MomentError as error:
+        raise MomentError(f"`expires` {error}.") from None
+    own = {name: _limit_given(name, text[name]) for name in LIMITS if text.get(name)}
+    rights = (text["tier"], scopes or DEFAULT_SCOPES, models, expires_at)
+    return plan_key(text["name"], *rights, now=utc_now(), notes=text.get("notes", ""), limits=KeyLimits(**own))
 
 
 @app.command("list")
@@ -284,10 +358,15 @@ def _id_of(given: str, keys: Sequence[ApiKey]) -> str:
 def _limits_given(*options: str | None) -> dict[str, int | None]:
     """Return the limits that were named, by field, from options in the order of `LIMITS`; None is the tier's."""
     given = {name: text for name, text in zip(LIMITS, options, strict=True) if text is not None}
-    for name, text in given.items():
-        if text != "none" and not (text.isascii() and text.isdigit() and len(text) <= 10):
-            refuse(f"--{name.replace('_', '-')} {text!r} is neither a whole number nor none (its tier's limit).")
-    return {name: None if text == "none" else int(text) for name, text in given.items()}
+    return {name: _limit_given(name, text) for name, text in given.items()}
+
+
+def _limit_given(name: str, text: str) -> int | None:
+    """Read a limit; None is the tier's. Raises `KeyFieldError`."""
+    if text != "none" and not (text.isascii() and text.isdigit() and len(text) <= 10):
+        option = f"--{name.replace('_', '-')}"
+        raise KeyFieldError(name, f"{option} {text!r} is neither a whole number nor none (its tier's limit).")
+    return None if text == "none" else int(text)
 
 
 def _tiers(settings: Settings) -> Tiers | None:

@@ -10,7 +10,7 @@ import re
 import secrets
 import string
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -121,6 +121,34 @@ def _base62(number: int, length: int) -> str:
     return digits
 
 
+def plan_key(  # noqa: PLR0913 - the fields of a key
+    name: str,
+    tier: str,
+    scopes: Iterable[str] = DEFAULT_SCOPES,
+    models: Iterable[str] | None = None,
+    expires_at: datetime | None = None,
+    *,
+    now: datetime,
+    notes: str = "",
+    limits: KeyLimits = KeyLimits(),
+) -> ApiKey:
+    """Return a key for `KeyStore.create_all`: checked, and without an id. Raises KeyFieldError."""
+    key = ApiKey(
+        public_id="",
+        name=name,
+        tier=tier,
+        scopes=frozenset(scopes),
+        models=_unique(models),
+        created_at=now,
+        expires_at=expires_at,
+        notes=notes,
+        limits=limits,
+    )
+    _check(key)
+    _check_end(expires_at, now)
+    return key
+
+
 class KeyStore:
     """The keys in a database. `clock` gives aware datetimes. Any method may raise StoreUnavailableError.
 
@@ -147,25 +175,21 @@ class KeyStore:
 
         Whether tier and models are configured is the caller's to check. Raises KeyFieldError.
         """
-        key = ApiKey(
-            public_id="",
-            name=name,
-            tier=tier,
-            scopes=frozenset(scopes),
-            models=_unique(models),
-            created_at=self.clock(),
-            expires_at=expires_at,
-            notes=notes,
-            limits=limits,
-        )
-        _check(key)
-        _check_end(expires_at, key.created_at)
+        key = plan_key(name, tier, scopes, models, expires_at, now=self.clock(), notes=notes, limits=limits)
+        return (await self.create_all([key], by=by))[0]
+
+    async def create_all(self, planned: Iterable[ApiKey], *, by: Actor | None = None) -> Sequence[tuple[str, ApiKey]]:
+        """Make keys, all or none, like `create`."""
+        made = []
         async with self._database.writing() as connection:
-            text, key = await _insert_key(connection, key)
-            detail = {"name": name, "tier": tier, "scopes": sorted(key.scopes), "expires_at": _iso(expires_at)}
-            detail |= {"models": key.models} | {field: own for field, own in asdict(limits).items() if own is not None}
-            await write_entry(connection, key.created_at, by, "key.create", key.public_id, detail)
-        return text, key
+            for one in planned:
+                text, key = await _insert_key(connection, one)
+                detail: dict[str, Any] = {"name": key.name, "tier": key.tier, "scopes": sorted(key.scopes)}
+                detail |= {"expires_at": _iso(key.expires_at), "models": key.models}
+                detail |= {field: own for field, own in asdict(key.limits).items() if own is not None}
+                await write_entry(connection, key.created_at, by, "key.create", key.public_id, detail)
+                made.append((text, key))
+        return made
 
     async def rotate(
         self, public_id: str, overlap: timedelta, *, expires_at: datetime | None = None, by: Actor | None = None

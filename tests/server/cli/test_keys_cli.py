@@ -279,3 +279,71 @@ def test_list_leaves_out_keys_that_do_not_work_any_more_if_asked_to(keys: Keys) 
     assert len(json.loads(keys("list", "--json").stdout)["keys"]) == 2
     keys("revoke", second)
     assert "No key works now" in keys("list", "--active").stdout
+
+
+def test_a_file_of_colleagues_becomes_keys_that_work(keys: Keys, tmp_path: Path) -> None:
+    file = tmp_path / "colleagues.csv"
+    file.write_text(
+        "\ufeffname,tier,expires,models,scopes,requests_per_minute,notes\n"
+        '"Ann, Office",standard,90d,service-plus,chat models,30,\n'
+        "Zoë,enhanced,,,,,third floor\n",
+        encoding="utf-8",
+    )
+    result = keys("create", "--from", str(file), "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    ann, zoe = json.loads(result.stdout)["keys"]
+    assert (ann["name"], ann["scopes"], ann["models"]) == ("Ann, Office", ["chat", "models"], ["service-plus"])
+    assert (ann["limits"]["requests_per_minute"], ann["expires_at"] is None) == (30, False)
+    assert (zoe["tier"], zoe["expires_at"], zoe["notes"]) == ("enhanced", None, "third floor")
+    for one in (ann, zoe):
+        key = authenticated(tmp_path, one["key"])
+        assert key is not None
+        assert key.public_id == one["public_id"]
+    table = keys("create", "--from", str(file))
+    assert table.exit_code == 0
+    assert "Shown once" in table.stdout
+    assert len(json.loads(keys("list", "--json").stdout)["keys"]) == 4
+
+
+def test_of_a_file_with_mistakes_no_key_is_made_and_each_line_is_named(keys: Keys, tmp_path: Path) -> None:
+    created(keys)
+    file = tmp_path / "colleagues.csv"
+    file.write_text(
+        "name,tier,expires,images_per_day\n"
+        "Ann,standard,,\n"
+        "Ben,standrad,,\n"
+        ",standard,,\n"
+        "Cleo,standard,yesterday,\n"
+        "Dan,standard,,many\n"
+        "Eve,standard\n"
+    )
+    result = keys("create", "--from", str(file))
+    assert (result.exit_code, result.stdout) == (2, "")
+    named = [line.split(":")[0].strip() for line in result.stderr.splitlines()[1:]]
+    assert named == [f"line {number}" for number in range(3, 8)]
+    assert "Did you mean 'standard'?" in result.stderr
+    assert len(json.loads(keys("list", "--json").stdout)["keys"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,teir\na,standard\n", "columns that are not known: 'teir'"),
+        ("name\na\n", "has no column tier"),
+        ("", "has no column name"),
+        ("name,tier\n", "has no row"),
+        ('name,tier\n"a,standard\n', "cannot be read as CSV"),
+    ],
+)
+def test_a_file_that_is_no_list_of_keys_is_refused(keys: Keys, tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "colleagues.csv"
+    file.write_text(text)
+    result = keys("create", "--from", str(file))
+    assert result.exit_code in {1, 2}
+    assert said in result.stderr
+    assert not (tmp_path / "hearth.db").exists()
+
+
+def test_a_file_and_options_do_not_mix(keys: Keys, tmp_path: Path) -> None:
+    assert "give no other option" in keys("create", "--from", str(tmp_path / "x.csv"), "--tier", "standard").stderr
+    assert "Give --name and --tier" in keys("create", "--tier", "standard").stderr
