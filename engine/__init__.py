@@ -17,7 +17,6 @@ from engine.errors import (
     UnknownModelError,
     UnsupportedCapabilityError,
 )
-from engine.media import ImageLimits
 from engine.types import (
     ANSWERS,
     AWAITS_TURN,
@@ -47,12 +46,17 @@ from engine.voices.types import AudioFormat, SpeechRequest, Voice
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from engine.media import ImageLimits
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import the engine when it is asked for: who reads models.yaml alone does not wait for its backends."""
+        """Import the engine when it is asked for: who reads models.yaml alone waits for no backend and no decoder."""
         if name == "Engine":
             from engine.engine import Engine
 
             return Engine
+        if name == "ImageLimits":
+            from engine.media import ImageLimits
+
+            return ImageLimits
         raise AttributeError(f"module 'engine' has no attribute {name!r}")

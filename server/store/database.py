@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import URL, Engine, Table, exc, make_url
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from server.store.errors import StoreError, StoreUnavailableError
@@ -22,6 +21,8 @@ from server.store.migrations import HEAD, upgrade
 from server.store.sqlite import SQLITE, SqliteFile
 
 if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
+
     from server.store.postgresql import PostgresqlServer  # its driver need not be installed
 
 POSTGRESQL = "postgresql+psycopg"
@@ -72,9 +73,15 @@ class Database:
     def kind(self) -> str:
         return self._engine.dialect.name
 
-    def upsert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
+    def upsert(self, table: Table) -> "sqlite.Insert | postgresql.Insert":
         """An INSERT that can go on as an UPDATE: both databases write ON CONFLICT alike."""
-        return postgresql.insert(table) if self.kind == "postgresql" else sqlite.insert(table)
+        if self.kind == "postgresql":
+            from sqlalchemy.dialects import postgresql
+
+            return postgresql.insert(table)
+        from sqlalchemy.dialects import sqlite
+
+        return sqlite.insert(table)
 
     async def close(self) -> None:
         """Close every connection; the last one folds SQLite's log back into the file."""
