@@ -292,6 +292,7 @@ def test_a_batch_has_its_bad_items_in_places_that_are_always_the_same_and_every_
 
 
 @pytest.mark.engine
+@pytest.mark.rounds
 def test_bench_chat_measures_a_real_server_with_both_load_generators(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
     for load in ("vllm", "light"):

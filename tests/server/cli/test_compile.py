@@ -85,6 +85,7 @@ def hearth_compile(
     )
 
 
+@pytest.mark.rounds
 async def test_a_compiled_model_answers_every_promised_prompt_word_for_word(client: openai.AsyncOpenAI) -> None:
     ways = [ask if position % 2 else ask_streamed for position in range(len(PROMPTS))]
     answers = await asyncio.gather(*(way(client, one) for way, one in zip(ways, PROMPTS.values(), strict=True)))
@@ -92,6 +93,7 @@ async def test_a_compiled_model_answers_every_promised_prompt_word_for_word(clie
     assert wrong == {}
 
 
+@pytest.mark.rounds
 async def test_what_vllm_would_compile_at_first_use_is_not_compiled(client: openai.AsyncOpenAI, folder: Path) -> None:
     code = set((folder / "cache").rglob("*.so"))
     answer = await client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=3)
@@ -101,6 +103,7 @@ async def test_what_vllm_would_compile_at_first_use_is_not_compiled(client: open
     assert set((folder / "cache").rglob("*.so")) == code
 
 
+@pytest.mark.rounds
 def test_a_server_starts_with_the_code_that_is_there(fast: Server) -> None:
     fast.wait_for_line("service-plus: starting the engine process, compiled")
     assert fast.admin_key is not None
