@@ -20,7 +20,7 @@ from engine.backends.vllm.engine import VllmChat
 from engine.config import ChatModelSpec, Config, ImageModelSpec, SpeechModelSpec
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
-from engine.media import ImageLimits, Pictures, image_path, image_places
+from engine.media import ImageLimits, Pictures, image_paths
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
@@ -282,8 +282,8 @@ def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> No
     if isinstance(request, ChatRequest):
         if request.tools and "function_calling" not in spec.capabilities:
             raise _unsupported("cannot call tools", "function_calling", "tools")
-        if "vision" not in spec.capabilities and (places := image_places(request)):
-            raise _unsupported("cannot see images", "vision", image_path(*places[0]))
+        if "vision" not in spec.capabilities and (paths := image_paths(request)):
+            raise _unsupported("cannot see images", "vision", paths[0])
     most, asked = spec.engine.max_output_tokens, request.max_tokens
     if most is not None and asked is not None and asked > most:
         raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")

@@ -11,7 +11,7 @@ import io
 import re
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -113,14 +113,14 @@ class Pictures:
         if not places:
             yield request
             return
+        paths = image_paths(request)
         if len(places) > most:
             raise RequestError(
                 f"This model takes at most {most} pictures per request, and these messages hold {len(places)}. Leave "
                 "some out, or ask about them one after the other.",
-                param=image_path(*places[most]),
+                param=paths[most],
             )
         urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index in places]
-        paths = [image_path(*place) for place in places]
         # Before its turn: a slow server must not keep other requests waiting.
         files = await asyncio.gather(*map(self._file, urls, paths))
         pixels = 0
@@ -201,9 +201,11 @@ def image_places(request: ChatRequest) -> list[tuple[int, int]]:
     ]
 
 
-def image_path(position: int, index: int) -> str:
-    """Return the name of a part in errors."""
-    return f"messages[{position}].content[{index}]"
+def image_paths(request: ChatRequest) -> Sequence[str]:
+    """Return the name of each picture's part in errors."""
+    return request.image_paths or [
+        f"messages[{position}].content[{index}]" for position, index in image_places(request)
+    ]
 
 
 def count_pixels(data: bytes, limits: ImageLimits) -> int:

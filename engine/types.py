@@ -68,10 +68,12 @@ class ChatRequest(GenerationRequest):
 
     `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention. Of a `whole`
     answer only the last step is wanted, with all of the text. With `continue_answer` the last message, an assistant's,
-    is the beginning of the answer, which holds only what follows it.
+    is the beginning of the answer, which holds only what follows it. `image_paths` are the names of its images' parts
+    in errors, in their order; none given: their places in `messages`.
     """
 
     messages: list[dict[str, Any]]
+    image_paths: tuple[str, ...] = ()
     top_k: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0

@@ -77,7 +77,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     custom_id = item.get("custom_id") if isinstance(item, dict) else None
     labels = {"index": index, "custom_id": custom_id if isinstance(custom_id, str) else None}
     try:
-        chat = to_chat_request(_checked(item), caller, urgency=Urgency.BATCH)
+        chat = to_chat_request(_checked(item), caller, urgency=Urgency.BATCH, place=f"requests[{index}].")
         result = await caller.engine.whole(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from engine import ChatRequest, EngineError, Urgency
 from server.api import schema as shared
 from server.api.caller import Caller
-from server.api.json_schema import object_schema
+from server.api.json_schema import sent_schema
+from server.api.left_out import OtherTool, callable_or_other
 from server.errors import ApiError, invalid_body, to_api_error
 from server.http.routing import parse_strict_json
 from server.validation import FieldError
@@ -69,7 +70,7 @@ class ImageUrl(shared.Strict):
 
 
 class ImagePart(shared.Strict):
-    """An image within a user's message, for models with the capability `vision`."""
+    """An image within a user's message or a tool's answer, for models with the capability `vision`."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -78,6 +79,7 @@ class ImagePart(shared.Strict):
 _Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 _Count = Field(min_length=1, max_length=1024)
 _TextContent = Annotated[str | Annotated[list[TextPart], _Count], shared.text_or_array(" of parts")]
+_SeenContent = Annotated[str | Annotated[list[_Part], _Count], shared.text_or_array(" of parts")]
 
 
 class SystemMessage(shared.Strict):
@@ -91,7 +93,7 @@ class UserMessage(shared.Strict):
     """What the user says, with images if the model sees."""
 
     role: Literal["user"]
-    content: Annotated[str | Annotated[list[_Part], _Count], shared.text_or_array(" of parts")]
+    content: _SeenContent
 
 
 class CalledFunction(shared.Strict):
@@ -119,10 +121,10 @@ class AssistantMessage(shared.Strict):
 
 
 class ToolMessage(shared.Strict):
-    """A tool's answer to the call `tool_call_id`."""
+    """A tool's answer to the call `tool_call_id`. Its images are shown to the model after the answers of all tools."""
 
     role: Literal["tool"]
-    content: _TextContent
+    content: _SeenContent
     tool_call_id: shared.ShortText
 
 
@@ -134,15 +136,21 @@ class FunctionDefinition(shared.Strict):
 
     name: shared.FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any], BeforeValidator(object_schema)] | None = None
     strict: bool | None = None
+    parameters: Annotated[dict[str, Any], BeforeValidator(sent_schema)] | None = None
 
 
 class ToolDefinition(shared.Strict):
-    """A tool. Only functions exist."""
+    """A tool that the model may call: a function."""
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+_Tool = Annotated[
+    Annotated[ToolDefinition, Tag("callable")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(callable_or_other("function")),
+]
 
 
 class NamedFunction(shared.Strict):
@@ -163,8 +171,8 @@ class JsonSchemaFormat(shared.Strict):
 
     name: shared.FunctionName
     description: str | None = None
-    json_schema: Annotated[dict[str, Any], BeforeValidator(object_schema), Field(alias="schema")]
     strict: bool | None = None
+    json_schema: Annotated[dict[str, Any], BeforeValidator(sent_schema), Field(alias="schema")]
 
 
 class TextFormat(shared.Strict):
@@ -188,6 +196,8 @@ class StreamOptions(shared.Strict):
 
 
 _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+# Most models know three, and refuse or misread others.
+_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 _AS_SENT = ("model", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
 
 
@@ -247,11 +257,12 @@ class ChatCompletionBody(SampledBody):
     logprobs: bool | None = None
     top_logprobs: shared.TopLogprobs | None = None
     """Needs `logprobs: true`."""
-    tools: Annotated[list[ToolDefinition], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    """Functions. Tools of other types are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: Annotated[TextFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    reasoning_effort: shared.Effort | None = None
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
     """`enable_thinking` only."""
 
@@ -259,17 +270,23 @@ class ChatCompletionBody(SampledBody):
     guided_regex: _GuidedField = None
     guided_choice: _GuidedField = None
     guided_grammar: _GuidedField = None
+    functions: Annotated[Any, BeforeValidator(shared.refused("is not supported: send `tools`"))] = None
+    function_call: Annotated[Any, BeforeValidator(shared.refused("is not supported: send `tool_choice`"))] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "needs `logprobs: true`")
-        names = {tool.function.name for tool in self.tools or ()}
+        names = {tool.function.name for tool in self.functions_offered}
         if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
             raise FieldError("tool_choice", "names a function that is not in `tools`")
         if self.tool_choice == "required" and not names:
             raise FieldError("tool_choice", "needs `tools`")
         return self
+
+    @property
+    def functions_offered(self) -> list[ToolDefinition]:
+        return [tool for tool in self.tools or () if isinstance(tool, ToolDefinition)]
 
 
 def to_chat_body(value: Any) -> ChatCompletionBody:
@@ -280,27 +297,64 @@ def to_chat_body(value: Any) -> ChatCompletionBody:
         raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
 
 
-def to_chat_request(body: ChatCompletionBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:
-    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
+def to_chat_request(
+    body: ChatCompletionBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE, place: str = ""
+) -> ChatRequest:
+    """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`.
+
+    `place` is what stands before the body's fields where it is part of a larger one, like `requests[3].`.
+    """
     caller.access.check(caller.key, body.model)
     most = caller.settings.max_messages
     if len(body.messages) > most:
         raise ApiError(400, "invalid_value", f"`messages` must have at most {most} items.", param="messages")
-    choice, form = body.tool_choice, body.response_format
+    for index, tool in enumerate(body.tools or ()):
+        if isinstance(tool, OtherTool):
+            caller.record.ignored(f"{place}tools[{index}]", tool.word)
+    choice, form, tools = body.tool_choice, body.response_format, body.functions_offered
+    messages, image_paths = _engine_messages(body.messages)
     return ChatRequest(
         **body.to_engine(caller),
-        messages=[_message(message) for message in body.messages],
+        messages=messages,
+        image_paths=image_paths,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
-        tools=[tool.model_dump(exclude_none=True) for tool in body.tools] if body.tools else None,
+        tools=[tool.model_dump(exclude_none=True) for tool in tools] or None,
         tool_choice=choice.model_dump() if isinstance(choice, NamedToolChoice) else choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
-        reasoning_effort=body.reasoning_effort,
+        reasoning_effort=_EFFORTS.get(body.reasoning_effort or "", body.reasoning_effort),
         chat_template_kwargs=body.chat_template_kwargs,
         urgency=urgency,
     )
+
+
+def _engine_messages(sent: Sequence[shared.Strict]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the messages, and the place in the body of each image in them.
+
+    Images of tools join the user's next message, or become one: few chat templates take them anywhere else.
+    """
+    messages: list[dict[str, Any]] = []
+    paths: list[str] = []
+    images: list[dict[str, Any]] = []  # of tools, not in a message yet
+    for position, message in enumerate(map(_message, sent)):
+        content = message["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        seen = [part for part in parts if part["type"] == "image_url"]
+        paths += [
+            f"messages[{position}].content[{index}]" for index, part in enumerate(parts) if part["type"] == "image_url"
+        ]
+        if message["role"] == "tool" and seen:
+            images += seen
+            message["content"] = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        elif message["role"] == "user" and images:
+            message["content"], images = [*images, *parts], []
+        elif message["role"] != "tool" and images:
+            messages.append({"role": "user", "content": images})
+            images = []
+        messages.append(message)
+    return [*messages, {"role": "user", "content": images}] if images else messages, tuple(paths)
 
 
 def _message(message: shared.Strict) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """How large a JSON schema from a client may be: a larger one would keep the grammar compiler busy for minutes.
 
-Its patterns count with their repeats written out, as the compiler does it. Whether a schema makes sense is left to
-vLLM. Pure functions over parsed JSON of at most 64 levels.
+Its patterns count with their repeats written out, as the compiler does it. Single keywords that go too far are left out
+unless the schema is strict. Whether a schema makes sense is left to vLLM. Pure functions over parsed JSON of at most 64
+levels.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -12,6 +14,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 import msgspec
+from pydantic import ValidationInfo
 
 _MAX_BYTES = 64 * 2**10
 _MAX_PROPERTIES = 256
@@ -21,6 +24,7 @@ _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "
 _MAX_COUNTED_PROPERTIES = 16
 _ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 _MAX_CHARACTERS = 256
+_MOST_SHOWN = 80
 _ENDLESS = 4  # what `+` and `*` count for, within another repeat or alone
 _BRACES = re.compile(r"(?<!\\)\{(?!\d{1,6}(,\d{0,6})?\})")
 
@@ -31,9 +35,15 @@ class SchemaTooComplexError(ValueError):
     code = "schema_too_complex"
 
 
-def object_schema(schema: Any) -> Any:
+def sent_schema(schema: Any, info: ValidationInfo) -> Any:
+    """Check the schema of a model whose field `strict` stands before it."""
+    return object_schema(schema, strict=bool(info.data.get("strict")))
+
+
+def object_schema(schema: Any, *, strict: bool = True) -> Any:
     """A schema's check: an object of limited size, that a value could end. `SchemaTooComplexError` else.
 
+    Bounds and patterns that are too large are refused if `strict`, and else left out of the schema that is returned.
     Measured with xgrammar on a CPU: 3000 properties or `minItems: 10000000` compile for more than 20 s and
     nothing stops them; a schema that is its own `$ref` kills the request in the engine.
     """
@@ -42,43 +52,78 @@ def object_schema(schema: Any) -> Any:
     if len(msgspec.json.encode(schema)) > _MAX_BYTES:
         raise SchemaTooComplexError(f"must be at most {_MAX_BYTES // 2**10} KiB long")
     properties = size = 0
+    left_out: set[tuple[int, str]] = set()
     substitutes: TopologicalSorter[int] = TopologicalSorter()
-    for node in _objects(schema):
+    for path, node in _objects(schema):
         listed = node.get("properties")
         properties += len(listed) if isinstance(listed, dict) else 0
-        size += _checked_size(node)
+        problems = _too_large(node)
+        if "pattern" not in problems and isinstance(node.get("pattern"), str):
+            more = _pattern_size(node["pattern"])
+            if size + more > _MAX_PATTERN_SIZE:
+                problems["pattern"] = (
+                    f"must have patterns that stand for at most {_MAX_PATTERN_SIZE} symbols in all, repeats written out"
+                )
+            else:
+                size += more
+        for keyword, sentence in problems.items():
+            if strict:
+                raise SchemaTooComplexError(f"{sentence}, and has {_shown(path, keyword, node[keyword])}")
+            left_out.add((id(node), keyword))
         substitutes.add(id(node), *map(id, _substitutes(node, schema)))
-    if size > _MAX_PATTERN_SIZE:
-        raise SchemaTooComplexError(
-            f"must have patterns that stand for at most {_MAX_PATTERN_SIZE} symbols in all, repeats written out"
-        )
     if properties > _MAX_PROPERTIES:
         raise SchemaTooComplexError(f"must have at most {_MAX_PROPERTIES} properties in all")
     try:
         substitutes.prepare()
     except CycleError:
         raise SchemaTooComplexError("must not refer to itself without a property or an item in between") from None
-    return schema
+    return _without(schema, left_out) if left_out else schema
 
 
-def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+def _objects(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     if isinstance(schema, dict):
-        yield schema
+        yield path, schema
     if isinstance(schema, (dict, list)):
-        for item in schema.values() if isinstance(schema, dict) else schema:
-            yield from _objects(item)
+        for name, item in schema.items() if isinstance(schema, dict) else enumerate(schema):
+            if isinstance(item, (dict, list)):
+                yield from _objects(item, (*path, str(name)))
 
 
-def _checked_size(node: dict[str, Any]) -> int:
-    """Check what one object of the schema counts; return how large its pattern becomes."""
-    counts = [node[key] for key in _REPEATS if isinstance(node.get(key), (int, float))]
-    if any(count > _MAX_REPEATS for count in counts):
-        raise SchemaTooComplexError(f"must not ask for more than {_MAX_REPEATS} repeats of anything")
-    counted = [node.get("minProperties"), node.get("maxProperties")] if "properties" in node else []
-    if any(isinstance(count, int) and count > _MAX_COUNTED_PROPERTIES for count in counted):
-        raise SchemaTooComplexError(f"must not count more than {_MAX_COUNTED_PROPERTIES} of its named properties")
-    pattern = node.get("pattern")
-    return _pattern_size(pattern) if isinstance(pattern, str) else 0
+def _without(schema: Any, left_out: set[tuple[int, str]]) -> Any:
+    if isinstance(schema, list):
+        return [_without(item, left_out) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: item for name, item in schema.items() if (id(schema), name) not in left_out}
+    return {name: _without(item, left_out) for name, item in kept.items()}
+
+
+def _shown(path: tuple[str, ...], keyword: str, value: Any) -> str:
+    """Name a keyword of the client's, escaped and cut: among many tools it could not be found otherwise."""
+    text = json.dumps(value)
+    shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    place = json.dumps(".".join((*path, keyword)))[1:-1][-_MOST_SHOWN:]
+    return f"`{place}` of {shown}: change it, or leave `strict` out"
+
+
+def _too_large(node: dict[str, Any]) -> dict[str, str]:
+    """Return the keywords of one object of the schema that go too far, each with the rule that it breaks."""
+    counts = {key: node[key] for key in _REPEATS if isinstance(node.get(key), (int, float))}
+    problems = {
+        key: f"must not ask for more than {_MAX_REPEATS} repeats of anything"
+        for key, count in counts.items()
+        if count > _MAX_REPEATS
+    }
+    if "properties" in node:
+        for key in ("minProperties", "maxProperties"):
+            if counts.get(key, 0) > _MAX_COUNTED_PROPERTIES:
+                problems[key] = f"must not count more than {_MAX_COUNTED_PROPERTIES} of its named properties"
+    if isinstance(node.get("pattern"), str):
+        try:
+            _pattern_size(node["pattern"])
+        except SchemaTooComplexError as error:
+            problems["pattern"] = str(error)
+    return problems
 
 
 def _substitutes(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:

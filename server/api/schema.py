@@ -50,6 +50,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 PositiveInt = Annotated[int, Field(ge=1, le=INT64_MAX)]
 RandomSeed = Annotated[int, Field(ge=0, le=INT64_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 EngineField = Annotated[

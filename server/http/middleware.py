@@ -34,6 +34,8 @@ _EXPOSED_HEADERS = (
     "x-request-id",
     "Retry-After",
     "x-should-retry",
+    "x-hearth-clamped",
+    "x-hearth-ignored",
     *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )
 

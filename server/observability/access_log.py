@@ -17,6 +17,7 @@ import msgspec
 from engine import ChatResult, ChatStep, Usage
 
 _log = logging.getLogger("hearth.server")
+_LONGEST_HEADER = 2048
 
 
 @dataclass(slots=True)
@@ -41,12 +42,21 @@ class RequestRecord:
     failed_items: int | None = None
     images: int | None = None
     audio_seconds: float | None = None
+    ignored_tools: list[str] | None = None
     queued_at: float | None = None  # when its first answer began to wait for its turn, by time.monotonic(); not logged
     dispatched_at: float | None = None  # and when its turn came; not logged
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    def ignored(self, place: str, word: str) -> None:
+        """Note a tool that was left out: its place in the body, and our word for its type or `other`."""
+        self.ignored_tools = [*(self.ignored_tools or ()), word]
+        named = place if word == "other" else f"{place}.type={word}"
+        before = self.headers.get("x-hearth-ignored")
+        if before is None or len(before) < _LONGEST_HEADER:
+            self.headers["x-hearth-ignored"] = named if before is None else f"{before}, {named}"
 
     def first_token(self) -> None:
         """Note the time of the first token, once."""

@@ -33,6 +33,7 @@ ANY_BODY: dict[str, Any] = {
     "input": "Hello",
     "voice": "emma",
     "max_tokens": 1,
+    "tokens": [1],
 }
 APP = create_app(load_settings(), load_config(Path(__file__).parents[2] / "models.yaml"))
 

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from engine import ChatDelta, ChatRequest, ChatResult, ChatStep, FinishReason, GenerationError, ToolCallDelta, Usage
 from server.api.caller import Answer, Caller, ChatCaller, event, json_response
 from server.api.chat_request import FieldNames, TextPart, to_chat_body, to_chat_request
+from server.api.left_out import OtherTool
 from server.api.messages import schema
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -25,7 +26,6 @@ from server.http.routing import StrictRoute
 router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=StrictRoute)
 # Claude Code's first line of `system` differs in every request: no prompt would ever be found in the cache.
 _BILLING_LINE = "x-anthropic-billing-header"
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 # As they begin.
@@ -70,7 +70,7 @@ def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest,
     if body.thinking is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
     if body.output_config is not None and body.output_config.effort is not None:
-        fields["reasoning_effort"] = _EFFORTS[body.output_config.effort]
+        fields["reasoning_effort"] = body.output_config.effort
     form = body.output_format or (body.output_config and body.output_config.format)
     if form:
         fields["response_format"] = {
@@ -89,8 +89,7 @@ def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest,
 def _tools(body: schema.CountTokensBody) -> dict[str, Any]:
     if not body.tools:
         return {}
-    functions = [{"name": it.name, "description": it.description, "parameters": it.input_schema} for it in body.tools]
-    fields: dict[str, Any] = {"tools": [{"type": "function", "function": function} for function in functions]}
+    fields: dict[str, Any] = {"tools": [_tool(tool) for tool in body.tools]}
     choice = body.tool_choice
     if isinstance(choice, schema.MessageToolChoice):
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
@@ -99,6 +98,13 @@ def _tools(body: schema.CountTokensBody) -> dict[str, Any]:
     if choice is not None and choice.disable_parallel_tool_use:
         fields["parallel_tool_calls"] = False
     return fields
+
+
+def _tool(tool: schema.CustomTool | OtherTool) -> dict[str, Any]:
+    if isinstance(tool, OtherTool):
+        return {"type": tool.word}
+    names = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": names}
 
 
 def _messages(body: schema.CountTokensBody, names: FieldNames) -> tuple[list[dict[str, Any]], bool]:

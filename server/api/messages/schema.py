@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.api import schema as shared
 from server.api.chat_request import TextPart
-from server.api.json_schema import object_schema
+from server.api.json_schema import sent_schema
+from server.api.left_out import OtherTool, callable_or_other
 from server.validation import FieldError
 
 _MAX_INPUT_BYTES = 2**20
@@ -22,16 +23,11 @@ _COUNTED = Field(max_length=1024)
 _STRING_OR_BLOCKS = shared.text_or_array(" of content blocks")
 
 _no_string = shared.refused("must be an array of strings", lambda value: isinstance(value, str))
-_custom_only = shared.refused(
-    "must be `custom` or left out: this server runs no tools itself (web search, bash, text editor, computer "
-    "use). Offer a tool with a `name` and an `input_schema`, and run it where your program runs",
-    lambda value: value is not None and value != "custom",
-)
 _limited_input = shared.refused(
     f"must be at most {_MAX_INPUT_BYTES // 2**20} MiB long",
     lambda value: len(msgspec.json.encode(value)) > _MAX_INPUT_BYTES,
 )
-_Schema = Annotated[dict[str, Any], BeforeValidator(object_schema)]
+_Schema = Annotated[dict[str, Any], BeforeValidator(sent_schema)]
 
 
 class Base64Source(shared.Strict):
@@ -119,10 +115,17 @@ _Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="ro
 class CustomTool(shared.Strict):
     """A tool that the model may call and the client runs."""
 
-    type: Annotated[str | None, BeforeValidator(_custom_only)] = None
+    type: Literal["custom"] | None = None
     name: shared.FunctionName
     description: str | None = None
+    strict: bool | None = None
     input_schema: _Schema
+
+
+_Tool = Annotated[
+    Annotated[CustomTool, Tag("callable")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(callable_or_other("custom")),
+]
 
 
 class FreeToolChoice(shared.Strict):
@@ -157,7 +160,7 @@ class MessageFormat(shared.Strict):
 class OutputConfig(shared.Strict):
     """How much effort, and which form."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: shared.Effort | None = None
     format: MessageFormat | None = None
 
 
@@ -168,7 +171,8 @@ class CountTokensBody(shared.Strict):
     """An id from `GET /v1/models`."""
     messages: Annotated[list[_Turn], Field(min_length=1, max_length=shared.MAX_MESSAGES)]
     system: Annotated[str | Annotated[list[TextPart], _COUNTED], _STRING_OR_BLOCKS] | None = None
-    tools: Annotated[list[CustomTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    """Those with an `input_schema`. Others are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Annotated[FreeToolChoice | MessageToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -176,7 +180,7 @@ class CountTokensBody(shared.Strict):
 
     @model_validator(mode="after")
     def _tools_agree(self) -> Self:
-        names = {tool.name for tool in self.tools or ()}
+        names = {tool.name for tool in self.tools or () if isinstance(tool, CustomTool)}
         choice = self.tool_choice
         if isinstance(choice, MessageToolChoice) and choice.name not in names:
             raise FieldError("tool_choice.name", "names a tool that is not in `tools`")

@@ -17,6 +17,7 @@ from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallD
 from server.api.caller import ChatCaller, event, json_response
 from server.api.chat_answer import logprob
 from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
+from server.api.left_out import OtherTool
 from server.api.responses import schema
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
@@ -63,6 +64,13 @@ async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Resp
     return json_response(answer.response)
 
 
+@router.api_route("/responses/{stored:path}", methods=["DELETE", "GET", "POST"], include_in_schema=False)
+async def no_stored_response(_: ChatCaller) -> None:
+    """Say why there is none."""
+    sentence = "Responses are not stored here. Send the whole conversation in `input` of POST /v1/responses every time."
+    raise ApiError(404, "not_found", sentence)
+
+
 async def _read(events: TokenEvents) -> None:
     """Run to the end: plain and streamed answers agree because they are made by the same events."""
     async for _ in events:
@@ -79,11 +87,7 @@ def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "tools": [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in body.tools or ()
-        ]
-        or None,
+        "tools": [_tool(tool) for tool in body.tools or ()],
         "tool_choice": (
             {"type": "function", "function": {"name": choice.name}} if isinstance(choice, schema.NamedTool) else choice
         ),
@@ -93,6 +97,12 @@ def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]
         "logprobs": bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ()),
         "top_logprobs": body.top_logprobs,
     }
+
+
+def _tool(tool: schema.FunctionTool | OtherTool) -> dict[str, Any]:
+    if isinstance(tool, OtherTool):
+        return {"type": tool.word}
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
 
 
 def _response_format(body: schema.ResponseBody) -> Any:
@@ -116,9 +126,13 @@ def _messages(body: schema.ResponseBody, names: FieldNames) -> list[dict[str, An
         elif isinstance(item, schema.FunctionCallItem):
             _add_call(messages, item, place, names)
         elif isinstance(item, schema.FunctionCallOutputItem):
-            content = _text(item.output, f"{place}.output")
+            where = f"{place}.output"
+            if isinstance(item.output, str) or not _has_image(item.output):
+                content: Any = _text(item.output, where)
+            else:
+                content = _parts(item.output, where, path, names)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
-            names |= {path: place, f"{path}.content": f"{place}.output", f"{path}.tool_call_id": f"{place}.call_id"}
+            names |= {path: place, f"{path}.content": where, f"{path}.tool_call_id": f"{place}.call_id"}
     if not messages:
         raise ApiError(400, "invalid_value", "`input` must hold at least one message.", param="input")
     return messages
@@ -141,10 +155,18 @@ def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames)
         role = "assistant" if item.role == "assistant" else "system"
         return {"role": role, "content": _text(item.content, where)}
     content = item.content
-    if isinstance(content, str) or (len(content) == 1 and not isinstance(content[0], schema.ResponseImage)):
+    if isinstance(content, str) or (len(content) == 1 and not _has_image(content)):
         return {"role": "user", "content": _text(content, where)}  # some templates read nothing else
     if not content:
         raise ApiError(400, "invalid_value", f"`{where}` must have at least 1 items.", param=where)
+    return {"role": "user", "content": _parts(content, where, path, names)}
+
+
+def _has_image(content: list[schema.Part]) -> bool:
+    return any(isinstance(part, schema.ResponseImage) for part in content)
+
+
+def _parts(content: list[schema.Part], where: str, path: str, names: FieldNames) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         if isinstance(part, schema.ResponseImage):
@@ -152,7 +174,7 @@ def _message(item: schema.MessageItem, place: str, path: str, names: FieldNames)
             parts.append({"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}})
         else:
             parts.append({"type": "text", "text": part.text})
-    return {"role": "user", "content": parts}
+    return parts
 
 
 def _add_call(messages: list[dict[str, Any]], call: schema.FunctionCallItem, place: str, names: FieldNames) -> None:
@@ -173,7 +195,9 @@ def _text(content: str | list[schema.Part], where: str) -> str:
     for index, part in enumerate(content):
         if isinstance(part, schema.ResponseImage):
             place = f"{where}[{index}]"
-            raise ApiError(400, "invalid_value", f"`{place}` must be text: only users show images.", param=place)
+            raise ApiError(
+                400, "invalid_value", f"`{place}` must be text: only users and tools show images.", param=place
+            )
         texts.append(part.text)
     return "".join(texts)
 
@@ -336,7 +360,7 @@ def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
         "tool_choice": tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, schema.FunctionTool)],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from server.api import schema as shared
 from server.api.chat_request import TextFormat
+from server.api.left_out import OtherTool, callable_or_other
 
 _not_stored = shared.refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
 _not_in_background = shared.refused(
     "cannot be true: nothing is stored here, so the answer could not be fetched later", lambda value: value is True
-)
-_function_only = shared.refused(
-    "must be `function`: this server runs no tools of its own, it only calls yours", lambda kind: kind != "function"
 )
 
 
@@ -105,11 +103,17 @@ _Items = Annotated[list[Item], Field(min_length=1, max_length=shared.MAX_MESSAGE
 class FunctionTool(shared.Strict):
     """A function that the model may call; `parameters` is a JSON schema of an object."""
 
-    type: Annotated[str, AfterValidator(_function_only)]
+    type: Literal["function"]
     name: str
     description: str | None = None
     parameters: Any = None
     strict: bool | None = None
+
+
+_Tool = Annotated[
+    Annotated[FunctionTool, Tag("callable")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(callable_or_other("function")),
+]
 
 
 class NamedTool(shared.Strict):
@@ -138,7 +142,7 @@ class TextOptions(shared.Strict):
 class ReasoningOptions(shared.Strict):
     """How much the model thinks, if it does. `summary` is accepted: reasoning comes as it is."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    effort: shared.Effort | None = None
 
 
 class ResponseBody(shared.ModelBody):
@@ -152,7 +156,8 @@ class ResponseBody(shared.ModelBody):
     """Upper bound on generated tokens, reasoning included. Default: as many as the model allows."""
     temperature: shared.Temperature | None = None
     top_p: shared.TopP | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=128)] | None = None
+    """Functions. Tools of other types are left out, and the header `x-hearth-ignored` names them."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

@@ -88,8 +88,6 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         CAPABILITY,
     ),
     ({"messages": result([image(PIXEL)])}, "messages[2].content[0].content[0].source", CAPABILITY),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", VALUE),
-    ({"tools": [TOOL, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type", VALUE),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema", FIELD),
     ({"tools": [TOOL | {"input_schema": None}]}, "tools[0].input_schema", VALUE),
     ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name", VALUE),
@@ -134,6 +132,33 @@ async def test_a_schema_that_is_too_large_is_refused(http: httpx2.AsyncClient):
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(300)}}
     response = await http.post(MESSAGES, json=BASE | {"tools": [TOOL | {"input_schema": schema}]})
     assert_error(response, 400, "schema_too_complex", "tools[0].input_schema")
+
+
+async def test_tools_of_the_service_are_left_out_and_named(http: httpx2.AsyncClient):
+    search, bash = {"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}
+    tools = [search, TOOL | {"type": "custom"}, bash, {"type": CANARY}]
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        alone = await http.post(path, json=BASE | {"tools": [TOOL]})
+        response = await http.post(path, json=BASE | {"tools": tools})
+        assert response.status_code == 200, response.text
+        assert response.headers["x-hearth-ignored"] == "tools[0].type=web_search, tools[2].type=bash, tools[3]"
+        counted = [each.json().get("usage") or each.json() for each in (alone, response)]
+        assert sum_of_inputs(counted[0]) == sum_of_inputs(counted[1])
+    forced = BASE | {"tools": [search], "tool_choice": {"type": "tool", "name": "web_search"}}
+    assert_error(await http.post(MESSAGES, json=forced), 400, VALUE, "tool_choice.name")
+
+
+def sum_of_inputs(usage: dict[str, int]) -> int:
+    return usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+
+
+async def test_a_bound_that_is_too_large_is_refused_only_if_it_is_strict(http: httpx2.AsyncClient):
+    schema = {"type": "object", "properties": {"script": {"type": "string", "maxLength": 524288}}}
+    tool = TOOL | {"input_schema": schema}
+    assert (await http.post(MESSAGES, json=BASE | {"tools": [tool]})).status_code == 200
+    strict = await http.post(MESSAGES, json=BASE | {"tools": [TOOL, tool | {"strict": True}]})
+    assert_error(strict, 400, "schema_too_complex", "tools[1].input_schema")
+    assert "`properties.script.maxLength` of 524288" in strict.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,10 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
         *each("input", [[SAID, {"type": "function_call"}]], "input[1].call_id", FIELD),
         *each("input", [[SAID, {**CALL, "type": "function_call_output"}]], "input[1].output", FIELD),
         *each(
-            "input", [[SAID, {"type": "function_call_output", "call_id": "a", "output": [IMAGE]}]], "input[1].output[0]"
+            "input",
+            [[SAID, {"type": "function_call_output", "call_id": "a", "output": [IMAGE]}]],
+            "input[1].output[0]",
+            "unsupported_capability",
         ),
         *each("input", [[message(f"{CANARY} " * 20000)], f"{CANARY} " * 20000], code=CONTEXT),
         *each("input", [[message("x")] * 3000, [message("x")] * 5000]),
@@ -77,9 +80,7 @@ JSON_SCHEMA = {"type": "json_schema", "name": "x"}
         *each("max_output_tokens", [32767], "input", CONTEXT),
         *each("temperature", [3, True, CANARY]),
         *each("top_p", [0, CANARY]),
-        *each(
-            "tools", [[{"type": CANARY}], [{"type": "web_search"}], [{"type": "custom", "name": "x"}]], "tools[0].type"
-        ),
+        *each("tools", [[{"type": 5}]], "tools[0].type"),
         *each("tools", [[CANARY]], "tools[0]"),
         *each("tools", [CANARY, [TOOLS[0]] * 200]),
         *each("tools", [[{"type": "function"}]], "tools[0].name", FIELD),
@@ -128,6 +129,9 @@ async def test_a_wrong_value_is_refused_under_its_own_name(
 @pytest.mark.parametrize(
     "fields",
     [
+        {"tools": [{"type": "web_search"}, {"type": "namespace", "name": CANARY, "tools": []}, {"type": CANARY}]},
+        {"tools": [{**TOOLS[0], "parameters": {"type": "array", "maxItems": 10**7}}]},
+        {"reasoning": {"effort": "xhigh"}},
         {name: None for name in ResponseBody.model_fields if name not in {"model", "input", "max_output_tokens"}},
         {"store": True, "user": CANARY, "truncation": "auto", "prompt_cache_key": CANARY, "service_tier": "auto"},
         {
@@ -153,4 +157,18 @@ async def test_what_is_merely_unusual_is_answered(http: httpx2.AsyncClient, fiel
     response = await http.post(PATH, json=BASE | fields)
     assert response.status_code == 200, response.text
     assert response.json()["store"] is False
+    ignored = "tools[0].type=web_search, tools[1].type=namespace, tools[2]"
+    assert response.headers.get("x-hearth-ignored") == (ignored if "namespace" in str(fields) else None)
+    assert CANARY not in str(response.json()["tools"])
     await assert_well(http)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "x"), ("DELETE", "x"), ("POST", "x/cancel"), ("GET", "x/input_items")]
+)
+async def test_a_stored_response_is_nowhere_and_the_answer_says_what_to_do(
+    http: httpx2.AsyncClient, method: str, path: str
+):
+    response = await http.request(method, f"{PATH}/{path}")
+    assert_error(response, 404, "not_found")
+    assert "Send the whole conversation in `input`" in response.json()["error"]["message"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error, assert_well
-from serving import CANARY
+from leaving_parts import line_of
+from serving import CANARY, Server
 
 from server.api.chat_request import ChatCompletionBody
+from server.api.schema import Effort
 
 if TYPE_CHECKING:
     import httpx2
@@ -175,9 +177,9 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
             code="unsupported_capability",
             param="messages[0].content[1]",
         ),
-        *each("tools", [[], CANARY]),
+        *each("tools", [CANARY, [TOOL] * 129]),
         *each("tools", [[CANARY]], param="tools[0]"),
-        *each("tools", [[TOOL, {"type": CANARY}]], param="tools[1].type"),
+        *each("tools", [[TOOL, {"type": 5}]], param="tools[1].type"),
         *each("tools", [[{"type": "function"}]], param="tools[0].function", code=FIELD),
         *each("tools", [tool(name=f"{CANARY} !")], param="tools[0].function.name"),
         *each("tools", [tool(parameters=CANARY)], param="tools[0].function.parameters"),
@@ -195,13 +197,14 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
             "response_format",
             [
                 schema({"$ref": "#"}),
-                schema({"minItems": 10**7, "type": "array"}),
                 schema({"properties": {str(i): {} for i in range(3000)}}),
             ],
             param="response_format.json_schema.schema",
             code="schema_too_complex",
         ),
         *each("reasoning_effort", [CANARY, 5]),
+        *each("functions", [[{"name": CANARY}], []]),
+        *each("function_call", [CANARY, {"name": CANARY}]),
         *each("mm_processor_kwargs", [{CANARY: 1}]),
         *each("media_io_kwargs", [{}]),
         *each("extra_args", [{CANARY: 1}]),
@@ -252,6 +255,10 @@ async def test_an_unknown_model_is_not_found(http: httpx2.AsyncClient):
         {"seed": -(2**63), "stop": [], "logit_bias": {}, "chat_template_kwargs": {"enable_thinking": True}},
         {"tools": tool(parameters=nested(60))},
         {"tools": tool(), "tool_choice": "none"},
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": tool(strict=False, parameters={"properties": {"a": {"type": "string", "maxLength": 524288}}})},
+        *({"reasoning_effort": effort} for effort in get_args(Effort)),
         {"messages": called_with('{"a": '), "tools": [TOOL]},
         {"messages": called_with("")},
         {"messages": [{"role": "system", "content": CANARY}, *user(CANARY)]},
@@ -264,6 +271,37 @@ async def test_what_is_merely_unusual_is_answered(http: httpx2.AsyncClient, fiel
     response = await http.post(CHAT, json=BASE | fields)
     assert response.status_code == 200, response.text
     assert response.json()["usage"]["completion_tokens"] == (fields.get("n") or 1)
+
+
+async def test_tools_that_nobody_here_can_call_are_left_out_and_named(http: httpx2.AsyncClient, server: Server):
+    kinds = ["web_search_20250305", "namespace", CANARY, "image_generation"]
+    others = [{"type": kind, "name": CANARY, "tools": [TOOL]} for kind in kinds]
+    alone = await http.post(CHAT, json=BASE | {"tools": [TOOL]})
+    name = "left-out"
+    response = await http.post(CHAT, json=BASE | {"tools": [TOOL, *others]}, headers={"X-Request-Id": name})
+    assert response.status_code == 200, response.text
+    ignored = "tools[1].type=web_search, tools[2].type=namespace, tools[3], tools[4].type=image_generation"
+    assert response.headers["x-hearth-ignored"] == ignored
+    assert response.json()["usage"]["prompt_tokens"] == alone.json()["usage"]["prompt_tokens"]
+    assert "x-hearth-ignored" not in alone.headers
+    line = await line_of(server, name)
+    assert line["ignored_tools"] == ["web_search", "namespace", "other", "image_generation"]
+    none = await http.post(CHAT, json=BASE | {"tools": others, "tool_choice": "auto", "stream": True})
+    assert none.status_code == 200
+    assert none.headers["x-hearth-ignored"].startswith("tools[0].type=web_search, ")
+    forced = await http.post(CHAT, json=BASE | {"tools": others, "tool_choice": "required"})
+    assert_error(forced, 400, VALUE, "tool_choice")
+    batch = await http.post(f"{CHAT}/batch", json={"requests": [BASE, BASE | {"tools": others[:1]}]})
+    assert batch.headers["x-hearth-ignored"] == "requests[1].tools[0].type=web_search"
+    crowd = await http.post(CHAT, json=BASE | {"tools": others * 32})
+    assert 2000 < len(crowd.headers["x-hearth-ignored"]) < 2200
+
+
+async def test_a_strict_tool_with_a_bound_that_is_too_large_is_refused_by_its_place(http: httpx2.AsyncClient):
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 524288}}}
+    response = await http.post(CHAT, json=BASE | {"tools": [TOOL, *tool(strict=True, parameters=parameters)]})
+    assert_error(response, 400, "schema_too_complex", "tools[1].function.parameters")
+    assert "`properties.a.maxLength` of 524288" in response.json()["error"]["message"]
 
 
 async def test_20_megabytes_of_text_are_too_long_for_the_model(http: httpx2.AsyncClient):

@@ -67,6 +67,36 @@ def test_an_ordinary_schema_passes(schema: dict[str, Any]):
     object_schema(schema)
 
 
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ({"type": "string", "maxLength": 524288, "minLength": 3}, {"type": "string", "minLength": 3}),
+        ({"items": [{"minItems": 10**7, "x": [1, "a"]}]}, {"items": [{"x": [1, "a"]}]}),
+        ({"properties": {"a": {}}, "maxProperties": 100}, {"properties": {"a": {}}}),
+        ({"properties": {"pattern": {"pattern": "(?i)a"}}}, {"properties": {"pattern": {}}}),
+        (
+            {"items": [{"pattern": "a{1,900}"}] * 2 + [{"pattern": "b{900}"}]},
+            {"items": [{"pattern": "a{1,900}"}] * 2 + [{}]},
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_without_strict_what_goes_too_far_is_left_out(sent: dict[str, Any], kept: dict[str, Any]):
+    before = str(sent)
+    assert object_schema(sent, strict=False) == kept
+    assert str(sent) == before
+
+
+def test_a_strict_schema_is_told_which_keyword_it_is_escaped_and_cut():
+    schema = {"properties": {"a": {"items": [{"pattern": "\u2028(?=" + "x" * 200}]}}}
+    with pytest.raises(SchemaTooComplexError) as caught:
+        object_schema(schema)
+    assert '`properties.a.items.0.pattern` of "\\u2028(?=xxx' in str(caught.value)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(SchemaTooComplexError, match="64 KiB"):
+        object_schema({"enum": ["x" * 20] * 5000}, strict=False)
+
+
 def test_the_worst_schema_that_fits_is_checked_in_no_time():
     many = 2500
     schema = {"$defs": {"a": {}}, "anyOf": [{"$ref": "#/$defs/a"}] * many}

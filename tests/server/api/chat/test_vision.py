@@ -231,6 +231,33 @@ async def test_responses_and_messages_see_as_well(http: httpx2.AsyncClient) -> N
     assert_error(await http.post("/v1/messages", json=message), 400, "invalid_value", "messages[0].content[0].source")
 
 
+def shown_by_a_tool(*pictures: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+    calls = [{"id": name, "type": "function", "function": {"name": "look", "arguments": "{}"}} for name in "ab"]
+    return [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "here"}, *parts]},
+        {"role": "tool", "tool_call_id": "b", "content": "nothing"},
+    ]
+
+
+async def test_what_a_tool_shows_is_seen(http: httpx2.AsyncClient) -> None:
+    body: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 20}
+    url = uri(file_of(square("red")))
+    said_next = {"role": "user", "content": QUESTION}
+    answer = await http.post(CHAT, json=body | {"messages": [*shown_by_a_tool(url), said_next]})
+    assert answer.json()["choices"][0]["message"]["content"] == "A red square."
+    assert (await http.post(CHAT, json=body | {"messages": shown_by_a_tool(url)})).status_code == 200
+    bad = await http.post(CHAT, json=body | {"messages": shown_by_a_tool(url, "data:image/png;base64,AAAA")})
+    assert_error(bad, 400, "invalid_value", "messages[2].content[2]")
+    shown = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": url}]}
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    items = [{"role": "user", "content": "Look."}, call, shown, said_next]
+    response = (await http.post("/v1/responses", json={"model": MODEL, "temperature": 0, "input": items})).json()
+    assert response["output"][0]["content"][0]["text"] == "A red square."
+
+
 async def test_nothing_of_a_picture_reaches_the_log(http: httpx2.AsyncClient, server: Server) -> None:
     url = uri(file_of(square("red")))
     await said(http, asking(url))
