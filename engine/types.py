@@ -201,6 +201,10 @@ class ModelInfo:
     max_output_tokens: int | None = None
     sizes: tuple[str, ...] | None = None
 
+    @property
+    def max_model_len(self) -> int | None:
+        return self.context_length
+
 
 @dataclass(frozen=True, slots=True)
 class ModelHealth:

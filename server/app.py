@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import audio, chat, completions, models
+from server.api import audio, chat, completions, models, reference
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
 from server.api.admin import usage
@@ -45,9 +45,7 @@ class HearthApp(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         settings: Settings = self.state.settings
         routed = super().build_middleware_stack()
-        app: ASGIApp = Gate(routed, settings.max_running_requests)
-        origins = settings.cors_origins
-        return RequestContext(Cors(app, origins) if origins else app)
+        return RequestContext(Cors(Gate(routed, settings.max_running_requests), settings.cors_origins))
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -78,6 +76,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     for module in _ROUTES:
         app.include_router(module.router)
     app.include_router(admin.probes)
+    app.include_router(reference.router)
     return app
 
 

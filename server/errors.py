@@ -4,6 +4,7 @@ Routes raise; nothing here shows the text of an exception that is not ours, a ke
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 import engine
 from server.store.errors import KeyFieldError, KeyNotFoundError, StoreError, StoreUnavailableError
 from server.validation import FieldError, field_path, most_specific, sentence
 
 _log = logging.getLogger("hearth.server")
+_SLASHES = re.compile("//+")
 _TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -144,10 +146,7 @@ async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     api_error = ApiError(error.status_code, None, "This request cannot be answered.", headers=dict(error.headers or {}))
     if error.status_code == 404:
-        advice = "The paths under /v1 are listed in the API page of the documentation."
-        if not request.url.path.startswith("/v1/"):  # the most frequent mistake
-            advice = "The base address ends in /v1, like http://<this server>/v1."
-        api_error = ApiError(404, "not_found", f"There is nothing at this address. {advice}")
+        api_error = ApiError(404, "not_found", f"Unknown path. {_advice(request)}")
     if error.status_code == 405:
         # Starlette knows the methods of the first route only that has this address.
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
@@ -155,6 +154,31 @@ async def _http(request: Request, error: Exception) -> Response:
         headers = api_error.headers | {"Allow": allowed}
         api_error = ApiError(405, "method_not_allowed", f"This address takes {allowed} only.", headers=headers)
     return await _answer(request, api_error)
+
+
+def _advice(request: Request) -> str:
+    """Say what to change in an address that leads nowhere; the frequent mistakes have a sentence of their own."""
+    path = request.url.path
+
+    def is_route(path: str) -> bool:
+        scope = {**request.scope, "path": path}
+        return any(route.matches(scope)[0] != Match.NONE for route in request.app.routes)
+
+    if path.startswith("/v1/v1/"):
+        return "It begins with /v1 twice: remove one /v1 from the base address of your client."
+    if is_route(_SLASHES.sub("/", path)):
+        return "It has two slashes in a row: remove one."
+    if is_route(path.rstrip("/")):
+        return "Remove the slash at the end."
+    if is_route(f"/v1{path}"):
+        return "The base address ends in /v1, like http://<this server>/v1."
+    return f"There is {_endpoints(request.app.routes)}. GET /docs shows their fields."
+
+
+def _endpoints(routes: Sequence[BaseRoute]) -> str:
+    """List what most keys may use."""
+    paths = dict.fromkeys(getattr(route, "path", "") for route in routes)
+    return ", ".join(path for path in paths if path.startswith("/v1/") and "{" not in path and "/admin/" not in path)
 
 
 async def _answer(request: Request, error: Exception) -> Response:

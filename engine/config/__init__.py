@@ -52,6 +52,10 @@ class Config:
     models: Mapping[str, ModelSpec]
     tiers: Mapping[str, TierSpec]
 
+    def model(self, name: str) -> ModelSpec | None:
+        """Return the model that has this id or alias."""
+        return self.models.get(name) or next((spec for spec in self.models.values() if name in spec.aliases), None)
+
 
 def load_config(path: Path) -> Config:
     """Read models.yaml. Raises `ConfigError`, which names every problem, not the first alone."""
@@ -71,6 +75,7 @@ def load_config(path: Path) -> Config:
             tier = check_spec(TierSpec, entry, ("tiers", name), document)
             if tier:
                 tiers[tier.id] = tier
+        _check_aliases(models, document)
         _check_tiers(entries["models"], document)
     if document.problems:
         raise ConfigError(path, document.problems)
@@ -101,6 +106,17 @@ def _check_model(entry: dict[str, object], location: Location, document: Documen
         return None
     spec = SPEC_BY_TASK[task if isinstance(task, str) else "chat"]
     return check_spec(spec, entry, location, document)
+
+
+def _check_aliases(models: Mapping[str, ModelSpec], document: Document) -> None:
+    """Check that a name means one model."""
+    owners = {name: name for name in models}
+    for spec in models.values():
+        for alias in spec.aliases:
+            owner = owners.setdefault(alias, spec.id)
+            if owner != spec.id or alias in models:
+                what = "is the name of another model" if alias in models else f"is an alias of `{owner}` already"
+                document.add_problem(("models", spec.id, "aliases"), f"`{shown(alias)}` {what}")
 
 
 def _check_tiers(models: Mapping[str, dict[str, object]], document: Document) -> None:

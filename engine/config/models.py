@@ -135,6 +135,8 @@ class CommonModelSpec(Spec):
     """Which keys may use the model: those whose tier lists this one (see `tiers` below)."""
     owned_by: Annotated[str, Field(min_length=1, max_length=64)] = "hearth"
     """Shown in the list of models as its owner."""
+    aliases: Annotated[tuple[Id, ...], Field(strict=False, max_length=64)] = ()
+    """Other names that requests may use for the model, like gpt-4o-mini, for programs with a fixed name."""
     description: Annotated[str, Field(max_length=1000)] = ""
     """One or two sentences for the people who choose a model."""
     weights: Folder
@@ -379,7 +381,7 @@ class SpeechModelSpec(CommonModelSpec):
     """What the model does."""
     capabilities: Names[Literal["speech"]]
     """What clients may ask of it."""
-    aliases: Annotated[dict[VoiceId, VoiceId], Field(max_length=256)] = Field(default_factory=dict)
+    voice_aliases: Annotated[dict[VoiceId, VoiceId], Field(max_length=256)] = Field(default_factory=dict)
     """Other names of voices, like OpenAI's six."""
     engine: SpeechEngineSpec = SpeechEngineSpec()
     """How it is run, and its queue. Every value has a default."""

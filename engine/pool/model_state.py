@@ -238,5 +238,5 @@ class ModelState:
 
 def needs_another_engine(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether a model has to be loaded again for its entry to take effect."""
-    in_place = {"tier", "owned_by", "description"}
+    in_place = {"aliases", "tier", "owned_by", "description"}
     return old.model_dump(exclude=in_place) != new.model_dump(exclude=in_place)

@@ -62,7 +62,7 @@ class Voices:
 
     def __init__(self, config: Config, weights_dir: Path, before: Self | None = None) -> None:
         specs = [spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
-        self._aliases = {spec.id: spec.aliases for spec in specs}
+        self._aliases = {spec.id: spec.voice_aliases for spec in specs}
         self._catalogues: dict[str, Catalogue] = {}
         for spec in specs:
             demo = None if spec.demo is None else demo_weights_dir(spec.demo)

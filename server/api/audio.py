@@ -65,10 +65,9 @@ class SpeechBody(ModelBody):
 @router.post("/speech", response_class=Response)
 async def speak(body: SpeechBody, caller: Annotated[Caller, Depends(CallerWith("audio"))]) -> Response:
     """Speak a text. The answer begins with its first words, while the rest is still being spoken."""
-    caller.access.check(caller.key, body.model)
     asked = SpeechRequest(
         request_id=secrets.token_hex(12),
-        model=body.model,
+        model=caller.access.model_id(caller.key, body.model),
         voice=body.voice if isinstance(body.voice, str) else body.voice.id,
         text=body.input,
         speed=1.0 if body.speed is None else body.speed,

@@ -230,9 +230,13 @@ class SampledBody(shared.ModelBody):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def to_engine(self, caller: Caller) -> dict[str, Any]:
-        """Say it in the engine's words. The request id is ours: a client's never reaches the engine."""
+        """Say it in the engine's words. The request id is ours: a client's never reaches the engine.
+
+        Raises `ApiError` 404 where the key may not ask for the model.
+        """
         return {name: getattr(self, name) for name in _AS_SENT} | {
             "request_id": secrets.token_hex(12),
+            "model": caller.access.model_id(caller.key, self.model),
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "n": self.n or 1,
             "cache_salt": caller.key.public_id,  # a user's cached prompts must not be told by their speed to another
@@ -304,7 +308,7 @@ def to_chat_request(
 
     `place` is what stands before the body's fields where it is part of a larger one, like `requests[3].`.
     """
-    caller.access.check(caller.key, body.model)
+    fields = body.to_engine(caller)
     most = caller.settings.max_messages
     if len(body.messages) > most:
         raise ApiError(400, "invalid_value", f"`messages` must have at most {most} items.", param="messages")
@@ -314,7 +318,7 @@ def to_chat_request(
     choice, form, tools = body.tool_choice, body.response_format, body.functions_offered
     messages, image_paths = _engine_messages(body.messages)
     return ChatRequest(
-        **body.to_engine(caller),
+        **fields,
         messages=messages,
         image_paths=image_paths,
         max_tokens=body.max_completion_tokens or body.max_tokens,

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from server.api.audio import MEDIA_TYPES
 from server.api.schema import Shown
-from server.http.middleware import OPEN_PATHS, needs_key
+from server.http.middleware import HEALTH_PATHS, needs_key
 
 _SUMMARY = (
     "Chat, images and speech on models of your own. Paths start at the server's address; the base address of client "
@@ -75,7 +75,7 @@ def describe(found: dict[str, Any]) -> dict[str, Any]:
 def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # never sent: what FastAPI would refuse so is a 400 here
-    if path in OPEN_PATHS:
+    if path in HEALTH_PATHS:
         operation["security"] = []
         if path.endswith("/ready"):
             responses["503"] = {**responses["200"], "description": "A model is not ready, or the server is ending."}

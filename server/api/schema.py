@@ -108,6 +108,8 @@ class Model(Shown):
     capabilities: list[str]
     status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
     context_length: int | None
+    max_model_len: int | None
+    """The same as `context_length`, by vLLM's name."""
     max_output_tokens: int | None
     sizes: list[str] | None
     description: str

@@ -57,18 +57,22 @@ class Access:
         models = self._engine.models() if key is None else self.models(key)
         return [model for model in models if "speech" in model.capabilities]
 
-    def model(self, key: ApiKey, model: str) -> ModelInfo:
-        """Return one model. An unknown one and one that the key may not use get the same answer."""
-        self.check(key, model)
+    def model(self, key: ApiKey, name: str) -> ModelInfo:
+        """Return one model by id or alias. Raises like `model_id`."""
+        model = self.model_id(key, name)
         return next(info for info in self._engine.models() if info.id == model)
 
-    def check(self, key: ApiKey, model: str) -> None:
-        """Raise like `model`, for a caller that needs no more than to know that the key may use it."""
-        spec = self._engine.config.models.get(model)
-        if spec is None or not self._allows(key, model, spec.tier):
+    def model_id(self, key: ApiKey, name: str) -> str:
+        """Return the id of the model of this name, an id or an alias.
+
+        Raises `ApiError` 404, the same one for an unknown model and for one that the key may not use.
+        """
+        spec = self._engine.config.model(name)
+        if spec is None or not self._allows(key, spec.id, spec.tier):
             sentence = "There is no such model, or your key may not use it."
             advice = "GET /v1/models lists the ones that you may use."
             raise ApiError(404, "model_not_found", f"{sentence} {advice}", param="model")
+        return spec.id
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
         own = self._engine.config.tiers.get(key.tier)

@@ -121,7 +121,7 @@ def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, 
     """Return the voice of this id, or other name, and the entry of models.yaml that offers it; or end."""
     specs = [spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)]
     both = ((spec, voice) for spec in specs for voice in offered.of(spec.id).voices)
-    found = next(((spec, voice) for spec, voice in both if voice.id == spec.aliases.get(name, name)), None)
+    found = next(((spec, voice) for spec, voice in both if voice.id == spec.voice_aliases.get(name, name)), None)
     if found is None:
         problems = [error.message for spec in specs if (error := offered.of(spec.id).problem) is not None]
         near = dict.fromkeys(one for spec in specs for one in offered.near(spec.id, name))

@@ -20,10 +20,12 @@ from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
 from server.observability.access_log import RequestRecord
 from server.store.errors import StoreUnavailableError
-from server.store.keys import ApiKey
+from server.store.keys import KEY_PREFIX, ApiKey
 
-# The whole list of what answers without a key: health, and image files, which ask for a signed link instead.
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+# The whole list of what answers without a key: health, by the paths that other servers have too; what describes the
+# API; and image files, which ask for a signed link instead.
+HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+OPEN_PATHS = HEALTH_PATHS | {"/", "/docs", "/openapi.json"}
 # A setting may add these: Open WebUI asks for them without a key.
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
@@ -96,7 +98,7 @@ def _request_id(scope: Scope) -> str:
 
 
 class Cors(CORSMiddleware):
-    """Answers a browser's preflight before any key is asked for. Off unless a setting names origins.
+    """Answers a browser's preflight before any key is asked for: with a refusal unless a setting names its origin.
 
     Keys come in headers and never in cookies, so credentials in the browser's sense are not allowed: a page has
     no more rights than the key that its user gave it.
@@ -112,6 +114,13 @@ class Cors(CORSMiddleware):
             expose_headers=_EXPOSED_HEADERS,
             max_age=600,
         )
+        self._app = app
+        self._named = bool(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Without a named origin, answer preflights and leave the rest as it is."""
+        preflight = scope["type"] == "http" and header_of(scope, b"access-control-request-method") is not None
+        await (super().__call__ if self._named or preflight else self._app)(scope, receive, send)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """Return the answer to a preflight: in our error shape where it is no."""
@@ -190,10 +199,15 @@ async def _key_of(scope: Scope) -> ApiKey | None:
 
 
 def _key_text(scope: Scope) -> str:
-    """Return the key as it was sent, empty if none was. A bearer wins over `x-api-key`."""
-    scheme, _, text = (header_of(scope, b"authorization") or "").partition(" ")
-    bearer = text.strip() if scheme.lower() == "bearer" else ""
-    return bearer or (header_of(scope, b"x-api-key") or "").strip()
+    """Return the key as it was sent, empty if none was. `Authorization` wins, with or without the word Bearer."""
+    authorization = (header_of(scope, b"authorization") or "").strip()
+    scheme, _, text = authorization.partition(" ")
+    if scheme.lower() == "bearer" and text.strip():
+        return text.strip()
+    if authorization.startswith(KEY_PREFIX):
+        return authorization
+    headers = (header_of(scope, name) or "" for name in (b"x-api-key", b"api-key"))
+    return next((key for text in headers if (key := text.strip())), "")
 
 
 def _unauthorized(message: str) -> ApiError:

@@ -32,6 +32,7 @@ LARGEST_LIMIT = 2**31 - 1
 LONGEST_OVERLAP = timedelta(days=366)
 
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+KEY_PREFIX = "hk_"
 _KEY = re.compile(r"(hk_([0-9A-Za-z]{12})_[0-9A-Za-z]{43})([0-9A-Za-z]{6})")
 _PUBLIC_ID = re.compile(r"[0-9A-Za-z]{12}")
 _NAMED = re.compile(r"(?:hk_)?([0-9A-Za-z]{12})(?:_.*)?", re.DOTALL)

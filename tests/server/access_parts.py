@@ -17,7 +17,7 @@ from server.http.middleware import OPEN_PATHS
 from server.settings import load_settings
 
 # What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
-FOR_ALL_KEYS = {("GET", "/openapi.json"), ("HEAD", "/openapi.json"), ("GET", "/v1/usage")}
+FOR_ALL_KEYS = {("GET", "/version"), ("HEAD", "/version"), ("GET", "/v1/usage")}
 # Asks for a signed link instead of a key: tests/server/api/images/test_images.py.
 IMAGE_FILE = f"/v1/images/files/{MODEL}"
 OPEN = {

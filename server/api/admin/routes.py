@@ -100,6 +100,10 @@ async def live() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@probes.head("/ping", include_in_schema=False)
+@probes.get("/ping", include_in_schema=False)
+@probes.head("/health", include_in_schema=False)
+@probes.get("/health", include_in_schema=False)
 @probes.head("/health/ready", include_in_schema=False)
 @probes.get("/health/ready")
 async def ready(request: Request) -> JSONResponse:

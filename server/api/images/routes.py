@@ -49,10 +49,10 @@ class ImageGenerationBody(ModelBody):
     """What the image shows."""
     n: Annotated[int, Field(ge=1, le=4)] | None = None
     """How many images. Default 1."""
-    size: Literal["256x256", "512x512", "1024x1024"] | None = None
-    """Default 1024x1024."""
-    quality: Literal["standard", "hd"] | None = None
-    """hd takes more steps. Default standard."""
+    size: Literal["auto", "256x256", "512x512", "1024x1024"] | None = None
+    """Default, and auto: 1024x1024."""
+    quality: Literal["auto", "standard", "hd", "low", "medium", "high"] | None = None
+    """hd takes more steps, and high means the same. Default standard, as auto, low and medium do."""
     response_format: Literal["url", "b64_json"] | None = None
     """Left out: each image has both."""
     seed: RandomSeed | None = None
@@ -81,14 +81,13 @@ class ImageGenerationBody(ModelBody):
 
 def _to_image_request(body: ImageGenerationBody, caller: Caller) -> ImageRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`."""
-    caller.access.check(caller.key, body.model)
     return ImageRequest(
         request_id=secrets.token_hex(12),
-        model=body.model,
+        model=caller.access.model_id(caller.key, body.model),
         prompt=body.prompt,
         n=body.n or 1,
-        size=int((body.size or "1024x1024").partition("x")[0]),
-        quality=body.quality or "standard",
+        size=1024 if body.size in {None, "auto"} else int(body.size.partition("x")[0]),
+        quality="hd" if body.quality in {"hd", "high"} else "standard",
         seed=body.seed,
         negative_prompt=body.negative_prompt or None,
         output_format=body.output_format or "png",

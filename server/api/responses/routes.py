@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from engine import ChatDelta, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
+from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
 from server.api.caller import ChatCaller, event, json_response
 from server.api.chat_answer import logprob
 from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
@@ -52,7 +52,7 @@ async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Resp
     with names.as_sent():
         chat = to_chat_request(to_chat_body(fields), caller)
     caller.record.model, caller.record.stream = chat.model, bool(body.stream)
-    answer = ResponseAnswer(body, request_id=chat.request_id, created=int(time.time()))
+    answer = ResponseAnswer(body, chat, created=int(time.time()))
     events = TokenEvents(
         lambda: caller.engine.tokens(chat), answer, caller.record, head=answer.start(), naming=names.as_sent()
     )
@@ -224,8 +224,10 @@ class _Item:
 class ResponseAnswer:
     """Turns engine steps into events, and keeps the items so far. `response` is set once `end` was called."""
 
-    def __init__(self, body: schema.ResponseBody, *, request_id: str, created: int) -> None:
-        self._as_asked = {"id": f"resp_{request_id}", "object": "response", "created_at": created, **_as_asked(body)}
+    def __init__(self, body: schema.ResponseBody, asked: ChatRequest, *, created: int) -> None:
+        request_id = asked.request_id
+        named = {"id": f"resp_{request_id}", "object": "response", "created_at": created, "model": asked.model}
+        self._as_asked = named | _as_asked(body)
         self._request_id = request_id
         self._sequence_number = 0
         self._items: list[_Item] = []
@@ -351,7 +353,6 @@ def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
-        "model": body.model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},

@@ -123,10 +123,23 @@ def test_a_tier_that_no_key_may_use_is_refused(tmp_path):
 
 
 def test_wrong_names_of_voices_are_named(tmp_path):
-    text = GOOD.replace("task: chat", "task: speech\n    aliases: {nova: '', alloy: 7}").replace("[chat]", "[speech]")
+    text = GOOD.replace("task: chat", "task: speech\n    voice_aliases: {nova: '', alloy: 7}")
+    text = text.replace("[chat]", "[speech]")
     found = problems(tmp_path, text.replace("engine:\n      dtype: auto", "engine: {}"))
-    assert [problem.key for problem in found] == ["models.a.aliases.nova", "models.a.aliases.alloy"]
+    assert [problem.key for problem in found] == ["models.a.voice_aliases.nova", "models.a.voice_aliases.alloy"]
     assert all("must be text of 1 to 64 characters" in problem.message for problem in found)
+
+
+def test_a_name_that_means_two_models_is_refused(tmp_path):
+    entries = GOOD.split("tiers:", maxsplit=1)[0].split("models:\n")[1]
+    text = GOOD.replace(entries, entries.replace("task: chat", "task: chat\n    aliases: [x, gpt, b]"))
+    second = entries.replace("  a:", "  b:").replace("weights: a", "weights: b\n    aliases: [gpt, b]")
+    found = problems(tmp_path, text.replace("tiers:", f"{second}tiers:"))
+    assert [(problem.line, problem.message) for problem in found] == [
+        (4, "`b` is the name of another model"),
+        (15, "`gpt` is an alias of `a` already"),
+        (15, "`b` is the name of another model"),
+    ]
 
 
 def test_every_problem_is_listed_in_one_message(tmp_path):

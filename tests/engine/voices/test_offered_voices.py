@@ -14,7 +14,7 @@ MODEL = "service-voice"
 YAML = """\
 models:
   service-voice:
-    {task: speech, tier: standard, capabilities: [speech], weights: voices, demo: DEMO, aliases: {alloy: emma, gone: anna}}
+    {task: speech, tier: standard, capabilities: [speech], weights: voices, demo: DEMO, voice_aliases: {alloy: emma, gone: anna}}
 tiers:
   standard: {models: [standard]}
 """

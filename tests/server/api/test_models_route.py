@@ -22,6 +22,7 @@ FIELDS = [
     "capabilities",
     "status",
     "context_length",
+    "max_model_len",
     "max_output_tokens",
     "sizes",
     "description",
@@ -48,7 +49,7 @@ async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.A
         assert model["sizes"] is None
         sees = ["vision"] if model["id"] == "service-pro" else []
         assert model["capabilities"] == ["chat", "streaming", "function_calling", *sees]
-        assert model["context_length"] == model["max_output_tokens"] == 32768
+        assert model["context_length"] == model["max_output_tokens"] == model["max_model_len"] == 32768
         assert 0 <= time.time() - model["created"] < 3600
         assert model["demo"] is True
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from responses_parts import events_of, put_together, said_in
 
-from engine import ChatDelta, ChatStep, GenerationError, ToolCallDelta, Usage
+from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, ToolCallDelta, Usage
 from server.api.responses.routes import ResponseAnswer
 from server.api.responses.schema import ResponseBody
 from server.errors import ApiError
@@ -13,7 +13,7 @@ from server.errors import ApiError
 
 def encoder(**fields: Any) -> ResponseAnswer:
     body = ResponseBody.model_validate({"model": "m", "input": "x", **fields})
-    return ResponseAnswer(body, request_id="1", created=1)
+    return ResponseAnswer(body, ChatRequest(request_id="1", model="m", messages=[]), created=1)
 
 
 def test_reasoning_text_and_calls_are_items_of_their_own_one_after_the_other():

@@ -73,9 +73,9 @@ def assert_unauthorized(response: httpx2.Response) -> None:
         assert_error(response, 401, "invalid_api_key")
 
 
-def test_the_app_has_the_routes_of_the_contract_and_three_of_them_are_open():
+def test_the_app_has_the_routes_of_the_contract_and_few_of_them_are_open():
     assert {("POST", CHAT), ("GET", "/v1/models"), ("GET", f"/v1/models/{MODEL}")} <= set(ROUTES)
-    assert {"/health/live", "/health/ready"} == OPEN_PATHS
+    assert {"/", "/docs", "/health", "/health/live", "/health/ready", "/openapi.json", "/ping"} == OPEN_PATHS
     assert {path for method, path in ROUTES if not needs_key(method, path)} == OPEN_PATHS | {IMAGE_FILE}
     assert {route for route in ROUTES if not needs_key(*route)} <= OPEN
 
@@ -144,13 +144,13 @@ def test_nothing_answers_without_a_valid_key(anonymous: httpx2.Client, method: s
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 @pytest.mark.parametrize("header", GARBAGE[:4])
-def test_health_answers_anybody(anonymous: httpx2.Client, path: str, header: str | None):
+def test_what_is_open_answers_anybody(anonymous: httpx2.Client, path: str, header: str | None):
     headers = {} if header is None else {"Authorization": header}
     assert anonymous.get(path, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "path", ["/health/live/", "/health/../v1/models", "/HEALTH/LIVE", "/health/live%2f..", "/health"]
+    "path", ["/health/live/", "/health/../v1/models", "/HEALTH/LIVE", "/health/live%2f..", "/healthz", "/docs/"]
 )
 def test_what_only_looks_like_health_needs_a_key(anonymous: httpx2.Client, path: str):
     assert_unauthorized(anonymous.get(path))

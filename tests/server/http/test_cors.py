@@ -31,7 +31,10 @@ def browser() -> Callable[[str], httpx2.AsyncClient]:
 
 async def test_no_page_may_call_by_default(browser: Callable[[str], httpx2.AsyncClient]):
     async with browser("") as client:
-        assert_error(await client.options(CHAT, headers=PREFLIGHT), 401, "invalid_api_key")
+        refused = await client.options(CHAT, headers=PREFLIGHT)
+        assert_error(refused, 403, "origin_not_allowed")
+        assert "HEARTH_CORS_ORIGINS" in refused.text
+        assert "access-control-allow-origin" not in refused.headers
         answer = await client.get("/health/live", headers={"Origin": ORIGIN})
         assert not [name for name in answer.headers if name.startswith("access-control-")]
 

@@ -22,6 +22,7 @@ models:
     capabilities: [chat, streaming]
     weights: nothing-here
     demo: chat
+    aliases: [gpt-4o-mini, openai/gpt-4o]
     engine: {{context_length: 2048, max_num_seqs: {PLACES}, max_queued_requests: {WAITING}, kept_for_newcomers: 1}}
 tiers:
   all: {{models: [all]}}
@@ -67,6 +68,19 @@ def asking(max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
         "temperature": 0,
         **fields,
     }
+
+
+async def test_a_model_answers_to_its_other_names(flooder: httpx2.AsyncClient):
+    for alias in ("gpt-4o-mini", "openai/gpt-4o"):
+        answer = await flooder.post(CHAT, json=asking(1, model=alias))
+        assert (answer.status_code, answer.json()["model"]) == (200, "small")
+        assert (await flooder.get(f"/v1/models/{alias}")).json()["id"] == "small"
+        response = await flooder.post("/v1/responses", json={"model": alias, "input": "Hello", "max_output_tokens": 16})
+        assert (response.status_code, response.json()["model"]) == (200, "small")
+        text = await flooder.post("/v1/completions", json={"model": alias, "prompt": "Hello", "max_tokens": 1})
+        assert (text.status_code, text.json()["model"]) == (200, "small")
+    assert_error(await flooder.post(CHAT, json=asking(1, model="gpt-4o")), 404, "model_not_found", "model")
+    assert [model["id"] for model in (await flooder.get("/v1/models")).json()["data"]] == ["small"]
 
 
 async def flood(client: httpx2.AsyncClient, count: int, max_tokens: int) -> list[asyncio.Task[httpx2.Response]]:

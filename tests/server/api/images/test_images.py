@@ -25,6 +25,19 @@ async def stranger(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
         yield opened_client
 
 
+@pytest.mark.parametrize(
+    ("asked", "made"), [("auto", "standard"), ("low", "standard"), ("medium", "standard"), ("high", "hd")]
+)
+async def test_the_qualities_of_newer_models_mean_ours(http: httpx2.AsyncClient, asked: str, made: str):
+    answer = await generate(http, quality=asked)
+    assert answer["quality"] == made
+    assert answer["usage"]["steps"] == (await generate(http, quality=made))["usage"]["steps"]
+
+
+async def test_the_size_auto_is_the_default(http: httpx2.AsyncClient):
+    assert (await generate(http, size="auto"))["size"] == "1024x1024"
+
+
 async def test_an_answer_has_a_link_and_the_image_itself(server: Server, http: httpx2.AsyncClient):
     before = int(time.time())
     answer = await generate(http)
@@ -195,9 +208,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n": "2"}, "n"),
     ({"n": 1.0}, "n"),
     ({"size": "1024x512"}, "size"),
-    ({"size": "auto"}, "size"),
+    ({"size": "1024x1536"}, "size"),
     ({"size": 256}, "size"),
-    ({"quality": "high"}, "quality"),
+    ({"quality": "ultra"}, "quality"),
     ({"response_format": "png"}, "response_format"),
     ({"seed": -1}, "seed"),
     ({"seed": 1.5}, "seed"),
