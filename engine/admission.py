@@ -184,9 +184,10 @@ class Admission:
         if ticket.made is not None:
             self._growing[ticket] = ticket.made
         ticket.begun_at = self._clock()
-        more = round((self._by_owner[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
-        size = min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
-        ticket.priority = (int(ticket.urgency) << _PRIORITY_BITS) + more + size
+        ticket.priority = int(ticket.urgency) << _PRIORITY_BITS
+        if self._room.fair:  # else vLLM preempts the youngest
+            ticket.priority += round((self._by_owner[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
+            ticket.priority += min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
 
     def end(self, ticket: Ticket, *, cut_off: bool) -> None:
         """Give its room back. One that was `cut_off` says nothing of how long answers take."""

@@ -315,6 +315,10 @@ def run_all(mutants: Sequence[Mutant], limits: Mapping[str, float], jobs: int) -
                     if outcome:
                         outcomes[index] = outcome
                         del running[pid]
+                        if outcome == SURVIVED:
+                            mutant = mutants[index]
+                            where = f"{mutant.target.file}:{mutant.line}"
+                            bar.console.print(f"{where}: {escape(mutant.was)} -> {escape(mutant.becomes)}")
                         bar.update(task, advance=1, survived=outcomes.count(SURVIVED), refresh=True)
         finally:
             for pid in running:

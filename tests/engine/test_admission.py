@@ -310,6 +310,15 @@ async def test_the_youngest_of_the_owner_with_the_most_is_preempted_first_and_no
     await house.close()
 
 
+async def test_first_come_first_served_has_the_youngest_preempted():
+    house = House(Room(sequences=9, waiting=9, fair=False))
+    names = [await house.ask(owner, prompt=prompt) for owner, prompt in (("a", 10), ("a", 20), ("b", 30))]
+    assert {house.priorities[name] for name in names} == {0}
+    batch = await house.ask("b", urgency=Urgency.BATCH)
+    assert house.priorities[batch] > 0
+    await house.close()
+
+
 async def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
     house = House(Room(sequences=1, waiting=5))
     flood = [await house.ask("a") for _ in range(6)]

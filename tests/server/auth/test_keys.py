@@ -57,6 +57,16 @@ def test_keys_and_their_ids_do_not_repeat() -> None:
     assert len({public_id_in(key) for key in keys}) == len(set(keys)) == 2000
 
 
+def test_the_secret_of_a_key_has_all_of_its_256_bits() -> None:
+    seen = 0
+    for _ in range(64):
+        number = 0
+        for digit in new_key().split("_")[2][:43]:
+            number = number * 62 + ALPHABET.index(digit)
+        seen |= number
+    assert seen.bit_length() == 256
+
+
 def test_the_repr_of_a_key_hides_its_secret() -> None:
     text = new_key()
     parsed = parse(text)

@@ -1,14 +1,16 @@
 """Images per day: taken whole or not at all, and what was not made comes back, also when nobody waits any more."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from store_parts import moved_away, quota_used
 
 from server.store.database import Database
-from server.store.limits import Quotas, QuotaTaken
+from server.store.limits import QuotaExceeded, Quotas, QuotaTaken
+from server.store.schema import quota_day
 
 NOON = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 
@@ -48,6 +50,16 @@ async def test_a_caller_who_leaves_while_it_is_taken_has_used_nothing(database: 
             else:
                 quotas.give_back(taking.result(), 4)
         assert await used(database) == 0
+
+
+async def test_a_month_is_remembered_and_older_days_go(database: Database):
+    for days, remembered in ((0, {0}), (1, {0, 1}), (31, {0, 1, 31}), (32, {1, 31, 32})):
+        async with Quotas(database, clock=lambda days=days: NOON + timedelta(days=days)) as quotas:
+            await take(quotas, 1, 1)
+            assert await quotas.take("zoe", "images", 1, 1) == QuotaExceeded(1, 0, 11.5 * 3600)
+        async with database.reading() as connection:
+            left = (await connection.execute(select(quota_day.c.day))).scalars().all()
+        assert {(day - NOON.date()).days for day in left} == remembered
 
 
 async def test_a_store_that_fails_holds_up_nothing(database: Database, file: Path):

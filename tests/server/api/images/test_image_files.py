@@ -7,7 +7,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,17 @@ def fill_with_text(file: Path) -> Path:
 
 def names_in(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir())
+
+
+def stored_at(folder: Path, seconds: Iterable[int]) -> list[str]:
+    """Store images of ten bytes, each last changed at one of these moments."""
+    folder.mkdir()
+    names = []
+    for number, moment in enumerate(seconds):
+        names.append(f"{number:032x}.png")
+        (folder / names[-1]).write_bytes(b"0123456789")
+        os.utime(folder / names[-1], (moment, moment))
+    return names
 
 
 async def save_one_by_one(files: ImageFiles, path: Path, count: int, data: bytes = IMAGE) -> list[str]:
@@ -143,6 +154,32 @@ async def test_the_oldest_go_when_all_together_are_too_large(path: Path):
         kept = names_in(path)
     assert 9 <= len(kept) <= 10
     assert kept == sorted(stored[-len(kept) :])
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"), [(16, 16), (17, 15), (20, 15)], ids=["as large as may be", "a little too large", "far too large"]
+)
+async def test_too_large_means_above_the_limit_and_a_sixteenth_is_freed_at_once(path: Path, count: int, kept: int):
+    names = stored_at(path, range(2000, 2000 + count))
+    await ImageFiles(path, retention_seconds=100, max_bytes=160, clock=lambda: 2050.0).sweep()
+    assert names_in(path) == names[count - kept :]
+
+
+async def test_an_image_is_too_old_from_the_second_on_at_which_its_link_ends(path: Path):
+    names = stored_at(path, [1949, 1950, 1951])
+    await ImageFiles(path, retention_seconds=100, max_bytes=100, clock=lambda: 2050.0).sweep()
+    assert names_in(path) == names[2:]
+
+
+async def test_images_are_stored_in_a_data_directory_that_is_made_or_was_cleared_away(tmp_path: Path):
+    files = files_at(tmp_path / "data" / "images")
+    async with files:
+        files.path.rmdir()
+        files.path.parent.rmdir()
+        name = (await files.save(IMAGE, "png")).name
+        assert await files.read(name) == IMAGE
+        (files.path / name).unlink()
+        files._delete_now(name)
 
 
 async def test_a_write_that_makes_them_too_large_makes_room(path: Path):

@@ -38,6 +38,10 @@ def links() -> ImageLinks:
     return ImageLinks(b"k" * 32, Clock())
 
 
+def test_the_repr_of_what_signs_hides_its_key(links: ImageLinks):
+    assert "kkk" not in repr(links)
+
+
 def test_a_link_opens_its_file_until_its_end_and_not_a_second_longer():
     clock = Clock()
     links = ImageLinks(b"k" * 32, clock)
