@@ -20,7 +20,7 @@ from engine.backends.vllm.engine import VllmChat
 from engine.config import ChatModelSpec, Config, ImageModelSpec, SpeechModelSpec
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
-from engine.media import ImageLimits, Pictures, image_paths
+from engine.media import ImageLimits, Pictures, PixelLoad, image_paths
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
@@ -204,6 +204,10 @@ class Engine:
             )
             for name, one in self._loaded()
         )
+
+    def pixels(self) -> PixelLoad:
+        """How many pixels of clients' pictures are in memory."""
+        return self._loader.pixels
 
     def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:
         """Return vLLM's own metrics, a registry for each loaded chat model. A restart begins them anew."""

@@ -52,6 +52,15 @@ class ImageLimits:
     fetch: Callable[[str], Awaitable[bytes]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PixelLoad:
+    """Pixels of pictures in memory, the most that there may be, and requests that wait for some to be freed."""
+
+    used: int
+    limit: int
+    waiting: int
+
+
 class PixelBudget:
     """How many pixels there may be at the same time, of all requests together; owners take turns. Of one event loop.
 
@@ -62,6 +71,10 @@ class PixelBudget:
     def __init__(self, pixels: int) -> None:
         self._most = self._free = pixels
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}  # the owner whose turn it is comes first
+
+    @property
+    def load(self) -> PixelLoad:
+        return PixelLoad(self._most - self._free, self._most, sum(map(len, self._waiting.values())))
 
     @asynccontextmanager
     async def taken(self, owner: str, pixels: int) -> AsyncIterator[None]:
@@ -142,6 +155,11 @@ class Pictures:
             finally:
                 for image in images:
                     image.close()  # frees its pixels, whatever still refers to it
+
+    @property
+    def load(self) -> PixelLoad:
+        """How many pixels are in memory at this moment."""
+        return self._budget.load
 
     def close(self) -> None:
         """End the threads."""

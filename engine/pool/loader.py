@@ -22,7 +22,7 @@ from engine.backends.vllm.engine import Launch, Sleep, VllmChat
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.demo import weights_dir
 from engine.errors import LoadError
-from engine.media import Pictures
+from engine.media import Pictures, PixelLoad
 from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
 from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
@@ -115,6 +115,10 @@ class Loader:
     def prepare(self) -> None:
         chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
         processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
+
+    @property
+    def pixels(self) -> PixelLoad:
+        return self._pictures.load
 
     def clean_up(self) -> None:
         self._pictures.close()

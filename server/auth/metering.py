@@ -37,7 +37,17 @@ class Meter:
     quotas: Quotas
     book: UsageBook
     metrics: Metrics
+    calls: "set[_Call]" = field(default_factory=set, init=False)
     _keys: "dict[str, KeyLimiter]" = field(default_factory=dict, init=False)
+
+    def by_tier(self) -> dict[str, tuple[int, int]]:
+        """Return how many calls of each tier run and how many wait for their turn, a batch's items one by one."""
+        found: dict[str, tuple[int, int]] = {}
+        for call in self.calls:
+            running, waiting = found.get(call.request.tier, (0, 0))
+            at_work = call.stream is not None and call.stream.dispatched_at is not None
+            found[call.request.tier] = (running + at_work, waiting + (not at_work))
+        return found
 
     def of(self, key: str, limits: Limits) -> "KeyLimiter":
         """Return the limiter of a key, by its public id: from now on with these limits."""
@@ -128,6 +138,8 @@ class MeteredEngine:
         self.limiter = meter.of(key.public_id, limits_of(key, engine.config.tiers))
         self.record = record
         self.kind = kind
+        self.tier = key.tier
+        self.calls = meter.calls
         self._engine = engine
         self._calls = 0
 
@@ -223,6 +235,7 @@ class _Call:
         except BaseException as error:
             self._settle(error)
             raise
+        self.request.calls.add(self)
         try:
             with suppress(StoreUnavailableError):  # better unlimited for a moment than no service
                 self._show(await self.request.limiter.take_request())
@@ -251,6 +264,7 @@ class _Call:
 
     def end(self, error: BaseException | None) -> None:
         """Give back what was not used, and write down the rest."""
+        self.request.calls.discard(self)
         self.request.end_call()
         self._settle(error)
 

@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import get_args
 
@@ -99,6 +99,8 @@ class Metrics:
         outcomes = "Answers asked of models, a batch's one by one: ok, error, aborted (the client left)."
         self._answers = counter("answers", outcomes, "model", "kind", "outcome")
         self._amounts = {name: counter(name, text, "model", "kind") for name, text in _AMOUNTS.items()}
+        self.spans_made = counter("spans_made", "Spans of requests, for a trace.")
+        self.spans_sent = counter("spans_sent", "Those of them that the collector took. The others wait or are lost.")
 
     def finished(self, record: RequestRecord) -> None:
         model = self.known_model(record.model)
@@ -173,8 +175,13 @@ class _Families(dict[str, Metric], Collector):
         return self.values()
 
 
-def server_gauges(engine: Engine, drain: Drain, database: Database) -> list[Metric]:
-    """Return the state of models, queues and the key database. Call it on the event loop."""
+def server_gauges(
+    engine: Engine, drain: Drain, database: Database, by_tier: Mapping[str, tuple[int, int]]
+) -> list[Metric]:
+    """Return the state of models, queues and the key database. Call it on the event loop.
+
+    `by_tier` has how many answers run and how many wait.
+    """
     states = GaugeMetricFamily("hearth_model_state", "1 for the state that a model is in.", labels=["model", "state"])
     restarts = CounterMetricFamily("hearth_model_restarts", "Times a model's process died.", labels=["model"])
     for health in engine.health():
@@ -190,7 +197,20 @@ def server_gauges(engine: Engine, drain: Drain, database: Database) -> list[Metr
     requests = GaugeMetricFamily("hearth_requests_running", "HTTP requests being answered.", value=drain.running)
     draining = GaugeMetricFamily("hearth_draining", "1 while the server is ending.", value=float(drain.draining))
     up = GaugeMetricFamily("hearth_database_up", "0 while the key database fails.", value=float(not database.failing))
-    return [states, restarts, swaps, running, waiting, requests, draining, up]
+    tier_running = GaugeMetricFamily("hearth_tier_running", "Answers at work.", labels=["tier"])
+    tier_waiting = GaugeMetricFamily("hearth_tier_waiting", "Answers that wait for their turn.", labels=["tier"])
+    for tier in {*engine.config.tiers, *by_tier}:
+        for family, number in zip((tier_running, tier_waiting), by_tier.get(tier, (0, 0)), strict=True):
+            family.add_metric([tier], number)
+    pixels = engine.pixels()
+    families = [states, restarts, swaps, running, waiting, tier_running, tier_waiting, requests, draining, up]
+    for name, text, value in (
+        ("hearth_pixels_used", "Pixels of clients' pictures in memory.", pixels.used),
+        ("hearth_pixels_limit", "How many there may be.", pixels.limit),
+        ("hearth_pixels_waiting", "Requests that wait for pixels to be freed.", pixels.waiting),
+    ):
+        families.append(GaugeMetricFamily(name, text, value=value))
+    return families
 
 
 def machine_gauges(settings: Settings) -> list[Metric]:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from test_pictures import asking, saved, uri
 
-from engine.media import ImageLimits, Pictures, PixelBudget
+from engine.media import ImageLimits, Pictures, PixelBudget, PixelLoad
 
 
 class Asker:
@@ -51,6 +51,7 @@ async def test_what_fits_runs_together_and_more_than_all_runs_alone():
     first, second, third = (Asker(budget, name, pixels, order) for name, pixels in (("a", 4), ("b", 6), ("c", 1)))
     await settled()
     assert order == ["a", "b"]
+    assert budget.load == PixelLoad(used=10, limit=10, waiting=1)
     giant = Asker(budget, "giant", 99, order)
     await first.end()
     await settled()

@@ -134,7 +134,7 @@ async def read_metrics(request: Request) -> Response:
     state = request.app.state
 
     async def make() -> bytes:
-        now = server_gauges(state.engine, state.drain, state.database)
+        now = server_gauges(state.engine, state.drain, state.database, state.meter.by_tier())
         collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
         now += await asyncio.to_thread(machine_gauges, state.settings)
         return await asyncio.to_thread(page, collectors, now)

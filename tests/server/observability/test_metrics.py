@@ -59,6 +59,19 @@ async def test_an_answer_is_counted_by_us_and_by_vllm(http: httpx2.AsyncClient):
     assert more("vllm:generation_tokens_total", model_name="service-pro") == 0
 
 
+@pytest.mark.engine
+async def test_answers_are_counted_by_tier_while_they_run(http: httpx2.AsyncClient, server: Server):
+    key = server.make_key("of a tier", tier="standard", scopes=["chat"])
+    asked = {"model": MODEL, "messages": HELLO, "stream": True, "max_tokens": 2000, "ignore_eos": True}
+    async with http.stream("POST", CHAT, json=asked, headers=_with(key.text)) as answer:
+        assert answer.status_code == 200
+        assert (await read(http)).value("hearth_tier_running", tier="standard") == 1
+    ended = await read(http)
+    while ended.value("hearth_tier_running", tier="standard"):
+        ended = await read(http)
+    assert ended.value("hearth_tier_waiting", tier="standard") == 0
+
+
 async def test_whoever_reads_in_a_loop_has_the_page_made_no_more_than_once_a_second():
     kept, made, go = CachedPage(), [], asyncio.Event()
 
@@ -184,7 +197,7 @@ def named_in(file: str) -> set[str]:
 @pytest.mark.parametrize("file", ["grafana/hearth.json", "prometheus/alerts.yaml"])
 async def test_dashboard_and_alerts_ask_for_metrics_that_there_are(file: str, http: httpx2.AsyncClient):
     written = {re.split("[{ ]", line)[2] for line in (await read(http)).text.splitlines() if line.startswith("# TYPE ")}
-    there = written | {f"{name}_bucket" for name in written}
+    there = written | {f"{name}_{part}" for name in written for part in ("bucket", "sum", "count")}
     assert named_in(file) >= {"hearth_model_state", "vllm:kv_cache_usage_perc"}
     assert named_in(file) <= there
 

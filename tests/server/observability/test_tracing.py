@@ -178,6 +178,7 @@ def ended(number: int = 0, **fields: object) -> RequestRecord:
     [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
         ("OTEL_TRACES_EXPORTER", "none"),
+        ("OTEL_SDK_DISABLED", "true"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
     ],
