@@ -201,6 +201,7 @@ class Engine:
                 served=served(name),
                 later_bytes=later.get(name),
                 compiled=getattr(one, "compiled", None),
+                kv_cache_usage=_kv_cache_usage(getattr(one, "metrics", None)),
             )
             for name, one in self._loaded()
         )
@@ -279,6 +280,13 @@ _LACKS: dict[type, tuple[str, str]] = {
     ImageModelSpec: ("makes no images", "image_generation"),
     SpeechModelSpec: ("does not speak", "speech"),
 }
+
+
+def _kv_cache_usage(metrics: CollectorRegistry | None) -> float | None:
+    if metrics is None:
+        return None
+    families = metrics.restricted_registry(["vllm:kv_cache_usage_perc"]).collect()
+    return next((sample.value for family in families for sample in family.samples), None)
 
 
 def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> None:

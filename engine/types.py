@@ -247,6 +247,7 @@ class ModelLoad:
 
     `pids` are its processes, without those that they have started. `later_bytes` is what is planned for it on each
     device if that is not what it was loaded with: its next load takes it. `compiled` is None where models never are.
+    `kv_cache_usage` is the share of the KV cache that is taken, 0 to 1; None where there is none, or nothing counts.
     """
 
     id: str
@@ -256,6 +257,7 @@ class ModelLoad:
     served: Served | None = None
     later_bytes: Mapping[int | None, int] | None = None
     compiled: bool | None = None
+    kv_cache_usage: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

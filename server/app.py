@@ -1,6 +1,7 @@
 """Puts the HTTP side together: routes, middleware, errors, and what lives as long as the server does."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,6 +28,7 @@ from server.http.disconnect import ClientDisconnectedError, Drain, client_discon
 from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
+from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url
@@ -70,6 +72,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.tracing = None
     app.state.bodies = Bodies(settings.max_bodies_bytes)
     app.state.metrics = Metrics(config.models)
+    app.state.lately = Lately(app.state.metrics)
     app.state.metrics_page = CachedPage()
     errors.install(app)
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
@@ -98,6 +101,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
     app.state.drain = Drain()
     app.state.engine = engine
     app.state.access = Access(engine)
+    logging.getLogger("hearth").addHandler(app.state.lately)
     try:
         async with (
             await Database.open(database_url(settings)) as database,
@@ -125,6 +129,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             finally:
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
+        logging.getLogger("hearth").removeHandler(app.state.lately)
         app.state.access_log.close()
         if tracing is not None:
             tracing.close()

@@ -183,5 +183,5 @@ def _endpoints(routes: Sequence[BaseRoute]) -> str:
 
 async def _answer(request: Request, error: Exception) -> Response:
     api_error = to_api_error(error)
-    request.state.record.error_code = api_error.code
+    request.state.record.refused(api_error.code, api_error.param)
     return api_error.response()

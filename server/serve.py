@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import uvicorn
@@ -26,7 +25,7 @@ from server.http.disconnect import Drain
 from server.http.protocol import http_config
 from server.http.tls import certificate_of
 from server.instance import only_one
-from server.observability.status_server import read_status, status_socket
+from server.observability.status_server import answers, status_socket
 from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
 from server.store.database import Database
@@ -102,7 +101,7 @@ class _Server(uvicorn.Server):
         gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
         self.exit_status = 0 if self.started else 1  # the log has said why
-        answering = status_socket(self._app.state.settings.data_dir, partial(read_status, self._app))
+        answering = status_socket(self._app.state.settings.data_dir, answers(self._app))
         await self._status.enter_async_context(answering)
         for follow in (self._banner.follow, self._systemd.follow, _freeze_when_settled):
             self._tasks.append(asyncio.create_task(follow(self._app.state.engine)))

@@ -1,8 +1,11 @@
 """Turns pydantic's findings into one clear sentence and a field path. The offending value is never repeated."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
+
+from pydantic import BaseModel
 
 # By pydantic's type of error, with values of its context.
 _SENTENCES = {
@@ -51,6 +54,31 @@ def sentence(finding: Mapping[str, Any]) -> str:
     """Say what is wrong, to follow the name of the field."""
     template = _SENTENCES.get(finding["type"], "has a value that is not allowed here")
     return template.format(**finding.get("ctx", {}))
+
+
+@cache
+def _own_words() -> frozenset[str]:
+    """The names of all fields of our bodies and queries. Called when all routes are there."""
+
+    def below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+        for one in kind.__subclasses__():
+            yield one
+            yield from below(one)
+
+    ours = [kind for kind in below(BaseModel) if kind.__module__.startswith("server.api.")]
+    named = {field.alias or name for kind in ours for name, field in kind.model_fields.items()}
+    return frozenset(named | {"custom_id"})
+
+
+def own_path(param: str | None) -> str | None:
+    """Return a field's path for a log: it ends where a word comes that is not ours, since that one is the client's."""
+    known = []
+    for part in (param or "").split("."):
+        word = re.fullmatch(r"(\w+)((?:\[\d{1,6}\])*)", part, re.ASCII)
+        if word is None or word[1] not in _own_words():
+            break
+        known.append(part)
+    return ".".join(known[:10]) or None
 
 
 def field_path(finding: Mapping[str, Any], body: Any) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 from pathlib import Path  # typer reads the annotations
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ COMMANDS = {
     "voices": ("server.cli.voices:app", "Show which voices there are, or have one speak."),
     "weights": ("server.cli.weights:app", "Fetch models, verify them, carry them to a host without internet."),
     "status": ("server.cli.status:status", "Show the server's state: models, memory, queues, GPUs."),
+    "requests": ("server.cli.requests:requests", "Show the requests that were refused, or failed, lately."),
     "doctor": ("server.cli.doctor.command:doctor", "Find problems and say how to solve them."),
     "plan": ("server.cli.plan:plan", "Show what each model is served with on this machine, where it goes, and why."),
     "reload": (
@@ -68,6 +68,8 @@ app = typer.Typer(cls=_AllCommands, no_args_is_help=True, pretty_exceptions_show
 
 def _version(asked: bool) -> None:  # noqa: FBT001  # typer calls it
     if asked:
+        import importlib.metadata
+
         typer.echo(f"hearth {importlib.metadata.version('hearth-inference')}")
         raise typer.Exit
 

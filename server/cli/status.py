@@ -18,15 +18,18 @@ from server.terminal import HEARTH, size_text, table, time_left
 
 _ANSWER_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0  # a thousand voices on a slow disk
+_REFRESH_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5
 _AT_ONCE_SECONDS = 3.0  # a folder that is missing, a plan that has no room
-_COLUMNS = ("model", "state", "served with", "memory", "running", "waiting", "last minute", "restarts")
+_COLUMNS = ("model", "state", "served with", "memory", "KV cache", "running", "waiting", "last minute", "restarts")
 _COLORS = {"ready": "green", "failed": "red", "loading": "yellow", "draining": "yellow"}
 
 
 def status(
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C; with --json, one object a line.")
+    ] = False,
     wait: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Wait so long for models that are being loaded.")
     ] = None,
@@ -39,22 +42,33 @@ def status(
     With --wait, 0: all models are ready. 1: all else.
     """
     folder = load_settings(data_dir=data_dir).data_dir
-    if watch and as_json:
-        refuse("--watch is for people; --json says it once.")
     if watch and wait is not None:
         refuse("--watch does not end, --wait does: give one of the two.")
-    found = _read(folder) if wait is None else _settled_status(folder, wait)
     if watch:
-        with contextlib.suppress(KeyboardInterrupt), Live(Group(*shown(found)), auto_refresh=False) as live:
-            while True:
-                time.sleep(2)
-                live.update(Group(*shown(_read(folder))), refresh=True)
+        follow(folder, as_json=as_json)
         return
+    found = _read(folder) if wait is None else _settled_status(folder, wait)
     tell(found.model_dump(mode="json"), *shown(found), as_json=as_json)
     if wait is not None and found.status != "ready":
         raise typer.Exit(1)
     if found.status == "failed":
         raise typer.Exit(2)
+
+
+def follow(data_dir: Path, *, as_json: bool) -> None:
+    """Show how the server stands, and what went wrong lately, every 2 s until Ctrl-C. Raises what one look does."""
+    found = _read(data_dir)
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            while True:
+                print(found.model_dump_json(), flush=True)  # noqa: T201  # each line at once, also into a pipe
+                time.sleep(_REFRESH_SECONDS)
+                found = _read(data_dir)
+        with Live(Group(*shown(found), *_lately(found)), auto_refresh=False) as live:
+            while True:
+                time.sleep(_REFRESH_SECONDS)
+                found = _read(data_dir)
+                live.update(Group(*shown(found), *_lately(found)), refresh=True)
 
 
 def _read(data_dir: Path) -> Status:
@@ -107,7 +121,8 @@ def _row(model: ModelState) -> tuple[str | Text, ...]:
         progress = f"{model.progress:.0%}" if 0 < model.progress < 1 else ""
         parts = (model.phase, progress, time_left(model.remaining_seconds))
         state.append(f": {', '.join(filter(None, parts))}", "default")
-    counts = (str(model.running), str(model.waiting), work_text(model), str(model.restarts))
+    cache = "-" if model.kv_cache_usage is None else f"{model.kv_cache_usage:.0%}"
+    counts = (cache, str(model.running), str(model.waiting), work_text(model), str(model.restarts))
     return (model.id, state, served_with(model), memory_text(model.memory), *counts)
 
 
@@ -137,7 +152,13 @@ def memory_text(memory: Memory) -> str:
 
 def work_text(model: ModelState) -> str:
     work = model.last_minute
-    counts = {"tokens/s": work.tokens_per_second, "images": work.images, "s of speech": work.audio_seconds}
+    counts = {
+        "answers/s": round(work.answers / work.seconds, 2),
+        "errors/s": round(work.errors / work.seconds, 2),
+        "tokens/s": work.tokens_per_second,
+        "images": work.images,
+        "s of speech": work.audio_seconds,
+    }
     return ", ".join(f"{count:g} {what}" for what, count in counts.items() if count) or "-"
 
 
@@ -158,9 +179,24 @@ def _machine_line(found: Status) -> str:
         f"RAM: {size_text(found.ram_available_bytes)} of {size_text(found.ram_total_bytes)} available",
         f"{found.requests_running} requests being answered",
     ]
+    if (last := found.last_minute) is not None:
+        rates = {"requests/s": last.requests, "refused/s": last.refused, "failed/s": last.failed}
+        parts += [", ".join(f"{round(count / last.seconds, 2):g} {what}" for what, count in rates.items())]
     parts += [f"{found.swaps} swaps since the start"] if found.swaps else []
     parts += [f"no GPU: {found.no_gpus}"] if found.no_gpus and not found.gpus else []
     return "; ".join(parts)
+
+
+def _lately(found: Status) -> list[Text]:
+    """Say what went wrong last."""
+    refused = [
+        f"{one.at}  {one.status} {one.error_code}"
+        f"{f' ({one.param})' if one.param else ''}  {one.method} {one.route or one.path}  key {one.key or 'none'}"
+        for one in found.refused
+    ]
+    logged = [f"{line.at}  {line.level}  {line.message}" for line in found.log]
+    lines = [*(["\nRefused or failed last:", *refused] if refused else []), *(["\nLog:", *logged] if logged else [])]
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def duration(seconds: float) -> str:

@@ -78,14 +78,16 @@ class RequestContext:
         except Exception as error:  # noqa: BLE001  # last resort: the app's own handlers have answered or cannot
             api_error = to_api_error(error)
             if record.status is None:
-                record.error_code = api_error.code
+                record.refused(api_error.code, api_error.param)
                 await api_error.response()(scope, receive, send_with_id)
         finally:
-            record.route = getattr(scope.get("route"), "path", None)
+            record.routed(getattr(scope.get("route"), "path", None), scope["path"])
             record.status = record.status or 499  # nothing was sent: the client had left
             state = scope["app"].state
             state.access_log.append(record)
             state.metrics.finished(record)
+            if record.error_code is not None:
+                state.lately.refuse(record)
             if state.tracing is not None:
                 state.tracing.finished(record, header_of(scope, b"traceparent"))
 
@@ -166,7 +168,7 @@ class Gate:
                     sentence = "Too many requests run here at the same time."
                     raise overloaded(f"{sentence} Try again in a few seconds, or send fewer at once.")
             except ApiError as error:
-                record.error_code = error.code
+                record.refused(error.code, error.param)
                 await error.response()(scope, receive, send)
                 return
             self._running.add(record.key)

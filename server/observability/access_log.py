@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +12,17 @@ from logging.handlers import RotatingFileHandler
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from engine import ChatResult, ChatStep, Usage
+from server.validation import own_path
 
 _log = logging.getLogger("hearth.server")
 _LONGEST_HEADER = 2048
+_PATH_LENGTH = 100
+_SECRET = re.compile(r"hk_[^/]*|[\w+-]{32,}", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -33,7 +38,9 @@ class RequestRecord:
     model: str | None = None
     stream: bool | None = None
     status: int | None = None
+    path: str | None = None  # where no route matched
     error_code: str | None = None
+    param: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     time_to_first_token_seconds: float | None = None
@@ -46,6 +53,16 @@ class RequestRecord:
     queued_at: float | None = None  # when its first answer began to wait for its turn, by time.monotonic(); not logged
     dispatched_at: float | None = None  # and when its turn came; not logged
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, beyond what the route says; not logged
+
+    def refused(self, code: str | None, param: str | None) -> None:
+        """Note the error that is the answer, or ends it. Of `param`, a field's path, only words of our own are kept."""
+        self.error_code, self.param = code, own_path(param)
+
+    def routed(self, route: str | None, path: str) -> None:
+        """Note the route, or the path of what has none: escaped, cut, without what may be a key."""
+        self.route = route
+        if route is None:
+            self.path = quote(_SECRET.sub("***", path), safe="/*")[:_PATH_LENGTH]
 
     def seconds(self) -> float:
         return time.monotonic() - self.started

@@ -11,9 +11,11 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import get_args
+from typing import Generic, TypeVar, get_args
 
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -43,29 +45,45 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 CACHED_SECONDS = 1.0
 
 
-class LastMinute:
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """HTTP requests that have ended: all, those with a 4xx of ours, and those that the server failed."""
+
+    requests: int = 0
+    refused: int = 0
+    failed: int = 0
+
+    def __add__(self, other: "Answered") -> "Answered":
+        return Answered(self.requests + other.requests, self.refused + other.refused, self.failed + other.failed)
+
+
+_T = TypeVar("_T", Usage, Answered)
+
+
+class LastMinute(Generic[_T]):
     """What each model has done in the last minute, for the status. At most one entry per model and second."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, nothing: _T, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nothing: _T = nothing
         self._clock = clock
         self._began_at = clock()
-        self._done: dict[str, deque[tuple[int, Usage]]] = {}
+        self._done: dict[str, deque[tuple[int, _T]]] = {}
 
     @property
     def seconds(self) -> float:
         """The time that `of` covers: a minute, or since the start."""
         return min(60.0, max(self._clock() - self._began_at, 1.0))
 
-    def add(self, model: str, usage: Usage) -> None:
+    def add(self, model: str, usage: _T) -> None:
         second, done = int(self._clock()), self._recent(model)
         if done and done[-1][0] == second:
             usage += done.pop()[1]
         done.append((second, usage))
 
-    def of(self, model: str) -> Usage:
-        return sum((usage for _, usage in self._recent(model)), Usage())
+    def of(self, model: str) -> _T:
+        return sum((usage for _, usage in self._recent(model)), self._nothing)
 
-    def _recent(self, model: str) -> deque[tuple[int, Usage]]:
+    def _recent(self, model: str) -> deque[tuple[int, _T]]:
         done, oldest = self._done.setdefault(model, deque()), int(self._clock()) - 60
         while done and done[0][0] <= oldest:
             done.popleft()
@@ -77,7 +95,8 @@ class Metrics:
 
     def __init__(self, models: Collection[str]) -> None:
         self.models = models
-        self.last_minute = LastMinute()
+        self.last_minute = LastMinute(Usage())
+        self.last_requests = LastMinute(Answered())
         self.registry = own = CollectorRegistry()
         ProcessCollector(registry=own)
         Info("hearth_build", "Versions.", registry=own).info(versions())
@@ -108,6 +127,9 @@ class Metrics:
         method = record.method if record.method in METHODS else _NONE
         self._requests.labels(method, route, record.status, model).inc()
         self._durations.labels(route, model).observe(record.seconds())
+        refused = record.error_code is not None and 400 <= (record.status or 0) < 500
+        failed = record.error_code is not None and not refused
+        self.last_requests.add("", Answered(1, int(refused), int(failed)))
         if record.time_to_first_token_seconds is not None:
             self._first_tokens.labels(model).observe(record.time_to_first_token_seconds)
 
@@ -229,3 +251,17 @@ def machine_gauges(settings: Settings) -> list[Metric]:
             size.add_metric([name], disk.total)
             free.add_metric([name], disk.free)
     return [total, used, size, free]
+
+
+async def read_page(app: FastAPI) -> bytes:
+    """Return everything that is counted in Prometheus' text format; at most a second old."""
+    state = app.state
+
+    async def make() -> bytes:
+        now = server_gauges(state.engine, state.drain, state.database, state.meter.by_tier())
+        collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
+        now += await asyncio.to_thread(machine_gauges, state.settings)
+        return await asyncio.to_thread(page, collectors, now)
+
+    kept: CachedPage = state.metrics_page
+    return await kept.read(make)

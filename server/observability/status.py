@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from server.terminal import HEARTH
 
 FILE = "status.sock"
+Question: TypeAlias = Literal["status", "refusals", "metrics"]
+_T = TypeVar("_T")
 
 
 class _Part(BaseModel):
@@ -56,9 +58,59 @@ class LastMinuteWork(_Part):
     """Of answers that ended in the last minute, or since the start if that is shorter."""
 
     seconds: float
+    answers: int = 0
+    """A batch's one by one, with those that failed or were left."""
+    errors: int = 0
     tokens_per_second: float
     images: int
     audio_seconds: float
+
+
+class LastMinuteRequests(_Part):
+    """HTTP requests that ended in the last minute, or since the start if that is shorter."""
+
+    seconds: float
+    requests: int
+    refused: int
+    """Answered with a 4xx."""
+    failed: int
+    """Answered with a 5xx, or cut off."""
+
+
+class Refusal(_Part):
+    """A request that was refused, or failed. Nothing that its client wrote is in it, but for `path`."""
+
+    at: str
+    request_id: str
+    """`x-request-id`, by which the access log has more."""
+    key: str | None
+    """Public id."""
+    method: str
+    route: str | None
+    path: str | None
+    """Of a request for which there is no route, or that was refused before: escaped, cut, without keys."""
+    model: str | None
+    """null: none, or one that there is not."""
+    status: int | None
+    error_code: str
+    param: str | None
+    """The field, as far as its path has words of ours."""
+
+
+class Refusals(_Part):
+    """The newest first. A restart of the server empties it."""
+
+    object: Literal["list"] = "list"
+    data: list[Refusal]
+
+
+class LogLine(_Part):
+    """A warning or an error of the server's log. It may name files."""
+
+    at: str
+    level: str
+    source: str
+    message: str
 
 
 class ModelState(_Part):
@@ -85,6 +137,8 @@ class ModelState(_Part):
     """Sequences, images or texts at work."""
     waiting: int
     """Requests that wait for their turn, or for the model to be loaded."""
+    kv_cache_usage: float | None = None
+    """Share of its KV cache that is taken, 0 to 1; null: it has none, or nothing counts (`HEARTH_VLLM_METRICS`)."""
     last_minute: LastMinuteWork
 
 
@@ -137,6 +191,8 @@ class Status(_Part):
     uptime_seconds: float
     requests_running: int
     """HTTP requests that are being answered."""
+    last_minute: LastMinuteRequests | None = None
+    """null: a server of an older release."""
     swaps: int
     """How often a model has made room for another since the start."""
     ram_total_bytes: int
@@ -146,6 +202,10 @@ class Status(_Part):
     no_gpus: str | None
     """Why GPUs could not be asked for."""
     paths: Paths
+    refused: list[Refusal] = []
+    """The last five that were refused or failed, the newest first."""
+    log: list[LogLine] = []
+    """The last five warnings and errors, the newest first."""
 
 
 class StatusError(Exception):
@@ -157,13 +217,28 @@ def ask(data_dir: Path, seconds: float) -> Status | None:
 
     Raises `StatusError` when one is there and does not answer, or may not be asked.
     """
+    return _asked(data_dir, seconds, "status", Status.model_validate_json)
+
+
+def ask_refusals(data_dir: Path, seconds: float) -> Refusals | None:
+    """Return what it has refused lately, like `ask`."""
+    return _asked(data_dir, seconds, "refusals", Refusals.model_validate_json)
+
+
+def ask_metrics(data_dir: Path, seconds: float) -> str | None:
+    """Return the page of `/metrics`, like `ask`."""
+    return _asked(data_dir, seconds, "metrics", bytes.decode)
+
+
+def _asked(data_dir: Path, seconds: float, what: Question, read: Callable[[bytes], _T]) -> _T | None:
     try:
         with near(data_dir) as address, socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
             connection.connect(address)
+            connection.sendall(f"{what}\n".encode())
             with connection.makefile("rb") as stream:
                 said = stream.read(2**24)
-        return Status.model_validate_json(said)
+        return read(said)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         return None
     except TimeoutError as error:
@@ -176,7 +251,7 @@ def ask(data_dir: Path, seconds: float) -> Status | None:
             f"The data directory {data_dir} is not yours. Run this as the user that runs the server, like: "
             f"sudo -u hearth {HEARTH} ..."
         ) from error
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise StatusError(
             f"The server of {data_dir} says something else than expected. It is ending, or of another release: run "
             "the `hearth` that belongs to it, or restart it."

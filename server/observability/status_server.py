@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,22 +20,28 @@ from fastapi import FastAPI
 
 from engine import ModelHealth, ModelLoad
 from engine.placement.hardware import Gpu, Hardware, read_hardware
-from server.observability.metrics import LastMinute
+from server.observability.metrics import Answered, LastMinute, read_page
 from server.observability.moments import iso
 from server.observability.status import (
     FILE,
     GpuHolder,
     GpuState,
+    LastMinuteRequests,
     LastMinuteWork,
     Memory,
     ModelState,
     Paths,
+    Question,
+    Refusals,
     ServedWith,
     Status,
     near,
 )
+from server.store.usage import Usage
 
 _log = logging.getLogger("hearth.status")
+_SHOWN = 5
+_QUESTION_SECONDS = 10.0
 
 
 def degraded(app: FastAPI) -> str | None:
@@ -74,7 +81,26 @@ async def read_status(app: FastAPI) -> Status:
         gpus=gpus,
         no_gpus=hardware.problem,
         paths=Paths(**{name: path and str(path.absolute()) for name, path in paths.items()}),
+        last_minute=_requests(app.state.metrics.last_requests),
+        refused=app.state.lately.refused()[:_SHOWN],
+        log=app.state.lately.log()[:_SHOWN],
     )
+
+
+def _requests(recent: LastMinute[Answered]) -> LastMinuteRequests:
+    return LastMinuteRequests(seconds=round(recent.seconds, 1), **asdict(recent.of("")))
+
+
+def answers(app: FastAPI) -> dict[Question, Callable[[], Awaitable[bytes]]]:
+    """What the socket tells, by what was asked for."""
+
+    async def status() -> bytes:
+        return (await read_status(app)).model_dump_json().encode()
+
+    async def refusals() -> bytes:
+        return Refusals(data=app.state.lately.refused()).model_dump_json().encode()
+
+    return {"status": status, "refusals": refusals, "metrics": partial(read_page, app)}
 
 
 def _inspect(loads: Iterable[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
@@ -121,7 +147,7 @@ def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
     return sum(size for place, size in planned.items() if place is not None) or None
 
 
-def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMinute) -> ModelState:
+def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMinute[Usage]) -> ModelState:
     served, done, reason = load.served, recent.of(health.id), health.error or health.reason
     loaded = ServedWith(source=served.source, folder=served.folder, compiled=load.compiled) if served else None
     return ModelState(
@@ -139,8 +165,11 @@ def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMin
         pids=list(load.pids),
         running=load.running,
         waiting=health.waiting + load.waiting,
+        kv_cache_usage=load.kv_cache_usage,
         last_minute=LastMinuteWork(
             seconds=round(recent.seconds, 1),
+            answers=done.requests,
+            errors=done.errors,
             tokens_per_second=round(done.completion_tokens / recent.seconds, 1),
             images=done.images,
             audio_seconds=round(done.audio_seconds, 1),
@@ -149,12 +178,18 @@ def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMin
 
 
 @contextlib.asynccontextmanager
-async def status_socket(data_dir: Path, read: Callable[[], Awaitable[Status]]) -> AsyncIterator[None]:
-    """Answer who connects. A file system without sockets costs a log line: the server is there for others."""
+async def status_socket(
+    data_dir: Path, known: Mapping[Question, Callable[[], Awaitable[bytes]]]
+) -> AsyncIterator[None]:
+    """Answer who connects, by the line that it sends. A file system without sockets costs a log line alone."""
 
-    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(OSError):  # it did not wait
-            writer.write((await read()).model_dump_json().encode())
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, TimeoutError):  # it did not wait
+            async with asyncio.timeout(_QUESTION_SECONDS):
+                asked = (await reader.readline()).strip().decode()
+            for question, read in known.items():
+                if question == asked:
+                    writer.write(await read())
             await writer.drain()
 
     path, server = data_dir / FILE, None

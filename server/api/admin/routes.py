@@ -1,6 +1,5 @@
 """How the server stands, and what was changed: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
 
-import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -11,15 +10,16 @@ from pydantic import BaseModel, BeforeValidator, Field
 from engine import ANSWERS, ModelHealth
 from server.api.admin.schema import Past
 from server.api.caller import TheActor
-from server.api.schema import Asked, Listed, Shown
+from server.api.schema import Asked, Listed, Shown, refused
 from server.auth.access import KeyWith
 from server.instance import Difference, Renewal
-from server.observability.metrics import CONTENT_TYPE, machine_gauges, page, server_gauges
-from server.observability.moments import iso
-from server.observability.status import Status
+from server.observability.metrics import CONTENT_TYPE, read_page
+from server.observability.moments import iso, past
+from server.observability.status import Refusal, Status
 from server.observability.status_server import degraded, read_status
 from server.reload import renew_certificate, take_over
 from server.store.audit import read_entries
+from server.store.schema import utc_now
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], dependencies=[Depends(KeyWith("admin"))])
 probes = APIRouter(tags=["health"])
@@ -32,6 +32,16 @@ class AuditQuery(Asked):
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     since: Past | None = None
+
+
+class RequestsQuery(Asked):
+    """What to show of the requests that have ended."""
+
+    refused: Annotated[
+        bool, BeforeValidator(refused("must be true: no others are kept", lambda value: value != "true"))
+    ]
+    since: Past = Field(default_factory=lambda: past("1h", utc_now()))
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
 class Entry(Shown):
@@ -69,6 +79,12 @@ async def read_audit(query: Annotated[AuditQuery, Query()], request: Request) ->
     """List changes of keys and configuration, the newest first."""
     entries = await read_entries(request.app.state.database, query.limit, query.since)
     return Listed(data=[Entry.model_validate(entry) for entry in entries])
+
+
+@router.get("/requests")
+async def read_requests(query: Annotated[RequestsQuery, Query()], request: Request) -> Listed[Refusal]:
+    """List requests that were refused, or failed, the newest first: of the last 1,000, and since the server's start."""
+    return Listed(data=request.app.state.lately.refused(query.since)[: query.limit])
 
 
 @router.get("/status")
@@ -131,12 +147,4 @@ async def ready(request: Request) -> JSONResponse:
 @probes.get("/metrics", response_class=Response, include_in_schema=False, dependencies=[Depends(KeyWith("metrics"))])
 async def read_metrics(request: Request) -> Response:
     """Give everything that is counted, in Prometheus' text format; at most a second old."""
-    state = request.app.state
-
-    async def make() -> bytes:
-        now = server_gauges(state.engine, state.drain, state.database, state.meter.by_tier())
-        collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
-        now += await asyncio.to_thread(machine_gauges, state.settings)
-        return await asyncio.to_thread(page, collectors, now)
-
-    return Response(await state.metrics_page.read(make), headers={"content-type": CONTENT_TYPE})
+    return Response(await read_page(request.app), headers={"content-type": CONTENT_TYPE})

@@ -15,11 +15,12 @@ import typer
 
 from engine.config import load_config
 from engine.errors import EngineError
-from server.cli.doctor import Finding, case_of, ok, problem, skipped
+from server.cli.doctor import Case, Finding, case_of, ok, problem, skipped
+from server.cli.doctor.bundle import write_bundle
 from server.cli.doctor.checks import CHECKS
 from server.cli.doctor.selftest import selftest
-from server.cli.options import AsJson, DataDir, Models, WeightsDir, tell
-from server.cli.status import standing
+from server.cli.options import AsJson, DataDir, Models, WeightsDir, refuse, tell
+from server.cli.status import follow, standing
 from server.observability.status import Status, StatusError, ask
 from server.settings import SettingsError, load_settings
 from server.terminal import HEARTH
@@ -32,6 +33,12 @@ def doctor(  # noqa: PLR0913 - one argument per option
     full: Annotated[bool, typer.Option("--full", help="Also read and hash all weights that were fetched.")] = False,
     self_test: Annotated[bool, typer.Option(help="Send the server test requests, with a temporary key.")] = True,
     unloaded: Annotated[bool, typer.Option("--unloaded", help="Also test models that are not loaded.")] = False,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Write an archive for a bug report to this file, without secrets; no self-test.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the server's state every 2 s instead, as status --watch does.")
+    ] = False,
     data_dir: DataDir = None,
     weights_dir: WeightsDir = None,
     models: Models = None,
@@ -39,9 +46,17 @@ def doctor(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Find problems and say how to solve them. Exit code 1: there is a problem."""
     folders = {"data_dir": data_dir, "weights_dir": weights_dir, "models": models}
-    rows = []
+    if watch and bundle is not None:
+        refuse("--watch does not end, --bundle does: give one of the two.")
+    if watch:
+        follow(load_settings(**folders).data_dir, as_json=as_json)
+        return
+    cases: list[Case] = []
+    rows, found = [], []
     count = Counter(dict.fromkeys(_COLORS, 0))
-    for area, finding in _findings(folders, self_test=self_test, full=full, unloaded=unloaded):
+    self_test = self_test and bundle is None
+    for area, finding in _findings(folders, cases, self_test=self_test, full=full, unloaded=unloaded):
+        found.append((area, finding))
         count[finding.verdict] += 1
         rows.append({"area": area, **asdict(finding)})
         if not as_json:
@@ -54,12 +69,17 @@ def doctor(  # noqa: PLR0913 - one argument per option
     words.append("1 line is well" if count["ok"] == 1 else f"{count['ok']} lines are well")
     words += [f"{count['skipped']} skipped"] if count["skipped"] else []
     tell({"well": not count["problem"], **count, "findings": rows}, f"\n{', '.join(words)}.", as_json=as_json)
+    if bundle is not None:
+        write_bundle(bundle, cases[0] if cases else None, found)
+        typer.echo(
+            f"Written: {bundle}. It has no secrets that are known; look through it before you give it away.", err=True
+        )
     if count["problem"]:
         raise typer.Exit(1)
 
 
 def _findings(
-    folders: Mapping[str, Path | None], *, self_test: bool, full: bool, unloaded: bool
+    folders: Mapping[str, Path | None], cases: list[Case], *, self_test: bool, full: bool, unloaded: bool
 ) -> Iterator[tuple[str, Finding]]:
     try:
         given = load_settings(**folders)
@@ -79,6 +99,7 @@ def _findings(
     except StatusError as error:
         yield "server", problem(str(error))
     case = replace(case_of(given, config, running), full=full, unloaded=unloaded)
+    cases.append(case)
     for check in CHECKS:
         yield from ((check.__name__, finding) for finding in check(case))
     if self_test:

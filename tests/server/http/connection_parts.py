@@ -19,6 +19,7 @@ from server.http.disconnect import Drain, until_disconnect
 from server.http.middleware import RequestContext
 from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
+from server.observability.lately import Lately
 from server.observability.metrics import Metrics
 from server.settings import load_settings
 
@@ -88,6 +89,7 @@ class Connection:
         app.state.settings, app.state.metrics, app.state.drain = load_settings(), Metrics(()), Drain()
         app.state.access_log, app.state.tracing = [], None
         self.log = app.state.access_log
+        app.state.lately = Lately(app.state.metrics)
         config = uvicorn.Config(app, http=HearthProtocol, ws="none", log_config=None, access_log=False, lifespan="off")
         config.load()
         self.state = ServerState()

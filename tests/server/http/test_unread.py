@@ -25,6 +25,7 @@ from server.http.disconnect import Drain
 from server.http.middleware import RequestContext
 from server.http.protocol import HearthProtocol
 from server.http.streaming import StreamedResponse
+from server.observability.lately import Lately
 from server.observability.metrics import Metrics
 from server.settings import load_settings
 
@@ -48,6 +49,7 @@ class Streaming:
         self._app.state.settings = load_settings(write_stall_seconds=STALL_SECONDS)
         self._app.state.metrics = self.metrics = Metrics(())
         self._app.state.access_log, self._app.state.tracing = [], None
+        self._app.state.lately = Lately(self.metrics)
         config = uvicorn.Config(
             self._app,
             http=HearthProtocol,

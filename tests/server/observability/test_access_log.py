@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serving import async_poll_until
 
 from engine import Usage
@@ -32,6 +33,26 @@ async def test_a_line_holds_what_is_known_and_nothing_else(tmp_path: Path):
     known = {"request_id": "one", "method": "POST", "client": "127.0.0.1", "stream": False, "status": 200}
     assert line == line | known | {"prompt_tokens": 3, "completion_tokens": 0}
     assert len(line) == 9
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/v1/chat", "/v1/chat"),
+        ('/v1/caf\u00e9\n"<b>', "/v1/caf%C3%A9%0A%22%3Cb%3E"),
+        ("/v1/hk_AbCdEfGhIjKl_secret/x", "/v1/***/x"),
+        ("/hk_mistyped-key\u00e9 more/x", "/***/x"),
+        ("/" + "a1" * 16, "/***"),
+        ("/short" * 40, ("/short" * 40)[:100]),
+    ],
+)
+def test_the_path_of_what_has_no_route_is_escaped_and_cut_and_names_no_key(path: str, kept: str):
+    ended = record("one")
+    ended.routed(None, path)
+    assert (ended.route, ended.path) == (None, kept)
+    ended = record("two")
+    ended.routed("/v1/models/{model:path}", path)
+    assert ended.path is None
 
 
 async def test_lines_are_written_soon_and_in_their_order(tmp_path: Path):

@@ -33,7 +33,15 @@ MODEL: dict[str, Any] = {
     "pids": [7],
     "running": 2,
     "waiting": 1,
-    "last_minute": {"seconds": 60.0, "tokens_per_second": 12.5, "images": 0, "audio_seconds": 0.0},
+    "kv_cache_usage": 0.314,
+    "last_minute": {
+        "seconds": 60.0,
+        "answers": 120,
+        "errors": 3,
+        "tokens_per_second": 12.5,
+        "images": 0,
+        "audio_seconds": 0.0,
+    },
 }
 WITH_CODE = {"source": "demo", "folder": "chat", "compiled": True}
 WHOLE: dict[str, Any] = {
@@ -44,6 +52,7 @@ WHOLE: dict[str, Any] = {
     "started_at": "2026-11-21T12:00:00Z",
     "uptime_seconds": 90000.0,
     "requests_running": 3,
+    "last_minute": {"seconds": 60.0, "requests": 150, "refused": 30, "failed": 6},
     "swaps": 4,
     "ram_total_bytes": 64 * GIB,
     "ram_available_bytes": 50 * GIB,
@@ -81,7 +90,7 @@ class Clock:
 
 def test_what_ended_in_the_last_minute_counts_and_nothing_older():
     clock = Clock()
-    recent = LastMinute(clock)
+    recent = LastMinute(Usage(), clock)
     recent.add("a", Usage(completion_tokens=10))
     recent.add("a", Usage(completion_tokens=5, images=1))
     clock.now += 59
@@ -94,7 +103,7 @@ def test_what_ended_in_the_last_minute_counts_and_nothing_older():
 
 def test_a_server_that_has_just_started_tells_of_the_time_since_then():
     clock = Clock()
-    recent = LastMinute(clock)
+    recent = LastMinute(Usage(), clock)
     assert recent.seconds == 1
     clock.now += 20
     assert recent.seconds == 20
@@ -113,7 +122,7 @@ def test_a_model_is_told_in_words():
     model = STATUS.models[0]
     assert served_with(model) == "large-fp8 on GPU 0, 1"
     assert memory_text(model.memory) == "38.0 GiB GPU (40.0 GiB planned), 3.0 GiB RAM"
-    assert work_text(model) == "12.5 tokens/s"
+    assert work_text(model) == "2 answers/s, 0.05 errors/s, 12.5 tokens/s"
     assert served_with(STATUS.models[1]) == "-"
     with_code = Status.model_validate(WHOLE | {"models": [MODEL | {"served_with": WITH_CODE}]})
     assert served_with(with_code.models[0]) == "the demo on GPU 0, 1, compiled"
@@ -145,17 +154,18 @@ def test_the_table_says_who_failed_and_who_else_holds_the_gpu():
     assert "Hearth serves 1 of 2 models at http://127.0.0.1:8000/v1, version 1, process 5, up for 1 d 1 h" in text
     assert "service-pro: It did not start." in text
     assert "30.0 GiB of 80.0 GiB taken; 10.0 GiB by others: game (process 9, 10.0 GiB)" in text
-    assert "3 requests being answered; 4 swaps since the start" in text
+    assert "3 requests being answered; 2.5 requests/s, 0.5 refused/s, 0.1 failed/s; 4 swaps since the start" in text
+    assert "31%" in text
 
 
 async def test_the_socket_answers_its_owner_alone_however_long_the_path_is(tmp_path: Path):
     folder = tmp_path / ("x" * 200)
     folder.mkdir()
 
-    async def read() -> Status:
-        return STATUS
+    async def read() -> bytes:
+        return STATUS.model_dump_json().encode()
 
-    async with status_socket(folder, read):
+    async with status_socket(folder, {"status": read}):
         assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
         assert [await asyncio.to_thread(ask, folder, 10) for _ in range(2)] == [STATUS, STATUS]
     assert not (folder / FILE).exists()
@@ -167,10 +177,10 @@ async def test_what_a_killed_server_left_is_in_nobodys_way(tmp_path: Path):
         dead.bind(str(tmp_path / FILE))
     assert ask(tmp_path, 10) is None
 
-    async def read() -> Status:
-        return STATUS
+    async def read() -> bytes:
+        return STATUS.model_dump_json().encode()
 
-    async with status_socket(tmp_path, read):
+    async with status_socket(tmp_path, {"status": read}):
         assert await asyncio.to_thread(ask, tmp_path, 10) == STATUS
 
 
@@ -198,13 +208,13 @@ async def test_status_waits_until_no_model_is_being_loaded_or_time_is_up(last: s
     ended = Status.model_validate(WHOLE | {"status": last, "models": [MODEL | {"status": last}]})
     asked = 0
 
-    async def read() -> Status:
+    async def read() -> bytes:
         nonlocal asked
         asked += 1
-        return loading if asked == 1 else ended
+        return (loading if asked == 1 else ended).model_dump_json().encode()
 
     arguments = ["status", "--data-dir", str(tmp_path), "--json", "--wait", "0.6" if last == "loading" else "60"]
-    async with status_socket(tmp_path, read):
+    async with status_socket(tmp_path, {"status": read}):
         done = await asyncio.to_thread(CliRunner().invoke, app, arguments)
     assert done.exit_code == code, done.stderr
     assert asked >= 2

@@ -1,0 +1,56 @@
+"""`hearth requests`: what the running server has refused lately."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from server.cli.options import AsJson, DataDir, read_time, refuse, tell
+from server.instance import no_server
+from server.observability.moments import moment, past
+from server.observability.status import Refusal, ask_refusals
+from server.settings import load_settings
+from server.terminal import table
+
+_COLUMNS = ("time (UTC)", "status", "error", "field", "request", "model", "key", "x-request-id")
+_ANSWER_SECONDS = 10.0
+
+
+def requests(
+    *,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Those that were refused or failed: no others are kept.")
+    ] = False,
+    since: Annotated[str, typer.Option(help="From then on: 1h (also m, d, w), 2026-11-21.")] = "1h",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest first.")] = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the requests that were refused, or failed, lately. The server keeps the last 1,000, until it is restarted.
+
+    `path` and `field` are the only words of clients in it: the path escaped and cut, the field if it is one of ours.
+    """
+    if not refused:
+        refuse(
+            "Say --refused: no others are kept. logs/access.jsonl in the data directory has a line for each request."
+        )
+    start = read_time("--since", since, past, datetime.now(UTC))
+    folder = load_settings(data_dir=data_dir).data_dir
+    found = ask_refusals(folder, _ANSWER_SECONDS)
+    if found is None:
+        raise no_server(folder)
+    shown = [one for one in found.data if moment(one.at) >= start][:limit]
+    nothing = f"Nothing was refused since {start:%Y-%m-%d %H:%M} UTC, or since the server's start if that was later."
+    tell(
+        {"data": [one.model_dump() for one in shown]},
+        table(_COLUMNS, map(_row, shown)) if shown else nothing,
+        as_json=as_json,
+    )
+
+
+def _row(one: Refusal) -> tuple[str, ...]:
+    request = f"{one.method} {one.route or one.path or ''}"
+    known = (one.error_code, one.param, request, one.model, one.key, one.request_id)
+    return (one.at.removesuffix("Z").replace("T", " "), str(one.status), *(text or "-" for text in known))
