@@ -127,6 +127,13 @@ async def test_an_answer_that_breaks_off_is_no_success():
         await run_load(job(server, streams=1, requests=1))
 
 
+async def test_a_load_of_several_keys_uses_them_in_turns():
+    async with answering(PLAIN) as server:
+        await run_load(job(server, streams=1, requests=5, more_keys=["second", "third"]))
+    keys = [line for request in server.requests for line in request.decode().split("\r\n") if "Bearer" in line]
+    assert [key.split()[-1] for key in keys][1:] == ["second", "third", keys[0].split()[-1], "second"]
+
+
 async def test_an_open_loop_sends_at_its_moments_beside_a_closed_loop_that_is_aborted():
     async with answering(STREAM) as server:
         beside = job(server, streams=2)

@@ -170,6 +170,16 @@ async def test_a_bucket_filled_until_the_day_after_tomorrow_is_brought_back(
     assert tat > 0
 
 
+async def test_what_is_given_back_adds_up_to_the_nanosecond(buckets: Buckets) -> None:
+    assert isinstance(await buckets.take(slow(20)), Level)
+    buckets.give_back(slow(2))
+    buckets.give_back(slow(3))
+    assert buckets._returns == {"k": 5 * 180 * 10**9}
+    assert (await buckets.take(slow(6))) == Refused(
+        pytest.approx(180, abs=1), Level("k", 20, 5, pytest.approx(2700, abs=1))
+    )
+
+
 async def test_a_caller_that_leaves_gets_its_budget_back(buckets: Buckets) -> None:
     callers = [asyncio.create_task(buckets.take(slow())) for _ in range(20)]
     await asyncio.sleep(0)

@@ -52,6 +52,25 @@ async def test_a_caller_who_leaves_while_it_is_taken_has_used_nothing(database: 
         assert await used(database) == 0
 
 
+async def test_all_may_be_given_back_one_by_one_and_no_more_than_was_taken(database: Database):
+    async with quotas_of(database) as quotas:
+        taken = await take(quotas, 3, 10)
+        quotas.give_back(taken, 1)
+    assert await used(database) == 2
+    async with quotas_of(database) as quotas:
+        quotas.give_back(taken, 3)
+    assert await used(database) == 0
+
+
+async def test_more_than_a_whole_day_has_is_refused_with_what_is_left(database: Database):
+    async with quotas_of(database) as quotas:
+        assert await quotas.take("zoe", "images", 5, 4) == QuotaExceeded(4, 4, 11.5 * 3600)
+        await take(quotas, 3, 4)
+        assert await quotas.take("zoe", "images", 2, 4) == QuotaExceeded(4, 1, 11.5 * 3600)
+        assert await quotas.take("zoe", "images", 1, 2) == QuotaExceeded(2, 0, 11.5 * 3600)
+        await take(quotas, 1, 4)
+
+
 async def test_a_month_is_remembered_and_older_days_go(database: Database):
     for days, remembered in ((0, {0}), (1, {0, 1}), (31, {0, 1, 31}), (32, {1, 31, 32})):
         async with Quotas(database, clock=lambda days=days: NOON + timedelta(days=days)) as quotas:
