@@ -5,7 +5,7 @@ A request is checked here against the entry of its model: whether the model can 
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,7 +25,7 @@ from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
 from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
-from engine.types import ChatRequest, ImageRequest, ModelHealth, ModelInfo, ModelLoad, TextRequest, Urgency
+from engine.types import ChatRequest, ImageRequest, ModelHealth, ModelInfo, ModelLoad, TextRequest, Tokenized, Urgency
 from engine.voices.types import SpeechRequest, Voice
 
 _Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
@@ -162,7 +162,22 @@ class Engine:
         with await self._pool.acquire(request.model):
             backend, spec = self._chat_backend(request.model)
             check_request(spec, request)
-            return await backend.count_tokens(request)
+            return len(await backend.token_ids(request))
+
+    async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool = True) -> Tokenized:
+        """Return the tokens of a conversation, template and tools included, or of a plain text."""
+        self._spec(model, ChatModelSpec)
+        with await self._pool.acquire(model):
+            backend, spec = self._chat_backend(model)
+            if isinstance(prompt, ChatRequest):
+                check_request(spec, prompt)
+            return await backend.tokenize(prompt, special_tokens=special_tokens)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Return the text that tokens of this model stand for."""
+        self._spec(model, ChatModelSpec)
+        with await self._pool.acquire(model):
+            return await self._chat_backend(model)[0].detokenize(ids)
 
     async def reload(self, config: Config) -> set[str]:
         """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
@@ -297,7 +312,7 @@ def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> No
         if "vision" not in spec.capabilities and (paths := image_paths(request)):
             raise _unsupported("cannot see images", "vision", paths[0])
     most, asked = spec.engine.max_output_tokens, request.max_tokens
-    if most is not None and asked is not None and asked > most:
+    if most is not None and asked is not None and asked > most and not spec.engine.clamp_max_tokens:
         raise RequestError(f"`max_tokens` is at most {most} for this model.", param="max_tokens")
 
 

@@ -169,13 +169,17 @@ class Stream(Generic[T]):
 
 
 class TokenStream(Stream[ChatStep]):
-    """The steps of one chat answer. `usage` counts all that was made, read or not; `last` is the newest step."""
+    """The steps of one chat answer. `usage` counts all that was made, read or not; `last` is the newest step.
 
-    __slots__ = ("last",)
+    `clamped_to` is how many tokens each answer may have where that is fewer than were asked for, known before its turn.
+    """
+
+    __slots__ = ("clamped_to", "last")
 
     def __init__(self) -> None:
         super().__init__()
         self.last: ChatStep | None = None
+        self.clamped_to: int | None = None
 
     @property
     def usage(self) -> Usage | None:
@@ -251,7 +255,7 @@ def _joined(first: ChatStep, second: ChatStep) -> ChatStep | None:
     if len(first.deltas) != 1 or len(second.deltas) != 1:
         return None
     (old,), (new,) = first.deltas, second.deltas
-    other = old.tool_calls or new.tool_calls or old.logprobs is not None or new.logprobs is not None
+    other = old.tool_calls or new.tool_calls or old.logprobs is not None or new.logprobs is not None or old.prompt
     if other or old.index != new.index or (old.content and new.reasoning):
         return None
     delta = ChatDelta(old.index, old.content + new.content, old.reasoning + new.reasoning)
@@ -289,6 +293,7 @@ def _choice(index: int, deltas: list[ChatDelta]) -> ChatChoice:
         logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
         finish_reason=finish_reasons[-1],
         stop_text=next((delta.stop_text for delta in reversed(deltas) if delta.stop_text), None),
+        prompt=deltas[0].prompt,
     )
 
 

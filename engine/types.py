@@ -37,16 +37,21 @@ class GenerationRequest:
     """What a conversation and plain texts to go on with have in common, already checked field by field.
 
     `request_id` is ours, never the client's. `max_tokens` holds for each answer; None means as much as the model
-    allows. `cache_salt` separates prefix caches: requests share cached prompts only with requests of the same salt.
-    `owner` is who asks, an opaque name, and `queue_share` their weight: what waits is served fairly between owners, by
-    `urgency` first. `before_turn` is awaited once the prompt has been counted, with its tokens and the most that all
-    answers may have, before it waits for a turn; what it raises refuses the request.
+    allows. Of what decides how tokens are drawn, None means as the model's generation_config.json says. `cache_salt`
+    separates prefix caches: requests share cached prompts only with requests of the same salt. `owner` is who asks, an
+    opaque name, and `queue_share` their weight: what waits is served fairly between owners, by `urgency` first.
+    `before_turn` is awaited once the prompt has been counted, with its tokens and the most that all answers may have,
+    before it waits for a turn; what it raises refuses the request. `structured_outputs` holds one constraint by its
+    name, in the shape of vLLM's field of that name.
     """
 
     request_id: str
     model: str
-    temperature: float = 1.0
+    temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -56,6 +61,7 @@ class GenerationRequest:
     logit_bias: Mapping[str, float] | None = None
     cache_salt: str | None = None
     ignore_eos: bool = False
+    structured_outputs: Mapping[str, Any] | None = None
     owner: str = ""
     urgency: Urgency = Urgency.INTERACTIVE
     queue_share: float = 1.0
@@ -68,13 +74,13 @@ class ChatRequest(GenerationRequest):
 
     `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention. Of a `whole`
     answer only the last step is wanted, with all of the text. With `continue_answer` the last message, an assistant's,
-    is the beginning of the answer, which holds only what follows it. `image_paths` are the names of its images' parts
+    is the beginning of the answer, which holds only what follows it. Without `generation_prompt` the template's opening
+    of an answer is left out. `image_paths` are the names of its images' parts
     in errors, in their order; none given: their places in `messages`.
     """
 
     messages: list[dict[str, Any]]
     image_paths: tuple[str, ...] = ()
-    top_k: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     tools: list[dict[str, Any]] | None = None
@@ -84,6 +90,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_answer: bool = False
+    generation_prompt: bool = True
     whole: bool = False
 
 
@@ -92,11 +99,14 @@ class TextRequest(GenerationRequest):
     """Texts to go on with, without a chat template.
 
     Each prompt is text, or token ids of this very model. Answer `i` to prompt `p` has the index `p * n + i`.
-    `top_logprobs` None means no probabilities.
+    `top_logprobs` None means no probabilities, and so does `prompt_logprobs` of the prompt's tokens. With `echo` an
+    answer comes with its prompt; `max_tokens` may then be 0.
     """
 
     prompts: tuple[str | tuple[int, ...], ...]
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
 
 
 # The three that are made for every token are structs: a frozen dataclass takes ten times as long to make.
@@ -129,10 +139,41 @@ class TokenLogprob:
     top: "tuple[TokenLogprob, ...]" = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of the prompt. `logprob` is None where it was not asked for, and of the first.
+
+    `top` holds (token id, token, natural-log probability, rank) of the likeliest in its place, and of itself.
+    """
+
+    id: int
+    token: str
+    logprob: float | None = None
+    top: tuple[tuple[int, str, float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as it comes with its answer; `tokens` are empty where no probabilities were asked for."""
+
+    text: str
+    tokens: tuple[PromptToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The tokens of a prompt, as ids and as the tokenizer writes them."""
+
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    context_length: int
+
+
 class ChatDelta(msgspec.Struct, gc=False):
     """What one engine step added to choice `index`. The last delta of a choice has a `finish_reason`.
 
-    `stop_text` is the stop sequence that ended the choice, if one did.
+    `stop_text` is the stop sequence that ended the choice, if one did. `prompt` comes with the first delta, if it was
+    asked for.
     """
 
     index: int
@@ -142,6 +183,7 @@ class ChatDelta(msgspec.Struct, gc=False):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_text: str | None = None
+    prompt: Prompt | None = None
 
 
 class ChatStep(msgspec.Struct, gc=False):
@@ -162,7 +204,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatChoice:
-    """One complete answer. `stop_text` is the stop sequence that ended it, if one did."""
+    """One complete answer. `stop_text` is the stop sequence that ended it, if one did; `prompt` only if asked for."""
 
     index: int
     content: str
@@ -171,6 +213,7 @@ class ChatChoice:
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason
     stop_text: str | None = None
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

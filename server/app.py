@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import audio, chat, completions, models, reference
+from server.api import audio, chat, completions, models, reference, tokens
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
 from server.api.admin import usage
@@ -38,7 +38,7 @@ from server.store.keys import KeyStore
 from server.store.limits import Buckets, Quotas
 from server.store.usage import UsageBook
 
-_ROUTES = (chat, messages, responses, completions, images, audio, models, usage, admin_keys, admin)
+_ROUTES = (chat, messages, responses, completions, tokens, images, audio, models, usage, admin_keys, admin)
 
 
 class HearthApp(FastAPI):

@@ -34,9 +34,9 @@ def models_yaml(*entries: str, tiers: str = "") -> str:
     return f"models:\n{''.join(entries)}tiers:\n  standard: {{models: [standard]}}\n{tiers}"
 
 
-# Tiers with small limits of each kind.
+# Tiers with small limits of each kind; requests for more tokens than there is room for are refused.
 LIMITED_CHAT = models_yaml(
-    CHAT_ENTRY,
+    CHAT_ENTRY.replace("2048}", "2048, clamp_max_tokens: false}"),
     tiers="""\
   requests: {models: [standard], requests_per_minute: 20}
   tokens: {models: [standard], tokens_per_minute: 1000}

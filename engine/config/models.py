@@ -170,6 +170,9 @@ class ChatEngineSpec(EngineSpec):
     """Tokens of prompt and answer together. null: what the plan says, else what the model's own configuration says."""
     max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens of one answer at most. null: whatever the prompt leaves of the context."""
+    clamp_max_tokens: bool = True
+    """true: a request for a longer answer than there is room for gets as many tokens as there are. false: it is
+    refused."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 256
     """Requests that are generated at the same time; more wait in the queue."""
     max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 512

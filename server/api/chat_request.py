@@ -16,6 +16,7 @@ from server.api import schema as shared
 from server.api.caller import Caller
 from server.api.json_schema import sent_schema
 from server.api.left_out import OtherTool, callable_or_other
+from server.api.structured import StructuredOutputs
 from server.errors import ApiError, invalid_body, to_api_error
 from server.http.routing import parse_strict_json
 from server.validation import FieldError
@@ -198,15 +199,29 @@ class StreamOptions(shared.Strict):
 _Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 # Most models know three, and refuse or misread others.
 _EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-_AS_SENT = ("model", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")
+_AS_SENT = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed", "presence_penalty"),
+    *("frequency_penalty", "logit_bias"),
+)
+
+
+_GuidedField = Annotated[
+    Any, BeforeValidator(shared.refused("is not supported any more: use `structured_outputs` instead"))
+]
 
 
 class SampledBody(shared.ModelBody):
     """What chat and text completions say alike of how an answer is drawn and sent."""
 
     temperature: shared.Temperature | None = None
-    """Higher is more random; 0 always takes the likeliest token. Default 1."""
+    """Higher is more random; 0 always takes the likeliest token. Default: the model's own, else 1."""
     top_p: shared.TopP | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Only the likeliest so many tokens are drawn from; 0 and -1 mean all."""
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    """Only tokens at least so likely, as a part of the likeliest, are drawn."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    """Above 1, tokens that have come before, in the prompt too, become less likely."""
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     """How many answers. Default 1."""
     stop: Annotated[tuple[str, ...], BeforeValidator(shared.stop_texts)] = ()
@@ -218,6 +233,12 @@ class SampledBody(shared.ModelBody):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     """Go on until `max_tokens`, for benchmarks."""
+    structured_outputs: StructuredOutputs | None = None
+
+    guided_json: _GuidedField = None
+    guided_regex: _GuidedField = None
+    guided_choice: _GuidedField = None
+    guided_grammar: _GuidedField = None
 
     @model_validator(mode="after")
     def _options_have_a_stream(self) -> Self:
@@ -237,17 +258,12 @@ class SampledBody(shared.ModelBody):
         return {name: getattr(self, name) for name in _AS_SENT} | {
             "request_id": secrets.token_hex(12),
             "model": caller.access.model_id(caller.key, self.model),
-            "temperature": 1.0 if self.temperature is None else self.temperature,
             "n": self.n or 1,
             "cache_salt": caller.key.public_id,  # a user's cached prompts must not be told by their speed to another
             "ignore_eos": bool(self.ignore_eos),
+            "structured_outputs": self.structured_outputs.given if self.structured_outputs else None,
             "owner": caller.key.public_id,
         }
-
-
-_GuidedField = Annotated[
-    Any, BeforeValidator(shared.refused("is not supported: use `response_format` with a JSON schema instead"))
-]
 
 
 class ChatCompletionBody(SampledBody):
@@ -269,11 +285,11 @@ class ChatCompletionBody(SampledBody):
     reasoning_effort: shared.Effort | None = None
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
     """`enable_thinking` only."""
+    continue_final_message: bool | None = None
+    """Go on from the last message, an assistant's; the answer holds only what follows."""
+    add_generation_prompt: bool | None = None
+    """Default true, unless `continue_final_message` is. Without it the template does not open an answer."""
 
-    guided_json: _GuidedField = None
-    guided_regex: _GuidedField = None
-    guided_choice: _GuidedField = None
-    guided_grammar: _GuidedField = None
     functions: Annotated[Any, BeforeValidator(shared.refused("is not supported: send `tools`"))] = None
     function_call: Annotated[Any, BeforeValidator(shared.refused("is not supported: send `tool_choice`"))] = None
 
@@ -286,6 +302,14 @@ class ChatCompletionBody(SampledBody):
             raise FieldError("tool_choice", "names a function that is not in `tools`")
         if self.tool_choice == "required" and not names:
             raise FieldError("tool_choice", "needs `tools`")
+        if self.structured_outputs is not None and self.response_format is not None:
+            raise FieldError("structured_outputs", "cannot stand beside `response_format`: send one of them")
+        if self.continue_final_message:
+            last = self.messages[-1]
+            if self.add_generation_prompt:
+                raise FieldError("add_generation_prompt", "must be false with `continue_final_message: true`")
+            if not isinstance(last, AssistantMessage) or not last.content or last.tool_calls:
+                raise FieldError("continue_final_message", "needs an assistant's message without tool calls at the end")
         return self
 
     @property
@@ -330,6 +354,8 @@ def to_chat_request(
         response_format=None if form is None else form.model_dump(by_alias=True, exclude_none=True),
         reasoning_effort=_EFFORTS.get(body.reasoning_effort or "", body.reasoning_effort),
         chat_template_kwargs=body.chat_template_kwargs,
+        continue_answer=bool(body.continue_final_message),
+        generation_prompt=body.add_generation_prompt is not False,
         urgency=urgency,
     )
 

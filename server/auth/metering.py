@@ -7,13 +7,13 @@ refused client reads, is decided here. Routes call `MeteredEngine` like the engi
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest
+from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest, Tokenized
 from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
 from server.auth.rights import Limits, limits_of
 from server.errors import ApiError
@@ -26,6 +26,7 @@ from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, Quot
 from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120
+_T = TypeVar("_T")
 _Stream = TypeVar("_Stream", bound=Stream[Any])
 
 
@@ -179,16 +180,26 @@ class MeteredEngine:
             return await fold(stream)
 
     async def count_tokens(self, request: ChatRequest) -> int:
+        return await self._without_tokens(request.model, self._engine.count_tokens(request))
+
+    async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool) -> Tokenized:
+        return await self._without_tokens(model, self._engine.tokenize(model, prompt, special_tokens=special_tokens))
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        return await self._without_tokens(model, self._engine.detokenize(model, ids))
+
+    async def _without_tokens(self, model: str, work: Coroutine[Any, Any, _T]) -> _T:
         """It costs a request and no tokens."""
-        call = _Call(self, request.model)
-        await call.begin()
-        try:
-            counted = await self._engine.count_tokens(request)
-        except BaseException as error:
-            call.end(error)
-            raise
+        call = _Call(self, model)
+        with closing(work):
+            await call.begin()
+            try:
+                done = await work
+            except BaseException as error:
+                call.end(error)
+                raise
         call.end(None)
-        return counted
+        return done
 
     async def images(self, request: ImageRequest) -> ImageStream:
         """Images that were not finished are not counted, neither for the day nor as used."""
@@ -254,6 +265,8 @@ class _Call:
             if taken := await limiter.take_tokens(prompt_tokens + longest_answer_tokens, asked=asked):
                 self.tokens, level = taken
                 self._show(level)
+        if isinstance(self.stream, TokenStream) and self.stream.clamped_to is not None and self.request.kind != "batch":
+            self.request.record.headers["x-hearth-clamped"] = f"max_tokens={self.stream.clamped_to}"
         self.queued_at = time.monotonic()
 
     async def take_images(self, images: int) -> None:

@@ -91,7 +91,8 @@ class VllmChat(Backend):
 
     def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
         self._engine, self._serving, self._launch, self._watch = engine, serving, launch, watch
-        self.chat, self.text, self.count_tokens = serving.chat, serving.text, serving.count_tokens
+        self.chat, self.text, self.token_ids = serving.chat, serving.text, serving.token_ids
+        self.tokenize, self.detokenize = serving.tokenize, serving.detokenize
         self.admission = serving.admission
         self.context_length = serving.context_length
         self.metrics = launch.metrics
@@ -194,7 +195,7 @@ class VllmChat(Backend):
         tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
         plain = ChatRequest(request_id="probe", model=spec.id, messages=[{"role": "user", "content": "?"}])
         try:
-            lengths = {await self.count_tokens(request) for request in (plain, replace(plain, tools=[tool]))}
+            lengths = {len(await self.token_ids(request)) for request in (plain, replace(plain, tools=[tool]))}
         except UnsupportedCapabilityError as error:
             raise LoadError(
                 f"{spec.id}: models.yaml claims `function_calling`, but it has no tool parser. Pick one: 1. set "

@@ -15,7 +15,7 @@ import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -72,6 +72,28 @@ class Grammars:
             _check_strict(form.json_schema, "response_format")
         await self._bind(request, tag, owner, "response_format")
 
+    async def bind_outputs(self, request: Any, wanted: Mapping[str, Any], owner: str) -> None:
+        """Do the same with one constraint in the shape of vLLM's own field."""
+        from vllm.sampling_params import StructuredOutputsParams
+
+        field = "structured_outputs"
+        ((kind, value),) = wanted.items()
+        if kind in {"regex", "grammar"}:
+            await self._check(kind.upper(), value, owner, field)
+            request.structured_outputs = StructuredOutputsParams(**wanted)
+            _choose_backend(request.structured_outputs)
+            return
+        if kind == "json":
+            keyword = unenforced(_well_formed(value, field))
+            if keyword is not None:
+                raise RequestError(
+                    f"`{field}` holds a JSON schema with `{keyword}` in a way that cannot be enforced. Write it "
+                    "otherwise, or send it as `response_format` without `strict` to have the rest enforced.",
+                    param=field,
+                )
+        tag = without_padding(value, field) if kind == "structural_tag" else _tag_of(kind, value, field)
+        await self._bind(request, tag, owner, field)
+
     async def bind_tools(self, request: Any, owner: str) -> None:
         """Do the same with what vLLM's parsers have derived from the tools. After rendering."""
         for tool in request.tools or ():
@@ -105,7 +127,7 @@ class Grammars:
             verdict = await self._compiled(kind, grammar, owner, digest)
         if verdict == "too complex":
             raise GrammarTooComplexError(
-                f"`{field}` holds a JSON schema that cannot be prepared for this model within "
+                f"`{field}` holds {_held(field)} that cannot be prepared for this model within "
                 f"{_COMPILE_SECONDS:.0f} seconds and bounded memory. Make it simpler: fewer optional properties "
                 "and alternatives (`anyOf`), no long or nested repeats in patterns, a smaller `maxLength` and "
                 "`maxItems`.",
@@ -168,10 +190,13 @@ class Grammars:
 def invalid_schema(field: str) -> RequestError:
     """Return the error for a `field` that holds no JSON schema, or one that no grammar can be made of."""
     return RequestError(
-        f"`{field}` holds a JSON schema that cannot be followed: it is not valid, or uses keywords that are not "
-        "supported.",
+        f"`{field}` holds {_held(field)} that cannot be followed: it is not valid, or uses what is not supported.",
         param=field,
     )
+
+
+def _held(field: str) -> str:
+    return "a grammar" if field == "structured_outputs" else "a JSON schema"
 
 
 def _choose_backend(parameters: Any) -> None:
@@ -223,11 +248,21 @@ def format_tag(form: Any) -> str | None:
     """Return the structural tag of a `response_format` (vLLM's object), None where it asks for text."""
     if form is None or form.type not in {"json_object", "json_schema"}:
         return None
-    schema: Any = {"type": "object"}
     if form.type == "json_schema":
-        schema = form.json_schema.json_schema
-        schema = True if schema is None else of_the_type(_well_formed(applicable(schema), "response_format"))
-    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
+        return _tag_of("json", form.json_schema.json_schema, "response_format")
+    return _tag_of("json_object", {}, "response_format")
+
+
+def _tag_of(kind: str, value: Any, field: str) -> str:
+    """Return the structural tag of a JSON schema (`json`), of any object (`json_object`), or of one of many texts."""
+    content: dict[str, Any]
+    if kind == "choice":
+        content = {"type": "or", "elements": [{"type": "const_string", "value": each} for each in value]}
+    else:
+        schema: Any = {"type": "object"}
+        if kind == "json":
+            schema = True if value is None else of_the_type(_well_formed(applicable(value), field))
+        content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
     return json.dumps({"type": "structural_tag", "format": content})
 
 

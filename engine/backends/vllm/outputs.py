@@ -21,8 +21,9 @@ from engine.backends.vllm.request import PromptField, prompt_too_long
 from engine.backends.vllm.tool_calls import CallStream
 from engine.errors import EngineError, GenerationError, OverloadedError, RequestError, engine_died
 from engine.stream import TokenStream
-from engine.types import ChatDelta, ChatStep, TextRequest, TokenLogprob, Usage
+from engine.types import ChatDelta, ChatStep, Prompt, PromptToken, TextRequest, TokenLogprob, Usage
 
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity; vLLM's server writes the same
 _PROMPT_PARAMETERS = {"input_tokens", "input_text", "prompt"}
 _OUR_FIELDS = (
     *("temperature", "top_p", "logprobs", "top_logprobs", "logit_bias", "max_tokens", "messages", "tools"),
@@ -166,14 +167,24 @@ def text_state() -> Any:
 
 
 class ChatOutputs:
-    """Turns vLLM's outputs of a chat request (vLLM's) into steps. `parsers`: of each choice; None: it is all text."""
+    """Turns vLLM's outputs of a chat request (vLLM's) into steps. `parsers`: of each choice; None: it is all text.
+
+    `grammar_field` is what holds the grammar, for errors; None: there is none, or it is made of the tools.
+    """
 
     def __init__(
-        self, chat: Any, request: Any, parsers: list[CallStream] | None = None, *, count_reasoning: bool = False
+        self,
+        chat: Any,
+        request: Any,
+        parsers: list[CallStream] | None = None,
+        *,
+        count_reasoning: bool = False,
+        grammar_field: str | None = None,
     ) -> None:
         self._chat = chat
         self._request = request
         self._count_reasoning = count_reasoning
+        self._grammar_field = grammar_field
         self._choices = [_Choice(parsers[index] if parsers else None) for index in range(request.n)]
 
     def step(self, output: Any) -> ChatStep:
@@ -194,9 +205,8 @@ class ChatOutputs:
 
     def _delta(self, output: Any, piece: Any, choice: _Choice) -> ChatDelta:
         request = self._request
-        if piece.finish_reason == "error" and request.structured_outputs is not None and not request.tools:
-            sentence = "`response_format` holds a JSON schema that cannot be followed."
-            raise RequestError(sentence, param="response_format")
+        if piece.finish_reason == "error" and self._grammar_field is not None:
+            raise invalid_schema(self._grammar_field)
         delta = _delta(self._chat, piece, piece.index, request.top_logprobs if request.logprobs else None)
         choice.completion_tokens += len(piece.token_ids)
         choice.finished = piece.finish_reason is not None
@@ -252,15 +262,40 @@ class TextOutputs:
         self._completion_tokens = 0
         self._cached: dict[int, int] = {}
         self._running = len(request.prompts)
+        self._begun: set[int] = set()  # choices that have their prompt
 
     def step(self, position: int, output: Any) -> ChatStep:
         """Return what is new of the prompt at `position`. Raises `GenerationError`."""
         self._cached[position] = output.num_cached_tokens or 0
         first, top_logprobs = position * self._request.n, self._request.top_logprobs
         deltas = tuple(_delta(self._chat, piece, first + piece.index, top_logprobs) for piece in output.outputs)
-        self._completion_tokens += sum(len(piece.token_ids) for piece in output.outputs)
+        if self._request.max_tokens == 0:  # one was made all the same
+            for delta in deltas:
+                delta.content, delta.logprobs, delta.finish_reason, delta.stop_text = "", None, "length", None
+        else:
+            self._completion_tokens += sum(len(piece.token_ids) for piece in output.outputs)
+        if self._request.echo or self._request.prompt_logprobs is not None:
+            self._add_prompts(deltas, position, output)
         usage = Usage(self._prompt_tokens, self._completion_tokens, cached_tokens=sum(self._cached.values()))
         return ChatStep(deltas, usage)
+
+    def _add_prompts(self, deltas: tuple[ChatDelta, ...], position: int, output: Any) -> None:
+        for delta in deltas:
+            if delta.index not in self._begun:
+                self._begun.add(delta.index)
+                delta.prompt = self._prompt(self._request.prompts[position], output)
+
+    def _prompt(self, sent: str | tuple[int, ...], output: Any) -> Prompt:
+        tokenizer = self._chat.renderer.tokenizer
+        text = sent if isinstance(sent, str) else tokenizer.decode(list(sent))
+        most = self._request.prompt_logprobs
+        if most is None or not output.prompt_logprobs:
+            return Prompt(text)
+        tokens = [
+            _prompt_token(token, found, tokenizer, most)
+            for token, found in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        ]
+        return Prompt(text, tuple(tokens))
 
     def finished(self) -> None:
         self._running -= 1
@@ -282,6 +317,20 @@ def _delta(chat: Any, piece: Any, index: int, top_logprobs: int | None) -> ChatD
     if piece.finish_reason is not None:
         _finish(delta, piece.finish_reason, piece.stop_reason)
     return delta
+
+
+def _prompt_token(token: int, found: Any, tokenizer: Any, most: int) -> PromptToken:
+    """`found` is vLLM's: by their ids the likeliest tokens in its place, and itself; None of the first."""
+    if found is None:
+        return PromptToken(token, tokenizer.decode([token]))
+    entries = sorted(found.items(), key=lambda entry: entry[1].rank or 0)
+    top = tuple(
+        (each, logprob.decoded_token or "", max(logprob.logprob, _LEAST_LOGPROB), logprob.rank or 0)
+        for each, logprob in entries
+        if each == token or (logprob.rank or 0) <= most
+    )
+    own = next(entry for entry in top if entry[0] == token)
+    return PromptToken(token, own[1], own[2], top)
 
 
 def _finish(delta: ChatDelta, reason: str, stop_reason: int | str | None) -> None:

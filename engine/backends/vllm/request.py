@@ -32,10 +32,11 @@ PromptField = Literal["messages", "prompt"]
 
 # Fields that vLLM calls as we do.
 _SAMPLING = (
-    *("temperature", "top_p", "n", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos"),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n", "seed", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "ignore_eos"),
 )
 _CHAT = (
-    *("model", "request_id", "top_k", "logprobs", "top_logprobs", "reasoning_effort", "chat_template_kwargs"),
+    *("model", "request_id", "logprobs", "top_logprobs", "reasoning_effort", "chat_template_kwargs"),
     *("cache_salt", "parallel_tool_calls"),
 )
 
@@ -46,18 +47,22 @@ _FACTORIES: dict[str, Any] = {
 }
 
 
-def translate(request: ChatRequest, *, stream: bool, default_max_tokens: int | None = None) -> ChatCompletionRequest:
-    """Build vLLM's request without validating it again: the server has checked every field already."""
+def translate(request: ChatRequest, *, stream: bool) -> ChatCompletionRequest:
+    """Build vLLM's request without validating it again: the server has checked every field already.
+
+    The length of an answer is not vLLM's to check: `check_context` says both numbers.
+    """
     fields = {name: getattr(request, name) for name in _CHAT} | _sampling(request)
     fields |= {
         # Copied: vLLM's renderer changes messages in place.
         "messages": [dict(message) for message in request.messages],
         "stream": stream,
-        "max_completion_tokens": default_max_tokens if request.max_tokens is None else request.max_tokens,
         "user": request.owner,
     }
     if request.continue_answer:
         fields["add_generation_prompt"], fields["continue_final_message"] = False, True
+    elif not request.generation_prompt:
+        fields["add_generation_prompt"] = False
     if request.tools:
         fields["tools"] = [ChatCompletionToolsParam.model_validate(tool) for tool in request.tools]
         choice = request.tool_choice
@@ -77,7 +82,8 @@ def translate_text(request: TextRequest) -> CompletionRequest:
         **_sampling(request),
         stream=True,  # outputs hold what is new, not everything so far
         logprobs=request.top_logprobs,
-        max_tokens=None,  # check_context says both numbers, vLLM's check of the sum would not
+        prompt_logprobs=request.prompt_logprobs,
+        max_tokens=None,  # likewise not vLLM's to check
     )
 
 
@@ -107,21 +113,41 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     return rendered[1][0]
 
 
+# Of prompts, in one request: they come at once, and hold the event loop while they are put together.
+_MOST_PROBABILITIES = 2**17
+
+
+def check_probabilities(prompt_tokens: int, request: TextRequest) -> None:
+    """Refuse to give the probabilities of more tokens of prompts than can be put together in a moment."""
+    each = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
+    if prompt_tokens * each > _MOST_PROBABILITIES:
+        raise RequestError(
+            f"These prompts have {prompt_tokens} tokens, and {each} probabilities each are asked for; at most "
+            f"{_MOST_PROBABILITIES} come in one request. Send fewer prompts at once, or ask for fewer alternatives.",
+            param="prompt",
+        )
+
+
 async def render_texts(chat: Any, request: TextRequest) -> list[Any]:
     """Tokenise the prompts; vLLM does it on threads of its own. Raises `RequestError`s."""
     renderer, model_config = chat.renderer, chat.model_config
     prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
-    try:
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                renderer.validate_token_ids(prompt)
-    except VLLMValidationError as error:
-        raise RequestError("`prompt` holds a token id that this model does not have.", param="prompt") from error
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            check_tokens(chat, prompt, "prompt")
     return await renderer.render_cmpl_async(
         [parse_model_prompt(model_config, prompt) for prompt in prompts],
         translate_text(request).build_tok_params(model_config),
         prompt_extras={"cache_salt": request.cache_salt} if request.cache_salt is not None else None,
     )
+
+
+def check_tokens(chat: Any, ids: Sequence[int], field: str) -> None:
+    """Refuse ids that the model has no token for."""
+    try:
+        chat.renderer.validate_token_ids(list(ids))
+    except VLLMValidationError as error:
+        raise RequestError(f"`{field}` holds a token id that this model does not have.", param=field) from error
 
 
 def check_context(
@@ -131,14 +157,14 @@ def check_context(
     asked = prompt_tokens + (1 if max_tokens is None else max_tokens)
     if asked <= context_length:
         return
-    if max_tokens is None:
+    if max_tokens is None or prompt_tokens >= context_length:
         tokens = f"{prompt_tokens} tokens, which leaves no room for an answer"
         raise prompt_too_long(tokens, context_length, prompt_field)
     raise ContextLengthError(
         f"This model's maximum context length is {context_length} tokens. However, you requested {asked} tokens "
-        f"({prompt_tokens} in the {prompt_field}, {max_tokens} in the completion). Please shorten the {prompt_field} "
-        "or ask for fewer tokens.",
-        param=prompt_field,
+        f"({prompt_tokens} in the {prompt_field}, {max_tokens} in the completion). Send `max_tokens` of at most "
+        f"{context_length - prompt_tokens}, or shorten the {prompt_field}.",
+        param="max_tokens",
     )
 
 
@@ -157,8 +183,8 @@ def check_answer_alone(max_tokens: int | None, context_length: int, prompt_field
     if max_tokens is not None and max_tokens >= context_length:
         raise ContextLengthError(
             f"This model's maximum context length is {context_length} tokens. However, you requested {max_tokens} "
-            f"tokens in the completion alone, which leaves no room for the {prompt_field}. Please ask for fewer "
-            "tokens.",
+            f"tokens in the completion alone, which leaves no room for the {prompt_field}. Send `max_tokens` of at "
+            f"most {context_length - 1} less what the {prompt_field} need.",
             param="max_tokens",
         )
 

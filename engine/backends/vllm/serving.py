@@ -6,10 +6,10 @@ HTTP answer is left out. Their private fields are listed in compat.py.
 
 import asyncio
 import copy
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -29,6 +29,8 @@ from engine.backends.vllm.request import (
     TextPrompts,
     check_answer_alone,
     check_context,
+    check_probabilities,
+    check_tokens,
     render,
     render_texts,
     translate,
@@ -40,7 +42,9 @@ from engine.config.models import ChatEngineSpec
 from engine.errors import LoadError
 from engine.media import Pictures, image_places
 from engine.stream import TokenStream
-from engine.types import ChatRequest, TextRequest
+from engine.types import ChatRequest, TextRequest, Tokenized
+
+_Request = TypeVar("_Request", ChatRequest, TextRequest)
 
 
 def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThread, pictures: Pictures) -> "Serving":
@@ -103,11 +107,13 @@ class Serving:
             # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
             # put together at once, would block the event loop for seconds.
             request = replace(request, whole=False)
+        request = self._sampled(request)
         errors = TranslatedErrors(self.context_length, _grammar_field(request))
         with ChatTicket(self.admission, request, request.n, stream) as ticket, errors:
             vllm_request, inputs = await self._render(request)
             tokens = len(inputs["prompt_token_ids"])
-            longest = self._longest(tokens, vllm_request.max_completion_tokens)
+            longest = self._longest(tokens, request)
+            stream.clamped_to = _fewer(longest, request)
             priority = await ticket.enter(tokens, longest * request.n)
             core = self._core_request(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
             outputs, state = self._outputs(request, vllm_request, core)
@@ -116,35 +122,56 @@ class Serving:
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
         """Go on with plain texts, like `chat`."""
-        errors = TranslatedErrors(self.context_length, None, "prompt")
+        request = self._sampled(request)
+        errors = TranslatedErrors(self.context_length, _grammar_field(request), "prompt")
         sequences = len(request.prompts) * request.n
         with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
-            check_answer_alone(request.max_tokens, self.context_length, "prompt")
+            asked = self._held_to(request)
+            check_answer_alone(asked, self.context_length, "prompt")
             inputs = await render_texts(self.vllm, request)
-            most = self._limits.max_output_tokens if request.max_tokens is None else request.max_tokens
             lengths = [len(each["prompt_token_ids"]) for each in inputs]
             for length in lengths:
-                check_context(length, most, self.context_length, "prompt")
-            longest = [self._longest(length, most) for length in lengths]
+                check_context(length, asked, self.context_length, "prompt")
+            check_probabilities(sum(lengths), request)
+            longest = [self._longest(length, request) for length in lengths]
+            stream.clamped_to = _fewer(min(longest), request)
+            vllm_request = translate_text(request)
+            if request.structured_outputs is not None:
+                await self.grammars.bind_outputs(vllm_request, request.structured_outputs, request.owner)
             priority = await ticket.enter(sum(lengths), sum(longest) * request.n)
             outputs = TextOutputs(self.vllm, request, sum(lengths), stream)
             requests = []
             for position, (prompt, tokens) in enumerate(zip(inputs, longest, strict=True)):
                 name = f"cmpl-{request.request_id}-{position}"
                 own_priority = priority + position * request.n * SEQUENCE
-                core = self._core_request(name, own_priority, translate_text(request), prompt, tokens)
+                core = self._core_request(name, own_priority, vllm_request, prompt, tokens)
                 step = partial(outputs.step, position)
                 requests.append((core, Collector(stream, step, errors.translated, outputs.finished)))
             await self._start(requests, stream)
 
-    async def count_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt has; one that leaves no room for an answer is refused, as in `chat`."""
-        shortest = replace(request, max_tokens=1)
+    async def token_ids(self, request: ChatRequest) -> list[int]:
+        """Return the tokens of the prompt; one that leaves no room for an answer is refused, as in `chat`."""
         with TranslatedErrors(self.context_length, _grammar_field(request)):
-            async with self._pictures.decoded(shortest, most=self._limits.max_images) as seen:
-                vllm_request = self._translate(seen, stream=False)
+            async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
+                vllm_request = translate(self._sampled(seen), stream=False)
                 vllm_request.response_format = None  # no part of the prompt, and vLLM would compile it
-                return len((await self._inputs(vllm_request))["prompt_token_ids"])
+                ids: list[int] = (await self._inputs(vllm_request, None))["prompt_token_ids"]
+                return ids
+
+    async def tokenize(self, prompt: ChatRequest | str, *, special_tokens: bool) -> Tokenized:
+        """Return the tokens of a conversation, or of a text, which may be longer than the context."""
+        tokenizer = self.vllm.renderer.tokenizer
+        if isinstance(prompt, str):
+            ids = await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=special_tokens)
+        else:
+            ids = await self.token_ids(prompt)
+        return Tokenized(tuple(ids), tuple(tokenizer.convert_ids_to_tokens(ids)), self.context_length)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text that tokens stand for, their marks included. Raises `RequestError` for unknown ones."""
+        check_tokens(self.vllm, ids, "tokens")
+        text: str = await asyncio.to_thread(self.vllm.renderer.tokenizer.decode, list(ids))
+        return text
 
     def needs_parser(self, request: ChatRequest) -> bool:
         """Whether the answer may hold more than text: tool calls or reasoning."""
@@ -155,45 +182,61 @@ class Serving:
 
         What the answer has to satisfy is compiled outside the engine first: the request's owner pays for it.
         """
+        asked = self._held_to(request)
+        check_answer_alone(asked, self.context_length)
         token_ids = self.text_tokens(request)
         if token_ids:
-            vllm_request = self._translate(request, stream=not request.whole)
+            vllm_request = translate(request, stream=not request.whole)
             inputs = tokens_input(token_ids, cache_salt=request.cache_salt)
-            check_context(len(token_ids), vllm_request.max_completion_tokens, self.context_length)
+            check_context(len(token_ids), asked, self.context_length)
             return vllm_request, inputs
         async with self._pictures.decoded(request, most=self._limits.max_images) as seen:
-            vllm_request = self._translate(seen, stream=not request.whole)
+            vllm_request = translate(seen, stream=not request.whole)
             await self.grammars.bind_format(vllm_request, request.owner)
-            inputs = await self._inputs(vllm_request)
+            if request.structured_outputs is not None:
+                await self.grammars.bind_outputs(vllm_request, request.structured_outputs, request.owner)
+            inputs = await self._inputs(vllm_request, asked)
             vllm_request.messages.clear()
             await self.grammars.bind_tools(vllm_request, request.owner)
             return vllm_request, inputs
 
     def text_tokens(self, request: ChatRequest) -> list[int] | None:
         """Return the prompt of a short conversation of plain text; None: vLLM has to look at it."""
-        more = (request.tools, request.response_format, request.reasoning_effort, request.chat_template_kwargs)
-        if self._text is None or request.continue_answer or any(more):
+        more = (
+            *(request.tools, request.response_format, request.structured_outputs, request.reasoning_effort),
+            request.chat_template_kwargs,
+        )
+        if self._text is None or request.continue_answer or not request.generation_prompt or any(more):
             return None
         return self._text.token_ids(request.messages)
 
-    def _translate(self, request: ChatRequest, *, stream: bool) -> Any:
-        check_answer_alone(request.max_tokens, self.context_length)
-        return translate(request, stream=stream, default_max_tokens=self._limits.max_output_tokens)
+    def _sampled(self, request: _Request) -> _Request:
+        """The rest of what the model's generation_config.json says is filled in by vLLM; this much has to be known."""
+        if request.temperature is not None:
+            return request
+        return replace(request, temperature=self.vllm.default_sampling_params.get("temperature", 1.0))
 
-    async def _inputs(self, vllm_request: Any) -> Any:
+    def _held_to(self, request: ChatRequest | TextRequest) -> int | None:
+        """Return the tokens without room for which a request is refused; None where it gets as many as there are."""
+        return None if self._limits.clamp_max_tokens else request.max_tokens
+
+    async def _inputs(self, vllm_request: Any, asked: int | None) -> Any:
         inputs = await render(self.vllm.online_renderer, vllm_request)
-        check_context(len(inputs["prompt_token_ids"]), vllm_request.max_completion_tokens, self.context_length)
+        check_context(len(inputs["prompt_token_ids"]), asked, self.context_length)
         return inputs
 
-    def _longest(self, prompt_tokens: int, most: int | None) -> int:
+    def _longest(self, prompt_tokens: int, request: ChatRequest | TextRequest) -> int:
+        asked = request.max_tokens if request.max_tokens is None else max(request.max_tokens, 1)
+        known = [each for each in (asked, self._limits.max_output_tokens) if each is not None]
         defaults, override = self.vllm.default_sampling_params, self.vllm.override_max_tokens
-        return get_max_tokens(self.context_length, most, prompt_tokens, defaults, override)
+        return get_max_tokens(self.context_length, min(known, default=None), prompt_tokens, defaults, override)
 
     def _outputs(self, request: ChatRequest, vllm_request: Any, core: Any) -> tuple[ChatOutputs, Any]:
         """Return what makes steps of vLLM's outputs, and what takes the place of its state of the request, if any."""
+        field = None if request.tools else _grammar_field(request)
         if not self.needs_parser(request):
             only_text = request.n == 1 and not request.logprobs and vllm_request.structured_outputs is None
-            return ChatOutputs(self.vllm, vllm_request), self._text_state if only_text else None
+            return ChatOutputs(self.vllm, vllm_request, grammar_field=field), self._text_state if only_text else None
         serving, tokenizer = self.vllm, self.vllm.renderer.tokenizer
         kwargs = serving._effective_chat_template_kwargs(vllm_request)  # noqa: SLF001  # vLLM offers no other
         parsers = [serving._make_parser(vllm_request, tokenizer, kwargs) for _ in range(request.n)]  # noqa: SLF001
@@ -203,7 +246,13 @@ class Serving:
         core.reasoning_ended = reasoning["reasoning_ended"]
         core.reasoning_parser_kwargs = reasoning["reasoning_parser_kwargs"]
         streams = [CallStream(parser, vllm_request, tokenizer) for parser in parsers]
-        return ChatOutputs(serving, vllm_request, streams, count_reasoning=self._has_reasoning_parser), None
+        return ChatOutputs(
+            serving,
+            vllm_request,
+            streams,
+            count_reasoning=self._has_reasoning_parser,
+            grammar_field=field,
+        ), None
 
     def _core_request(self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
         """Return vLLM's request to its core."""
@@ -254,6 +303,10 @@ class Serving:
         return task
 
 
+def _fewer(longest: int, request: ChatRequest | TextRequest) -> int | None:
+    return longest if request.max_tokens is not None and longest < request.max_tokens else None
+
+
 def _room_of(engine: Any, limits: ChatEngineSpec) -> Room:
     cache = engine.vllm_config.cache_config
     return Room(
@@ -266,5 +319,9 @@ def _room_of(engine: Any, limits: ChatEngineSpec) -> Room:
     )
 
 
-def _grammar_field(request: ChatRequest) -> str | None:
+def _grammar_field(request: ChatRequest | TextRequest) -> str | None:
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    if isinstance(request, TextRequest):
+        return None
     return "response_format" if request.response_format else "tools" if request.tools else None

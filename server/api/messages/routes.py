@@ -47,7 +47,6 @@ _Blocks = list[tuple[str, schema.Block]]  # each with its path in the client's b
 async def create_message(body: schema.MessagesBody, caller: ChatCaller) -> Response:
     """Answer a conversation with a message, whole or, with `stream: true`, as server-sent events."""
     chat, names = _to_chat(body, caller)
-    chat = replace(chat, top_k=body.top_k)
     return await caller.answer(chat, MessageAnswer(chat), stream=body.stream, naming=names.as_sent())
 
 
@@ -79,7 +78,7 @@ def _to_chat(body: schema.CountTokensBody, caller: Caller) -> tuple[ChatRequest,
         }
         names["response_format"] = "output_format" if body.output_format else "output_config.format"
     if isinstance(body, schema.MessagesBody):
-        fields |= body.model_dump(include={"max_tokens", "stream", "temperature", "top_p"})
+        fields |= body.model_dump(include={"max_tokens", "stream", "temperature", "top_p", "top_k"})
         fields["stop"] = list(body.stop_sequences)
     with names.as_sent():
         chat = to_chat_request(to_chat_body(fields), caller)

@@ -199,7 +199,7 @@ class MessagesBody(CountTokensBody):
     stop_sequences: Annotated[Any, AfterValidator(shared.stop_texts), BeforeValidator(_no_string)] = ()
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    """Higher is more random; 0 always takes the likeliest token. Default 1."""
+    """Higher is more random; 0 always takes the likeliest token. Default: the model's own, else 1."""
     top_p: shared.TopP | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Only the likeliest so many tokens are drawn from; 0 means all."""

@@ -358,12 +358,12 @@ def _as_asked(body: schema.ResponseBody) -> dict[str, Any]:
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "service_tier": "default",
         "store": False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": body.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True)},
         "tool_choice": tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
         "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, schema.FunctionTool)],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": body.top_p,
         "truncation": "disabled",
     }
 

@@ -14,6 +14,7 @@ from server.api.chat_request import TextFormat
 from server.api.left_out import OtherTool, callable_or_other
 
 _not_stored = shared.refused("cannot be used: nothing is stored here. Send the whole conversation in `input`")
+_by_format = shared.refused("is not supported here: use `text.format`, or `structured_outputs` of chat")
 _not_in_background = shared.refused(
     "cannot be true: nothing is stored here, so the answer could not be fetched later", lambda value: value is True
 )
@@ -172,6 +173,11 @@ class ResponseBody(shared.ModelBody):
     truncation: Literal["auto", "disabled"] | None = None
     """Accepted; a conversation that is too long is always refused, never cut."""
 
+    structured_outputs: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_json: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_regex: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_choice: Annotated[Any, BeforeValidator(_by_format)] = None
+    guided_grammar: Annotated[Any, BeforeValidator(_by_format)] = None
     previous_response_id: Annotated[Any, BeforeValidator(_not_stored)] = None
     conversation: Annotated[Any, BeforeValidator(_not_stored)] = None
     prompt: Annotated[Any, BeforeValidator(_not_stored)] = None

@@ -97,6 +97,10 @@ async def test_a_stream_in_the_official_package(client: openai.AsyncOpenAI):
         {"logit_bias": {"5": 100}, "max_tokens": 4},
         {"prompt": "ሰላም። 😀", "max_tokens": 60},
         {"best_of": 2, "n": 2, "echo": False, "suffix": "", "user": "me"},
+        {"echo": True, "max_tokens": 3},
+        {"echo": True, "logprobs": 2, "n": 2, "prompt": ["The capital of Japan is", [5, 6, 7]], "max_tokens": 3},
+        {"echo": True, "logprobs": 0, "max_tokens": 0},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
     ],
     ids=str,
 )
@@ -132,6 +136,61 @@ async def test_probabilities_belong_to_the_tokens_of_the_text(http: httpx2.Async
         assert choice["text"][offset:].startswith(token)
 
 
+async def test_a_prompt_comes_back_with_its_probabilities_as_evaluations_need_them(
+    http: httpx2.AsyncClient, client: openai.AsyncOpenAI
+):
+    """What lm-eval does for a multiple choice: which ending is likelier, and is each of its tokens the likeliest."""
+    scores = {}
+    for ending in (" Paris.", " Tokyo."):
+        text = BASE["prompt"] + ending
+        answer = await client.completions.create(**BASE | {"prompt": text}, echo=True, max_tokens=1, logprobs=1)
+        (choice,) = answer.choices
+        found = choice.logprobs
+        assert found is not None
+        assert choice.text.startswith(text)
+        assert "".join(found.tokens) == choice.text
+        assert found.text_offset == [len("".join(found.tokens[:place])) for place in range(len(found.tokens))]
+        assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+        of_ending = [
+            place for place, offset in enumerate(found.text_offset) if len(BASE["prompt"]) <= offset < len(text)
+        ]
+        scores[ending] = sum(found.token_logprobs[place] for place in of_ending)
+        greedy = all(
+            found.tokens[place] == max(found.top_logprobs[place], key=found.top_logprobs[place].get)
+            for place in of_ending
+        )
+        assert greedy == (ending == " Paris.")
+        assert answer.usage.completion_tokens == 1
+    assert scores[" Paris."] > scores[" Tokyo."] + 1
+
+    ids = (await http.post("/v1/tokenize", json={"model": MODEL, "prompt": BASE["prompt"]})).json()["tokens"]
+    body = BASE | {"prompt": ids, "echo": True, "max_tokens": 0, "logprobs": 2, "prompt_logprobs": 1}
+    whole = (await http.post(PATH, json=body)).json()
+    (choice,) = whole["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (BASE["prompt"], "length")
+    assert whole["usage"]["completion_tokens"] == 0
+    assert choice["prompt_logprobs"][0] is None
+    for id_, each, token, value in zip(
+        ids[1:],
+        choice["prompt_logprobs"][1:],
+        *(choice["logprobs"][name][1:] for name in ("tokens", "token_logprobs")),
+        strict=True,
+    ):
+        assert each[str(id_)]["decoded_token"] == token
+        assert each[str(id_)]["logprob"] == value
+        assert min(entry["rank"] for entry in each.values()) == 1
+    streamed = await http.post(PATH, json=body | {"stream": True})
+    assert_error(streamed, 400, VALUE, "prompt_logprobs")
+    many = await http.post(PATH, json=body | {"prompt": ids * 2000})
+    assert_error(many, 400, VALUE, "prompt")
+
+
+async def test_an_answer_is_one_of_the_choices(http: httpx2.AsyncClient):
+    body = BASE | {"structured_outputs": {"choice": ["perhaps", "never"]}, "max_tokens": 60}
+    (choice,) = (await http.post(PATH, json=body)).json()["choices"]
+    assert (choice["text"] in {"perhaps", "never"}, choice["finish_reason"]) == (True, "stop")
+
+
 def each(field: str, values: list[Any], param: str | None = None, code: str = VALUE) -> list[Any]:
     return [
         pytest.param({field: value}, code, param or field, id=f"{field}={json.dumps(value)[:60]}") for value in values
@@ -148,8 +207,8 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
         *each("prompt", [[5, 99_999_999], ["x", [2**31 - 1]]]),
         *each("prompt", [f"{CANARY} " * 20000, [1] * 33000, ["x", [1] * 32768]], code=CONTEXT),
         *each("max_tokens", [0, -1, 1.5, True]),
-        *each("max_tokens", [32768, 2**62], code=CONTEXT),
-        *each("max_tokens", [32767], "prompt", CONTEXT),
+        *each("prompt_logprobs", [-1, 21, True, CANARY]),
+        *each("structured_outputs", [{}, {"grammar": CANARY}]),
         *each("temperature", [3, True, CANARY]),
         *each("top_p", [0, CANARY]),
         *each("n", [0, 9, True]),
@@ -160,7 +219,7 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
         *each("frequency_penalty", [CANARY]),
         *each("logit_bias", [{CANARY: 1}, {"999999": 1}]),
         *each("logprobs", [-1, 21, True, CANARY]),
-        *each("echo", [True, CANARY]),
+        *each("echo", [CANARY]),
         *each("suffix", [CANARY, 5]),
         *each("chat_template", [CANARY]),
         *each("prompt_embeds", [CANARY]),
