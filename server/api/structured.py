@@ -1,8 +1,11 @@
-"""`structured_outputs`, vLLM's own field for what an answer has to look like: one constraint, within our limits."""
+"""`structured_outputs`, vLLM's own field for what an answer has to look like: one constraint, within our limits.
+
+Free grammars are refused: after some hundred tokens an ambiguous one (`root ::= root root | "a"`) takes xgrammar a
+second for each, in the engine, where it would hold up everybody. Structural tags may hold such grammars.
+"""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -12,33 +15,19 @@ from server.api.json_schema import object_schema, plain_pattern
 from server.errors import ApiError
 from server.http.routing import parse_strict_json
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_MOST_CHARACTERS = 64 * 2**10
+_KINDS = ("json", "json_object", "choice", "regex")
 _no_option = shared.refused("is not supported: leave it out", bool)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return parse_strict_json(text.encode())
-    except ApiError as error:
-        raise ValueError("must be an object, or the JSON text of one") from error
+_no_grammar = shared.refused("is not supported, since it could hold up other answers: use `regex`, `choice` or `json`")
+_no_tag = shared.refused("is not supported, since it could hold up other answers: use `json`, or `tools` for calls")
 
 
 def _json(value: Any) -> Any:
-    schema = _parsed(value) if isinstance(value, str) else value
-    return None if schema is None else object_schema(schema, otherwise="send it as `response_format` without `strict`")
-
-
-def _structural_tag(value: Any) -> Any:
-    tag = _parsed(value) if isinstance(value, str) else value
-    if tag is None:
-        return None
-    if not isinstance(tag, dict) or tag.get("type") != "structural_tag" or not isinstance(tag.get("format"), dict):
-        raise ValueError("must be the JSON text of an object with the `type` structural_tag and a `format`")
-    text = json.dumps(tag)
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"must have at most {_MOST_CHARACTERS} characters")
-    return text
+    if isinstance(value, str):
+        try:
+            value = parse_strict_json(value.encode())
+        except ApiError as error:
+            raise ValueError("must be a JSON schema, an object or the JSON text of one") from error
+    return None if value is None else object_schema(value, otherwise="send it as `response_format` without `strict`")
 
 
 _Choice = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -49,14 +38,13 @@ class StructuredOutputs(shared.Strict):
 
     json_: Annotated[dict[str, Any] | None, BeforeValidator(_json), Field(alias="json")] = None
     """A JSON schema, all of which can be enforced."""
-    regex: Annotated[str, Field(min_length=1), AfterValidator(plain_pattern)] | None = None
+    json_object: bool | None = None
+    """True: any JSON object."""
     choice: Annotated[list[_Choice], Field(min_length=1, max_length=256)] | None = None
     """The answer is one of these."""
-    grammar: Annotated[str, Field(min_length=1, max_length=_MOST_CHARACTERS)] | None = None
-    """In EBNF, as xgrammar reads it, or in Lark's form."""
-    json_object: bool | None = None
-    structural_tag: Annotated[str | None, BeforeValidator(_structural_tag)] = None
-    """xgrammar's: JSON text with the `type` structural_tag and a `format`."""
+    regex: Annotated[str, Field(min_length=1), AfterValidator(plain_pattern)] | None = None
+    grammar: Annotated[Any, BeforeValidator(_no_grammar)] = None
+    structural_tag: Annotated[Any, BeforeValidator(_no_tag)] = None
     whitespace_pattern: Annotated[Any, BeforeValidator(_no_option)] = None
     disable_any_whitespace: Annotated[Any, BeforeValidator(_no_option)] = None
     disable_additional_properties: Annotated[Any, BeforeValidator(_no_option)] = None

@@ -73,14 +73,14 @@ class Grammars:
         await self._bind(request, tag, owner, "response_format")
 
     async def bind_outputs(self, request: Any, wanted: Mapping[str, Any], owner: str) -> None:
-        """Do the same with one constraint in the shape of vLLM's own field."""
+        """Do the same with one constraint of vLLM's own field: a `json`, `json_object`, `choice` or `regex`."""
         from vllm.sampling_params import StructuredOutputsParams
 
         field = "structured_outputs"
         ((kind, value),) = wanted.items()
-        if kind in {"regex", "grammar"}:
-            await self._check(kind.upper(), value, owner, field)
-            request.structured_outputs = StructuredOutputsParams(**wanted)
+        if kind == "regex":
+            await self._check("REGEX", value, owner, field)
+            request.structured_outputs = StructuredOutputsParams(regex=value)
             _choose_backend(request.structured_outputs)
             return
         if kind == "json":
@@ -91,8 +91,7 @@ class Grammars:
                     "otherwise, or send it as `response_format` without `strict` to have the rest enforced.",
                     param=field,
                 )
-        tag = without_padding(value, field) if kind == "structural_tag" else _tag_of(kind, value, field)
-        await self._bind(request, tag, owner, field)
+        await self._bind(request, _tag_of(kind, value, field), owner, field)
 
     async def bind_tools(self, request: Any, owner: str) -> None:
         """Do the same with what vLLM's parsers have derived from the tools. After rendering."""

@@ -208,7 +208,7 @@ def each(field: str, values: list[Any], param: str | None = None, code: str = VA
         *each("prompt", [f"{CANARY} " * 20000, [1] * 33000, ["x", [1] * 32768]], code=CONTEXT),
         *each("max_tokens", [0, -1, 1.5, True]),
         *each("prompt_logprobs", [-1, 21, True, CANARY]),
-        *each("structured_outputs", [{}, {"grammar": CANARY}]),
+        *each("structured_outputs", [{}, {"json": {"not": {}}}]),
         *each("temperature", [3, True, CANARY]),
         *each("top_p", [0, CANARY]),
         *each("n", [0, 9, True]),

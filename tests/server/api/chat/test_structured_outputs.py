@@ -22,7 +22,6 @@ SCHEMA = {
     "required": ["name"],
     "additionalProperties": False,
 }
-TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "three words here"}}
 
 
 def satisfies(schema: dict[str, Any]) -> Callable[[str], bool]:
@@ -36,9 +35,6 @@ def satisfies(schema: dict[str, Any]) -> Callable[[str], bool]:
         ({"json": json.dumps(SCHEMA)}, satisfies(SCHEMA)),
         ({"choice": ['"yes"\n', "no, thanks"]}, lambda text: text in {'"yes"\n', "no, thanks"}),
         ({"regex": "[a-c]{3}-[0-9]{2}"}, lambda text: bool(re.fullmatch("[a-c]{3}-[0-9]{2}", text))),
-        ({"grammar": 'root ::= "left" | "right"'}, lambda text: text in {"left", "right"}),
-        ({"grammar": 'start: "left" | "right"'}, lambda text: text in {"left", "right"}),
-        ({"structural_tag": json.dumps(TAG)}, lambda text: text == "three words here"),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
 )
