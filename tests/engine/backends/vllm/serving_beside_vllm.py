@@ -105,7 +105,7 @@ async def ours(engine: Engine, request: ChatRequest, sent: list[Any]) -> dict[st
     steps += [step async for step in stream]
     text = "".join(delta.content for step in steps for delta in step.deltas if delta.index == 0)
     core = [known(one) for one in sent]
-    if request.seed is None and request.temperature:  # random: nothing to compare
+    if request.seed is None and request.temperature != 0:  # random: nothing to compare
         return {"core": core, "said": []}
     assert [choice.content for choice in streamed.choices] == [choice.content for choice in whole.choices]
     assert streamed.usage.completion_tokens == whole.usage.completion_tokens
@@ -126,6 +126,7 @@ async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str
     for name, stream in (("v", backend._serving.needs_parser(request) or request.logprobs), ("w", True), ("x", True)):
         asked = replace(request, request_id=f"{request.request_id}-{name}")
         theirs = translate(asked, stream=bool(stream))
+        theirs.max_completion_tokens = asked.max_tokens
         await serving.grammars.bind_format(theirs, "")
         made = await serving.vllm.create_chat_completion(theirs)
         if hasattr(made, "choices"):
@@ -134,7 +135,7 @@ async def vllms(backend: Any, request: ChatRequest, sent: list[Any]) -> dict[str
         else:
             async for _ in made:
                 pass
-    random = request.seed is None and request.temperature
+    random = request.seed is None and request.temperature != 0
     return {"core": [known(one) for one in sent], "said": [] if random else said}
 
 
