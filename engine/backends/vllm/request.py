@@ -184,7 +184,7 @@ def check_answer_alone(max_tokens: int | None, context_length: int, prompt_field
         raise ContextLengthError(
             f"This model's maximum context length is {context_length} tokens. However, you requested {max_tokens} "
             f"tokens in the completion alone, which leaves no room for the {prompt_field}. Send `max_tokens` of at "
-            f"most {context_length - 1} less what the {prompt_field} need.",
+            f"most {context_length - 1} less the tokens of the {prompt_field}.",
             param="max_tokens",
         )
 
