@@ -59,7 +59,7 @@ async def test_any_object_will_do_with_json_object(http: httpx2.AsyncClient):
 
 
 async def test_a_message_is_continued(http: httpx2.AsyncClient):
-    begun, rest = HELLO_ANSWER[:12], HELLO_ANSWER[12:]
+    begun, rest = "Hello! How", HELLO_ANSWER.removeprefix("Hello! How")
     messages = [*HELLO, {"role": "assistant", "content": begun}]
     body = {"model": MODEL, "messages": messages, "temperature": 0, "continue_final_message": True}
     for more in ({}, {"add_generation_prompt": False}):
