@@ -43,8 +43,9 @@ async def test_what_was_used_a_moment_ago_is_counted(server: Server, http: httpx
     assert await read(http, key) == []
     used = [(await http.post(CHAT, json=BODY, headers=header(key))).json()["usage"] for _ in range(2)]
     batch = await http.post(f"{CHAT}/batch", json={"requests": [BODY, BODY]}, headers=header(key))
-    long = await http.post(CHAT, json=BODY | {"max_tokens": 100_000}, headers=header(key))
-    assert_error(long, 400, "context_length_exceeded", "max_tokens")
+    messages = [{"role": "user", "content": "word " * 40_000}]
+    long = await http.post(CHAT, json=BODY | {"messages": messages}, headers=header(key))
+    assert_error(long, 400, "context_length_exceeded", "messages")
     rows = {row["kind"]: row for row in await read(http, key, by="hour,kind,model,key")}
     assert set(rows) == {"chat", "batch"}
     assert list(rows["chat"]) == FIELDS

@@ -36,7 +36,7 @@ async def test_responses_come_in_the_order_of_the_requests_and_bad_items_fail_al
         11: ("no object", 400, "invalid_value", None),
         20: (body(model="nothing"), 404, "model_not_found", "model"),
         21: (body(stream=True), 400, "invalid_value", "stream"),
-        40: (body(max_tokens=50_000), 400, "context_length_exceeded", "max_tokens"),
+        40: (body("word " * 40_000), 400, "context_length_exceeded", "messages"),
         41: (body(custom_id=5), 400, "invalid_value", "custom_id"),
     }
     for index, (item, *_) in bad.items():

@@ -142,7 +142,7 @@ async def test_text_comes_while_it_is_made_not_at_the_end(http: httpx2.AsyncClie
     [
         ({"temperature": 3}, 400, "invalid_value", "temperature"),
         ({"model": "nobody"}, 404, "model_not_found", "model"),
-        ({"max_tokens": 32767}, 400, "context_length_exceeded", "messages"),
+        ({"messages": [{"role": "user", "content": "word " * 40_000}]}, 400, "context_length_exceeded", "messages"),
         ({"logit_bias": {"999999": 1}}, 400, "invalid_value", "logit_bias"),
     ],
 )
