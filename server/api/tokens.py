@@ -45,15 +45,15 @@ class DetokenizeBody(shared.ModelBody):
 @router.post("/v1/tokenize", response_class=Response)
 async def tokenize(body: TokenizeBody, caller: ChatCaller) -> Response:
     """Return the tokens of a text or of a conversation. Nothing is generated."""
-    caller.access.check(caller.key, body.model)
+    model = caller.access.model_id(caller.key, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "missing_field", "Send either `prompt` or `messages`.", param="prompt")
     asked: Any = body.prompt
     if body.messages is not None:
         asked = to_chat_request(to_chat_body(body.model_dump(include=set(_OF_CHAT))), caller)
-    caller.record.model = body.model
+    caller.record.model = model
     special_tokens = body.add_special_tokens is not False
-    work = caller.engine.tokenize(body.model, asked, special_tokens=special_tokens)
+    work = caller.engine.tokenize(model, asked, special_tokens=special_tokens)
     found = await until_disconnect(work, caller.request, caller.drain)
     caller.record.prompt_tokens = len(found.ids)
     answer = {
@@ -69,7 +69,6 @@ async def tokenize(body: TokenizeBody, caller: ChatCaller) -> Response:
 @router.post("/v1/detokenize", response_class=Response)
 async def detokenize(body: DetokenizeBody, caller: ChatCaller) -> Response:
     """Return the text that tokens stand for."""
-    caller.access.check(caller.key, body.model)
-    caller.record.model = body.model
-    work = caller.engine.detokenize(body.model, body.tokens)
+    caller.record.model = model = caller.access.model_id(caller.key, body.model)
+    work = caller.engine.detokenize(model, body.tokens)
     return json_response({"prompt": await until_disconnect(work, caller.request, caller.drain)})
