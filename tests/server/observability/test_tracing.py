@@ -251,12 +251,15 @@ def test_a_traceparent_of_any_size_reaches_no_log(
     assert capfd.readouterr() == ("", "")
 
 
+_NO_ANSWERS = ("/admin/", "/count_tokens", "tokenize", "{stored")
+
+
 def test_every_route_that_asks_a_model_has_an_operation():
     posts = {
         route.path
         for module in _ROUTES
         for route in module.router.routes
-        if "POST" in route.methods and not any(part in route.path for part in ("/admin/", "/count_tokens", "{stored"))
+        if "POST" in route.methods and not any(part in route.path for part in _NO_ANSWERS)
     }
     assert posts == {*_OPERATIONS}
 
