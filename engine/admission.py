@@ -39,12 +39,28 @@ SEQUENCE = 1 << 24  # in priorities: a sequence of the same owner; less than tha
 
 
 @dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers of a model that keep the same for each sequence: a block for so many of its tokens.
+
+    `most_blocks`: of a sequence, however long it becomes; None: there is no such limit.
+    """
+
+    block_tokens: int
+    most_blocks: int | None = None
+
+    def blocks_of(self, tokens: int) -> int:
+        blocks = -(-tokens // self.block_tokens)
+        return blocks if self.most_blocks is None else min(blocks, self.most_blocks)
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """How much may run in a model at the same time.
 
     `sequences`: generated at the same time. `kept_for_interactive` of them are never taken by batches, and
     `kept_for_newcomers` only by keys that have nothing running. `waiting`: interactive requests that may wait;
-    batches bound themselves. `kv_tokens`: tokens of running conversations, None where not known.
+    batches bound themselves. `kv_room`: what running conversations may take together, in blocks of the KV cache if
+    there are `kv_groups`, all of which take from the same ones, else in tokens; None where it is not known.
     `beside_interactive`: of an admission before rendering; so many sequences start while interactive requests run in
     the model, and `quiet_seconds` longer, because each running sequence makes every step longer for all.
     """
@@ -53,12 +69,20 @@ class Room:
     waiting: int
     kept_for_interactive: int = 0
     kept_for_newcomers: int = 0
-    kv_tokens: int | None = None
+    kv_room: int | None = None
+    kv_groups: tuple[KvGroup, ...] = ()
     fair: bool = True
     beside_interactive: int | None = None
     # After the last interactive request the next one is still to be expected: agents ask again at once. Longer than
     # that, and one person who asks now and then would halve a night's batches.
     quiet_seconds: float = 0.25
+
+    def taken(self, tokens: int, sequences: int) -> int:
+        """Return what so many sequences take that have so many tokens together, in units of `kv_room`."""
+        if not self.kv_groups:
+            return tokens
+        each = -(-tokens // sequences)
+        return sequences * sum(group.blocks_of(each) for group in self.kv_groups)
 
 
 class _Standing(IntEnum):
@@ -79,7 +103,7 @@ class Admission:
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
         self.running = 0  # sequences
         self._by_owner: Counter[str] = Counter()  # of them
-        self._kv_tokens = 0  # as expected when they were let in
+        self._kv_taken = 0  # as expected when they were let in
         self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
         self._growth = (0, 0)
         self._growth_read_at = -math.inf
@@ -187,7 +211,7 @@ class Admission:
         ticket.priority = int(ticket.urgency) << _PRIORITY_BITS
         if self._room.fair:  # else vLLM preempts the youngest
             ticket.priority += round((self._by_owner[ticket.owner] - ticket.sequences) * SEQUENCE / ticket.weight)
-            ticket.priority += min(_kv_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
+            ticket.priority += min(_expected_tokens(ticket) // ticket.sequences, SEQUENCE - 1)
 
     def end(self, ticket: Ticket, *, cut_off: bool) -> None:
         """Give its room back. One that was `cut_off` says nothing of how long answers take."""
@@ -290,15 +314,15 @@ class Admission:
         return claim.sequences <= free - kept and not self._lacks_tokens(claim)
 
     def _lacks_tokens(self, claim: Claim) -> bool:
-        most = self._room.kv_tokens
+        most = self._room.kv_room
         if most is None:
             return False
         used, beyond_expected = self._read_growth()
-        expected = self._kv_tokens + beyond_expected + _kv_tokens(claim)
-        return expected > most or used + claim.prompt_tokens > _FULL * most
+        expected = self._kv_taken + beyond_expected + self._expected(claim)
+        return expected > most or used + self._room.taken(claim.prompt_tokens, claim.sequences) > _FULL * most
 
     def _read_growth(self) -> tuple[int, int]:
-        """Return the tokens in use by now, and how many more than expected what runs is going to have.
+        """Return what is in use of the KV cache by now, and how much more than expected what runs is going to take.
 
         An answer that has outgrown its expectation is expected to become twice as long as it is.
         """
@@ -307,11 +331,16 @@ class Admission:
             used = beyond = 0
             for claim, made in self._growing.items():
                 tokens = made()
-                used += claim.prompt_tokens + tokens
+                used += self._room.taken(claim.prompt_tokens + tokens, claim.sequences)
                 becoming = min(2 * tokens, claim.longest_answer_tokens)
-                beyond += max(0, becoming - math.ceil(claim.expected_answer_tokens))
+                if becoming > claim.expected_answer_tokens:
+                    longer = self._room.taken(claim.prompt_tokens + becoming, claim.sequences)
+                    beyond += longer - self._expected(claim)
             self._growth, self._growth_read_at = (used, beyond), now
         return self._growth
+
+    def _expected(self, claim: Claim) -> int:
+        return self._room.taken(_expected_tokens(claim), claim.sequences)
 
     def _standing(self, claim: Claim) -> _Standing:
         if claim.urgency == Urgency.INTERACTIVE and claim.owner not in self._by_owner:
@@ -321,7 +350,7 @@ class Admission:
 
     def _take(self, claim: Claim) -> None:
         self.running += claim.sequences
-        self._kv_tokens += _kv_tokens(claim)
+        self._kv_taken += self._expected(claim)
         self._by_owner[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
@@ -331,7 +360,7 @@ class Admission:
         if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
             self._growth_read_at = -math.inf
         self.running -= claim.sequences
-        self._kv_tokens -= _kv_tokens(claim)
+        self._kv_taken -= self._expected(claim)
         self._by_owner[claim.owner] -= claim.sequences
         if not self._by_owner[claim.owner]:
             del self._by_owner[claim.owner]
@@ -341,7 +370,7 @@ class Admission:
         self._dispatch()
 
 
-def _kv_tokens(claim: Claim) -> int:
+def _expected_tokens(claim: Claim) -> int:
     return claim.prompt_tokens + math.ceil(claim.expected_answer_tokens)
 
 

@@ -81,17 +81,27 @@ class VariantSpec(Spec):
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Tokens of prompt and answer together. null: 8192."""
     chats: Annotated[int, Field(ge=1, le=65536)] = 2
-    """For how many conversations of that full length the KV cache must have room at least."""
+    """For how many conversations of `context_length` tokens the KV cache must have room at least."""
     kv_kib_per_token: Annotated[float, Field(ge=0, le=65536)] = 0.0
     """KiB of KV cache that one token takes: 2 x layers with full attention x KV heads x head size x 2 bytes."""
+    kv_groups: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """KV cache groups of vLLM: 1, and 1 for each layer with linear attention or a sliding window that stands beside
+    one with full attention. null: 4 with `state_mib_per_chat`, 2 with `sliding_window`, else 1."""
+    sliding_window: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens that the layers with a sliding window look back. null: there are none."""
     kv_heads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """KV heads: over more GPUs than that the KV cache is not split any further. null: it always is."""
     state_mib_per_chat: Annotated[float, Field(ge=0, le=65536)] = 0.0
-    """MiB that a conversation takes whatever its length, in layers with linear attention."""
+    """MiB of a conversation's states in all layers with linear attention."""
     profile: _Profile | None = None
     """Profile of an image model, in place of the model's."""
     offload: Literal["none", "model", "sequential"] | None = None
     """What of an image model stays in the GPU's memory. null: what its profile says."""
+
+    @property
+    def groups(self) -> int:
+        """KV cache groups, where they are not said too."""
+        return self.kv_groups or (4 if self.state_mib_per_chat else 2 if self.sliding_window else 1)
 
 
 def _each_folder_once(variants: tuple[VariantSpec, ...]) -> tuple[VariantSpec, ...]:

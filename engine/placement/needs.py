@@ -6,6 +6,7 @@ models.yaml names: what it needs is read off its files, and nothing is loaded fo
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, Spee
 from engine.config.models import VariantSpec
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
+from engine.placement.kv_cache import CPU_BLOCK, GPU_BLOCK, KvCache, tokens_in_flight
 from engine.placement.types import Device, Need
 from engine.weights.manifest import is_complete
 
@@ -36,10 +38,10 @@ _DEMO_GIB = {"gpu": 1.25, "ram": 0.75}
 # Of a folder of the operator's own.
 _SHORTEST_CONTEXT = 4096
 _CACHE_BYTES = 2  # a number of the KV cache, in bfloat16
-_BLOCK = 128  # tokens that vLLM keeps together on a CPU; it holds one block back
 _TABLE_BYTES = 10  # for each position and number of a head: cosines and sines in 32 bits, and what they are made of
 # Families that share a cache between layers, compress it, or have heads of several sizes.
-_OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads")
+_OTHERS = ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads")
+_KINDS = {"full_attention", "sliding_attention", "linear_attention"}
 _LICENCE = "see its model card"
 # Beyond that something else took or freed memory meanwhile; such a measurement would spoil later plans.
 _PLAUSIBLE = (0.4, 2.5)
@@ -120,7 +122,9 @@ def needs_of(
     given = explicit(spec, "tensor_parallel_size")
     splits = (given,) if isinstance(given, int) else splits
     names = {gpu.name for gpu in gpus}
-    return tuple(_need(spec, variant, split, names, footprints) for split in sorted(set(splits)) if split <= len(gpus))
+    size = max(gpu.total_bytes for gpu in gpus)
+    fitting = [split for split in sorted(set(splits)) if split <= len(gpus)]
+    return tuple(_need(spec, variant, split, names, footprints, gpu_bytes=size) for split in fitting)
 
 
 def demo_need(spec: ModelSpec, devices: Sequence[Device]) -> Need:
@@ -137,33 +141,51 @@ def explicit(spec: ModelSpec, key: str) -> object | None:
     return getattr(spec.engine, key) if said else None
 
 
-def _need(spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], footprints: Footprints) -> Need:
-    """Return what it needs of each of `split` GPUs of these names (0: of RAM)."""
+def _need(  # noqa: PLR0913  # each of them tells a size
+    spec: ModelSpec, variant: VariantSpec, split: int, names: set[str], footprints: Footprints, *, gpu_bytes: int = 0
+) -> Need:
+    """Return what it needs of each of `split` GPUs of these names (0: of RAM). `gpu_bytes`: the largest of all GPUs."""
     known = [footprints.of(variant, split, name) for name in names]
     measured = [used for used in known if used is not None]
     is_measured = len(measured) == len(known)
     resident_gib = variant.resident_gib if split else None
     stated_gib = (resident_gib or variant.weights_gib) / max(1, split)
-    context, chat_bytes, fixed_gib = None, 0, None
+    cache, context, fixed_gib = None, None, None
     if isinstance(spec, ChatModelSpec):
         context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
-        heads_apart = min(max(1, split), variant.kv_heads or max(1, split))
-        per_chat = context * variant.kv_kib_per_token * 1024 + variant.state_mib_per_chat * (1 << 20)
-        chat_bytes = int(per_chat / heads_apart)  # on each GPU
+        cache = _cache(variant, split, gpu_bytes)
         fixed_gib = spec.engine.kv_cache_gib
     share = explicit(spec, "gpu_memory_utilization") if split else None
+    least = 0 if cache is None or context is None else cache.bytes_of(variant.chats, context)
     return Need(
         variant,
         split,
         weights_bytes=max(measured) if is_measured else int(stated_gib * GIB),
         activations_bytes=int(variant.activations_gib * GIB),
-        kv_bytes=variant.chats * chat_bytes if fixed_gib is None else int(fixed_gib * GIB),
-        chat_bytes=chat_bytes,
+        kv_bytes=least if fixed_gib is None else int(fixed_gib * GIB),
+        cache=cache,
         ram_bytes=0 if resident_gib is None else int(variant.weights_gib * GIB),
         context_length=context,
+        sequences=spec.engine.max_num_seqs if isinstance(spec, ChatModelSpec) else 0,
         share=share if isinstance(share, float) else None,
         fixed_kv=fixed_gib is not None,
         measured=is_measured,
+    )
+
+
+def _cache(variant: VariantSpec, split: int, gpu_bytes: int) -> KvCache | None:
+    """Return how its KV cache is divided on each of `split` GPUs (0: in RAM); None where its size is not known."""
+    parts = max(1, split)
+    token_bytes = int(variant.kv_kib_per_token * 1024 / min(parts, variant.kv_heads or parts))
+    if token_bytes == 0:
+        return None
+    return KvCache.of(
+        token_bytes,
+        groups=variant.groups,
+        window=variant.sliding_window,
+        state_bytes=int(variant.state_mib_per_chat * (1 << 20) / parts),
+        least_block=GPU_BLOCK if split else CPU_BLOCK,
+        in_flight=tokens_in_flight(gpu_bytes if split else 0),
     )
 
 
@@ -206,7 +228,9 @@ def _chat_shapes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = ContextNeeds.of(config)
     shape = {
         "kv_kib_per_token": found.token_bytes / 1024,
-        "state_mib_per_chat": found.fixed_bytes / (1 << 20),
+        "kv_groups": found.groups,
+        "sliding_window": found.window,
+        "state_mib_per_chat": found.state_bytes / (1 << 20),
         "kv_heads": found.kv_heads,
         "chats": 1,
         "activations_gib": 2.5 if "vision_config" in config else 1.5,
@@ -227,9 +251,13 @@ class ContextNeeds:
     heads: int
     kv_heads: int
     token_bytes: int
-    """Of KV cache, for each token of a conversation."""
-    fixed_bytes: int
-    """Of KV cache, for a conversation of any length."""
+    """Of KV cache, for each token in the layers of one group."""
+    groups: int
+    """Of the KV cache."""
+    window: int | None
+    """Tokens that layers with a sliding window look back."""
+    state_bytes: int
+    """Of KV cache, for the states of a conversation in all layers with linear attention."""
     tables_bytes: int
     """While vLLM computes its tables of all positions, which it does for `positions` whatever context is served."""
     is_exact: bool
@@ -249,27 +277,53 @@ class ContextNeeds:
         text = config.get("text_config") or config
         layers = int(text.get("num_hidden_layers") or text["n_layer"])  # GPT-2 and its like have names of their own
         heads = int(text.get("num_attention_heads") or text["n_head"])
-        kinds = text.get("layer_types") or ["full_attention"] * layers
         kv_heads = int(text.get("num_key_value_heads") or heads)
         head_size = int(text.get("head_dim") or (text.get("hidden_size") or text["n_embd"]) // heads)
         positions = int(text.get("max_position_embeddings") or text["n_positions"])
+        kinds = Counter(text.get("layer_types") or _kinds(text, layers))
+        full, sliding, linear = (kinds[f"{name}_attention"] for name in ("full", "sliding", "linear"))
+        state = _state_bytes(text) if linear else 0
+        kept = [count for count in (full, sliding, linear if state else 0) if count] or [layers]
+        # Layers of a group: as many as there are of the rarest kind, or of the other where that has hardly more
+        in_group = max(kept) if max(kept) < 1.5 * min(kept) else full or min(kept)
+        beside = sum(-(-count // in_group) for count in (sliding, linear if state else 0))
         per_token = 2 * kv_heads * head_size * _CACHE_BYTES  # and layer
-        full, sliding = (sum(kind == f"{name}_attention" for kind in kinds) for name in ("full", "sliding"))
-        window = int(text.get("sliding_window") or 0)  # tokens that a sliding layer keeps, however long the chat
         return cls(
             positions=positions,
             heads=heads,
             kv_heads=kv_heads,
-            token_bytes=full * per_token,
-            fixed_bytes=sliding * window * per_token,
+            token_bytes=in_group * per_token,
+            groups=max(1, beside + bool(full)),
+            window=int(text.get("sliding_window") or 0) or None if sliding else None,
+            state_bytes=-(-linear // in_group) * in_group * state,
             tables_bytes=positions * head_size * _TABLE_BYTES,
-            is_exact=not any(key in text for key in _OTHER_CACHES),
+            is_exact=set(kinds) <= _KINDS and bool(state) == bool(linear) and not any(key in text for key in _OTHERS),
         )
 
-    def longest_context(self, cache_bytes: int) -> int | None:
-        """Return for how many tokens of one conversation a KV cache has room; None: for any number."""
-        if cache_bytes < self.fixed_bytes:
-            return 0
-        if self.token_bytes == 0:
-            return None
-        return max(0, (cache_bytes - self.fixed_bytes) // (self.token_bytes * _BLOCK) - 1) * _BLOCK
+    def cache(self, split: int, gpu_bytes: int, *, wide: int = 1) -> KvCache:
+        """Return how the cache is divided on each of `split` GPUs of that size (0: in RAM); `wide`: 2 for 32 bits."""
+        return KvCache.of(
+            self.token_bytes * wide // min(split, self.kv_heads),
+            groups=self.groups,
+            window=self.window,
+            state_bytes=self.state_bytes // split,
+            least_block=GPU_BLOCK if gpu_bytes else CPU_BLOCK,
+            in_flight=tokens_in_flight(gpu_bytes),
+        )
+
+
+def _kinds(text: Mapping[str, Any], layers: int) -> list[str]:
+    """Return the kinds of layers where a configuration does not list them: one in so many has full attention."""
+    interval = int(text.get("full_attention_interval") or ("linear_num_value_heads" in text) * 4 or 1)
+    return ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
+
+
+def _state_bytes(text: Mapping[str, Any]) -> int:
+    """Return the state of a gated delta net (Qwen3-Next and later) in one layer: 0 for other kinds of states."""
+    if "linear_num_value_heads" not in text:
+        return 0
+    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
+    values = int(text["linear_num_value_heads"]) * int(text["linear_value_head_dim"])
+    convolution = (2 * keys + values) * (int(text["linear_conv_kernel_dim"]) - 1) * _CACHE_BYTES
+    wide = 4 if text.get("mamba_ssm_dtype") == "float32" else _CACHE_BYTES
+    return convolution + values * int(text["linear_key_head_dim"]) * wide

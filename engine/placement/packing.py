@@ -119,7 +119,7 @@ def _sleepers(layout: Layout, turning: Collection[str]) -> set[str]:
 def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> Placed:
     need, devices = _need(one), [device for device in layout.devices if device.index in one.places]
     size = one.device_bytes + min(_more_kv(layout, one, device, swap_by) for device in devices)
-    has_kv = need.chat_bytes or need.share
+    has_kv = need.cache or need.share
     utilization = math.floor(size / min(device.total_bytes for device in devices) * 10_000) / 10_000
     return replace(
         one,
@@ -148,7 +148,7 @@ def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, 
 
 def _takes_more(one: Placed) -> bool:
     need = _need(one)
-    return need.chat_bytes > 0 and need.share is None and not need.fixed_kv
+    return need.cache is not None and need.share is None and not need.fixed_kv
 
 
 def _need(one: Placed) -> Need:

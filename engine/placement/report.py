@@ -31,6 +31,9 @@ def why_placed(one: Placed, offered: Sequence[Sequence[Need]], devices: Sequence
         room = f" (room for {one.chats} conversation{plural} of {need.context_length} tokens)" if one.chats else ""
         parts.append(f"{gib(one.kv_bytes)} KV cache{room}")
     text = f"{', '.join(parts)}{' on each GPU' if len(one.gpus) > 1 else ''}."
+    if one.sequences is not None and need.cache is not None:
+        text += f" At most {one.sequences} requests run at the same time, not {need.sequences}: its KV cache has "
+        text += f"{need.cache.blocks(one.kv_bytes)} blocks, and each request takes one for its states."
     if need.share is not None:
         text += f" models.yaml gives it {need.share:g} of the GPU."
     text += _turns(one)
@@ -124,7 +127,7 @@ def _why_not_on(need: Need, device: Device) -> tuple[str, int]:
 
 def _least(need: Need, device: Device) -> int:
     size = need.bytes_on(device)
-    return need.weights_bytes + need.activations_bytes + need.chat_bytes if size is None else size
+    return need.weights_bytes + need.activations_bytes + need.one_chat_bytes if size is None else size
 
 
 def _missing(need: Need, device: Device) -> int:
@@ -236,6 +239,7 @@ def _model_data(one: Placed) -> dict[str, Any]:
         "tensor_parallel_size": max(1, need.split) if need else None,
         "context_length": need.context_length if need else None,
         "full_length_chats": one.chats,
+        "max_num_seqs": one.sequences or (need.sequences or None if need else None),
         "bytes_per_device": one.device_bytes,
         "weights_bytes_per_device": need.weights_bytes if need else 0,
         "kv_cache_bytes_per_device": one.kv_bytes,

@@ -5,6 +5,7 @@ from typing import Literal
 
 from engine.config.models import VariantSpec
 from engine.placement.hardware import Hardware
+from engine.placement.kv_cache import KvCache
 
 # resident: always loaded. swapped: shares its devices with others, one of them at a time. demo: what comes with
 # Hearth answers. unplanned: its folder is there, but does not say its size; or nothing is there.
@@ -40,15 +41,22 @@ class Need:
     activations_bytes: int
     kv_bytes: int = 0
     """KV cache for as many full-length conversations as were asked for."""
-    chat_bytes: int = 0
-    """KV cache of one of them."""
+    cache: KvCache | None = None
+    """How the KV cache is divided; None where that is not known."""
     ram_bytes: int = 0
     """RAM beside the GPUs, for weights that are offloaded."""
     context_length: int | None = None
+    sequences: int = 0
+    """That were asked for to run at the same time."""
     share: float | None = None
     """The share of a GPU that models.yaml gives it."""
     fixed_kv: bool = False
     measured: bool = False
+
+    @property
+    def one_chat_bytes(self) -> int:
+        """KV cache for one conversation."""
+        return 0 if self.cache is None or self.context_length is None else self.cache.bytes_of(1, self.context_length)
 
     @property
     def least_bytes(self) -> int:
@@ -65,7 +73,7 @@ class Need:
         if self.share is None:
             return self.least_bytes
         given = int(self.share * device.total_bytes)
-        enough = self.weights_bytes + self.activations_bytes + (self.kv_bytes if self.fixed_kv else self.chat_bytes)
+        enough = self.weights_bytes + self.activations_bytes + (self.kv_bytes if self.fixed_kv else self.one_chat_bytes)
         return given if given >= enough else None
 
     def is_kind_of(self, device: Device) -> bool:
@@ -102,7 +110,19 @@ class Placed:
     @property
     def chats(self) -> int:
         """Conversations of full length for which the KV cache is large enough."""
-        return self.kv_bytes // self.need.chat_bytes if self.need and self.need.chat_bytes else 0
+        need = self.need
+        if need is None or need.cache is None or need.context_length is None:
+            return 0
+        return need.cache.chats(self.kv_bytes, need.context_length)
+
+    @property
+    def sequences(self) -> int | None:
+        """How many requests may run at the same time, where the KV cache has blocks for fewer than were asked for."""
+        need = self.need
+        if need is None or need.cache is None:
+            return None
+        most = need.cache.sequences(self.kv_bytes, need.sequences)
+        return most if most < need.sequences else None
 
     @property
     def places(self) -> tuple[int | None, ...]:

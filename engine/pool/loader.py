@@ -364,6 +364,8 @@ class Planned:
         # null and auto leave it open, like a key that is not there
         said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
         left = {key: value for key, value in values.items() if key not in said}
+        if placed.sequences is not None and not is_demo:
+            left["max_num_seqs"] = placed.sequences  # vLLM would refuse to start with as many as were asked for
         return spec.model_copy(update={"engine": engine.model_copy(update=left)})
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
@@ -422,14 +424,14 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
     if cache_gib is None or not needs.is_exact:
         return spec
     wide = 2 if engine.dtype == "float32" else 1
-    split = min(engine.tensor_parallel_size, needs.kv_heads)
-    longest = needs.longest_context(int(cache_gib * GIB * split / wide))
+    cache = needs.cache(engine.tensor_parallel_size, memory_bytes if hardware.gpus else 0, wide=wide)
     wanted = engine.context_length or needs.positions
-    if longest is None or wanted <= longest:
+    longest = cache.longest(int(cache_gib * GIB), wanted)
+    if wanted <= longest:
         return spec
     if not chosen or longest < _LEAST_CONTEXT:
         tokens = _LEAST_CONTEXT if chosen else wanted
-        needed_gib = (needs.fixed_bytes + tokens * needs.token_bytes) * wide / split / GIB
+        needed_gib = cache.bytes_of(1, tokens) / GIB
         lower = "" if longest < _LEAST_CONTEXT else f" or lower `context_length` to {longest}"
         raise LoadError(
             f"{spec.id}: one conversation of {tokens} tokens takes {needed_gib:.3g} GiB of KV cache, and there are "

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.admission import SEQUENCE, Admission, Room
+from engine.admission import SEQUENCE, Admission, KvGroup, Room
 from engine.errors import OverloadedError
 from engine.fair_queue import PATIENCE_SECONDS
 from engine.types import ChatRequest, Urgency
@@ -232,7 +232,7 @@ async def test_more_sequences_than_there_is_room_for_run_alone():
 
 
 async def test_conversations_that_do_not_fit_into_the_cache_wait_but_newcomers_do_not():
-    house = House(Room(sequences=100, waiting=100, kv_tokens=1000))
+    house = House(Room(sequences=100, waiting=100, kv_room=1000))
     tiny = await house.ask("a")
     first, second = [await house.ask("a", prompt=600, answer=100) for _ in range(2)]
     assert house.served == [tiny, first]
@@ -246,7 +246,7 @@ async def test_conversations_that_do_not_fit_into_the_cache_wait_but_newcomers_d
 
 
 async def test_many_short_answers_do_not_let_many_long_ones_in_at_once():
-    house = House(Room(sequences=100, waiting=100, kv_tokens=256 * 10))
+    house = House(Room(sequences=100, waiting=100, kv_room=256 * 10))
     for _ in range(200):
         await house.finish(await house.ask("a", prompt=0, answer=1))
     for _ in range(20):
@@ -256,7 +256,7 @@ async def test_many_short_answers_do_not_let_many_long_ones_in_at_once():
 
 
 async def test_answers_that_grow_beyond_what_was_expected_keep_others_out_but_no_newcomer():
-    house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
+    house = House(Room(sequences=100, waiting=100, kv_room=10_000))
     made = 0
     for _ in range(8):
         await house.ask("a", prompt=0, answer=1800, made=lambda: made)
@@ -272,7 +272,7 @@ async def test_answers_that_grow_beyond_what_was_expected_keep_others_out_but_no
 
 
 async def test_what_an_answer_leaves_is_seen_at_once():
-    house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
+    house = House(Room(sequences=100, waiting=100, kv_room=10_000))
     large = await house.ask("a", prompt=5_000, answer=10, made=lambda: 10)
     second = await house.ask("a", prompt=3_900, answer=10, made=lambda: 10)
     house.now = 1.0
@@ -284,12 +284,37 @@ async def test_what_an_answer_leaves_is_seen_at_once():
 
 
 async def test_a_cache_that_is_nearly_full_takes_only_newcomers():
-    house = House(Room(sequences=100, waiting=100, kv_tokens=10_000))
+    house = House(Room(sequences=100, waiting=100, kv_room=10_000))
     await house.ask("a", prompt=9_100, answer=10, made=lambda: 10)
     second, newcomer = await house.ask("a", prompt=10, answer=10), await house.ask("b", prompt=10, answer=10)
     assert second not in house.served
     assert newcomer in house.served
     await house.close()
+
+
+async def test_each_sequence_takes_blocks_of_every_group_of_the_cache():
+    # 100 blocks of 784 tokens: one for the tokens, and two of each of three groups with states
+    groups = (KvGroup(784), *3 * [KvGroup(784, most_blocks=2)])
+    house = House(Room(sequences=100, waiting=100, kv_room=100, kv_groups=groups))
+    short = [await house.ask("a", prompt=100, answer=100) for _ in range(30)]
+    assert len(house.served) == 25, "of four blocks each"
+    await house.finish(short[0])
+    long = await house.ask("a", prompt=7_000, answer=100)
+    assert long not in house.served
+    for one in short[1:]:
+        await house.finish(one)
+    assert long in house.served
+    several = await house.ask("a", prompt=100, answer=100, sequences=15)
+    assert several in house.served, "84 blocks, of which the long one takes 10 and 6"
+    waiting = await house.ask("a", prompt=100, answer=100, sequences=7)
+    assert waiting not in house.served
+    await house.close()
+
+
+def test_a_group_of_layers_takes_as_many_blocks_as_it_keeps_tokens():
+    window = KvGroup(16, most_blocks=9)
+    assert [window.blocks_of(tokens) for tokens in (1, 16, 17, 128, 129, 5000)] == [1, 1, 2, 8, 9, 9]
+    assert KvGroup(16).blocks_of(5000) == 313
 
 
 async def test_the_youngest_of_the_owner_with_the_most_is_preempted_first_and_no_newcomer():

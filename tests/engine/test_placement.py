@@ -62,17 +62,18 @@ def test_gpus_of_different_sizes_are_used_for_what_fits_each():
 def test_kv_cache_holds_the_full_length_conversations_asked_for_and_gets_most_of_what_is_left():
     chatty = variant("chatty", 4, activations_gib=1, kv_kib_per_token=128, context_length=8192, chats=2)
     one = planned("1x24", model("a", chatty)).models[0]
-    assert one.need.chat_bytes == GIB
-    assert one.need.kv_bytes == 2 * GIB
-    left = 24 * GIB - int(0.05 * 24 * GIB) - 7 * GIB
-    assert one.kv_bytes == 2 * GIB + int(0.75 * left)
+    block = 16 * 128 * 1024  # one is never given out
+    assert one.need.one_chat_bytes == GIB + block
+    assert one.need.kv_bytes == 2 * GIB + block
+    left = 24 * GIB - int(0.05 * 24 * GIB) - 7 * GIB - block
+    assert one.kv_bytes == 2 * GIB + block + int(0.75 * left)
     assert one.chats == 13
     assert one.device_bytes - GIB // 100 < one.utilization * 24 * GIB <= one.device_bytes
 
 
 def test_kv_heads_limit_how_far_the_cache_is_split():
     wide = variant("wide", 40, kv_kib_per_token=64, kv_heads=2, tensor_parallel_sizes=[4])
-    assert planned("4x24", model("a", wide)).models[0].need.chat_bytes == 8192 * 64 * 1024 // 2
+    assert planned("4x24", model("a", wide)).models[0].need.one_chat_bytes == (8192 + 16) * 64 * 1024 // 2
 
 
 def test_what_models_yaml_says_wins():
@@ -126,8 +127,8 @@ def test_without_a_demo_it_is_refused_with_the_numbers_and_the_smallest_change()
 def test_a_shorter_context_is_the_smallest_change_where_that_will_do():
     long = variant("long", 4, activations_gib=1, kv_kib_per_token=128, context_length=32768, chats=1)
     found = refused("1x8", model("a", long))
-    assert found.change == "context_length: 20480 in place of 32768"
-    assert planned("1x8", model("a", long, engine={"context_length": 20480})).models[0].chats == 1
+    assert found.change == "context_length: 19456 in place of 32768"
+    assert planned("1x8", model("a", long, engine={"context_length": 19456})).models[0].chats == 1
 
 
 def test_a_share_that_is_too_small_is_refused_with_one_that_is_not():

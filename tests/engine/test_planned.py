@@ -168,8 +168,8 @@ def test_an_own_folder_is_planned_by_its_files(tmp_path: Path):
     spec = model("a", demo="chat")
     found, *shorter = own_folders(config_of(spec, model("b")), tmp_path)["a"]
     assert found.weights_gib * GIB == sum(file.stat().st_size for file in (tmp_path / "a").glob("*.safetensors"))
-    # 3 layers with a window of 768 tokens, 2 KV heads of 64, keys and values, two bytes each
-    assert (found.kv_kib_per_token, found.state_mib_per_chat * (1 << 20)) == (0, 768 * 3 * 2 * 64 * 2 * 2)
+    # 3 layers with a window, and none with full attention; 2 KV heads of 64, keys and values, two bytes each
+    assert (found.kv_kib_per_token, found.sliding_window, found.groups) == (3 * 2 * 64 * 2 * 2 / 1024, 768, 1)
     assert [one.context_length for one in (found, *shorter)] == [32768, 16384, 8192, 4096]
 
 
@@ -178,7 +178,7 @@ def test_an_own_folder_without_a_window_keeps_every_token(tmp_path: Path):
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"layer_types": None}))
     (found, *_) = own_folders(config_of(model("a")), tmp_path)["a"]
-    assert (found.kv_kib_per_token, found.state_mib_per_chat) == (3 * 2 * 64 * 2 * 2 / 1024, 0)
+    assert (found.kv_kib_per_token, found.sliding_window) == (3 * 2 * 64 * 2 * 2 / 1024, None)
 
 
 def chat_with(tmp_path: Path, config: dict[str, Any], **engine: Any) -> ChatModelSpec:
@@ -203,8 +203,8 @@ def test_a_context_that_nobody_asked_for_is_cut_to_the_cache_and_said(tmp_path: 
 @pytest.mark.parametrize(
     ("config", "engine", "complaint"),
     [
-        ({}, {"kv_cache_gib": 0.001, "context_length": 4096}, "4096 tokens takes 0.00586 .* lower .* to 512"),
-        ({}, {"kv_cache_gib": 0.001, "dtype": "float32"}, "256 tokens takes 0.000732 GiB .* are 0.001 GiB"),
+        ({}, {"kv_cache_gib": 0.001, "context_length": 4096}, "4096 tokens takes 0.00604 .* lower .* to 512"),
+        ({}, {"kv_cache_gib": 0.001, "dtype": "float32"}, "256 tokens takes 0.0011 GiB .* are 0.001 GiB"),
         ({"layer_types": ["sliding_attention"] * 3}, {"kv_cache_gib": 0.00001}, "are 1e-05 GiB"),
         ({"max_position_embeddings": 2**26}, {}, "`max_position_embeddings` 67108864, .* tables of 40.0 GiB"),
         ({"max_position_embeddings": 2**26}, {"context_length": 512}, "the machine has [0-9.]+ GiB"),

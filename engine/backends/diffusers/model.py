@@ -29,7 +29,7 @@ class ImageModel(WorkerBackend):
     def __init__(self, worker: WorkerProcess, spec: ImageModelSpec, profile: ImageProfile) -> None:
         places = max(profile.max_batch.of(size) for size in SIZES)
         waiting, fair = spec.engine.max_queued_images, spec.engine.fair_queue
-        super().__init__(worker, Room(sequences=places, waiting=waiting, kv_tokens=_WHOLE, fair=fair))
+        super().__init__(worker, Room(sequences=places, waiting=waiting, kv_room=_WHOLE, fair=fair))
         self._spec = spec
         self._profile = profile
 

@@ -50,6 +50,7 @@ _loading = _Patch("load compiled code", "optional", "On a CPU a compiled model i
 _metrics = _Patch("metrics", "optional", "/metrics has none of vLLM's own metrics.")
 _latencies = _Patch("latencies", "optional", "A token costs the server a tenth more while vLLM counts for /metrics.")
 _kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
+_groups = _Patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
 _steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
 
@@ -163,6 +164,8 @@ NAMES: tuple[ForeignName, ...] = (
     _kernels("vllm.ir.op.IrOp.register_impl", "registers a kernel", "provider supported supports_args inplace"),
     _kernels("vllm.ir.op.IrOp.impls", "what is registered"),
     _kernels("vllm.platforms.interface.Platform.import_kernels", "loads vLLM's compiled kernels", ""),
+    _groups("vllm.v1.engine.core.EngineCore.get_kv_cache_group_metadata", "the groups of the KV cache", ""),
+    _groups(f"{_CLIENT}.AsyncMPClient.call_utility_async", "asks the core for them", "method"),
     _prompts("transformers.utils.chat_template_utils._compile_jinja_template", "the template itself", "chat_template"),
     _prompts("transformers.tokenization_utils_tokenizers.TokenizersBackend._tokenizer", "the tokenizer alone"),
     _prompts(f"{_HF}.resolve_chat_template", "which template", "tokenizer chat_template tools model_config"),

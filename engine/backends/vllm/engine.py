@@ -10,12 +10,13 @@ import base64
 import contextlib
 import io
 import logging
+import math
 import os
 import threading
 import time
 from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from engine.admission import KvGroup
 from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.plugin import register_kernels
@@ -122,7 +124,8 @@ class VllmChat(Backend):
             engine.output_handler.add_done_callback(lambda _: None if watch.ended else watch.kill())
             watch.guard.watch(engine.is_sleeping)  # a question that costs nothing
             launch.report("checking the chat template", 0.8)
-            serving = await launch.starter.run(partial(_build_serving, engine, launch))
+            groups = await _kv_groups(engine)
+            serving = await launch.starter.run(partial(_build_serving, engine, launch, groups))
             model = cls(engine, serving, launch, watch)
             await model._check_capabilities()
             await serving.prepare()
@@ -228,11 +231,27 @@ class VllmChat(Backend):
         await fold(stream)
 
 
-def _build_serving(engine: Any, launch: Launch) -> Serving:
+async def _kv_groups(engine: Any) -> tuple[KvGroup, ...]:
+    """Ask the core for the groups of its KV cache. Empty where this version of vLLM does not say."""
+    if not await asyncio.to_thread(compat.fits, "kv groups"):
+        return ()
+    groups = await engine.engine_core.call_utility_async("get_kv_cache_group_metadata")
+    return tuple(KvGroup(group["block_size"], _most_blocks(group)) for group in groups)
+
+
+def _most_blocks(group: Mapping[str, Any]) -> int | None:
+    """Return how many blocks a sequence takes of a group at most; None: one more for each block of tokens."""
+    if group["kind"] == "mamba":
+        return 2  # its state, and the one that is computed next
+    is_window = group["kind"].startswith("sliding_window")
+    return math.ceil(group["sliding_window"] / group["block_size"]) + 1 if is_window else None
+
+
+def _build_serving(engine: Any, launch: Launch, groups: tuple[KvGroup, ...]) -> Serving:
     """On a thread: importing it takes as long as vLLM does."""
     from engine.backends.vllm.serving import build_serving
 
-    return build_serving(engine, launch.spec, launch.grammar_starter, launch.pictures)
+    return build_serving(engine, launch.spec, launch.grammar_starter, launch.pictures, groups)
 
 
 def _white_picture() -> str:

@@ -20,7 +20,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
-from engine.admission import SEQUENCE, Admission, ChatTicket, Room
+from engine.admission import SEQUENCE, Admission, ChatTicket, KvGroup, Room
 from engine.backends.vllm import compat
 from engine.backends.vllm.grammars import Grammars
 from engine.backends.vllm.outputs import ChatOutputs, Collector, TextOutputs, TranslatedErrors, text_state
@@ -47,8 +47,17 @@ from engine.types import ChatRequest, TextRequest, Tokenized
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
 
 
-def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThread, pictures: Pictures) -> "Serving":
-    """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit."""
+def build_serving(
+    engine: Any,
+    spec: ChatModelSpec,
+    grammar_starter: StarterThread,
+    pictures: Pictures,
+    kv_groups: tuple[KvGroup, ...] = (),
+) -> "Serving":
+    """Blocking. Build the serving of a started `AsyncLLM`. Raises `LoadError` when a parser does not fit.
+
+    `kv_groups` are those of its KV cache; without them it counts as one.
+    """
     template = getattr(engine.renderer.tokenizer, "chat_template", None)
     tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
     parsing: dict[str, Any] = {
@@ -79,16 +88,27 @@ def build_serving(engine: Any, spec: ChatModelSpec, grammar_starter: StarterThre
     # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
     if compat.fits("grammar check"):
         engine.input_processor.structured_outputs_config = None
-    return Serving(engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures)
+    return Serving(
+        engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures, kv_groups=kv_groups
+    )
 
 
 class Serving:
     """Answers requests on one started engine. `vllm` is vLLM's own serving of it. Used in one event loop."""
 
-    def __init__(self, engine: Any, vllm: Any, limits: ChatEngineSpec, grammars: Grammars, pictures: Pictures) -> None:
+    def __init__(  # noqa: PLR0913  # what `build_serving` has made
+        self,
+        engine: Any,
+        vllm: Any,
+        limits: ChatEngineSpec,
+        grammars: Grammars,
+        pictures: Pictures,
+        *,
+        kv_groups: tuple[KvGroup, ...],
+    ) -> None:
         self._engine = engine
         self.vllm = vllm
-        self.admission = Admission(_room_of(engine, limits))
+        self.admission = Admission(_room_of(engine, limits, kv_groups))
         self.grammars = grammars
         self.context_length: int = engine.model_config.max_model_len
         self._limits = limits
@@ -307,14 +327,16 @@ def _fewer(longest: int, request: ChatRequest | TextRequest) -> int | None:
     return longest if request.max_tokens is not None and longest < request.max_tokens else None
 
 
-def _room_of(engine: Any, limits: ChatEngineSpec) -> Room:
+def _room_of(engine: Any, limits: ChatEngineSpec, groups: tuple[KvGroup, ...]) -> Room:
     cache = engine.vllm_config.cache_config
+    blocks = cache.num_gpu_blocks - 1 if cache.num_gpu_blocks else None  # one is never given out
     return Room(
         sequences=limits.max_num_seqs,
         waiting=limits.max_queued_requests,
         kept_for_interactive=limits.places_for_people,
         kept_for_newcomers=limits.places_for_newcomers,
-        kv_tokens=cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else None,
+        kv_room=blocks,
+        kv_groups=groups or (KvGroup(cache.block_size),),
         fair=limits.fair_queue,
     )
 
