@@ -79,7 +79,10 @@ class VariantSpec(Spec):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format in memory. auto: what the model was saved in."""
     context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    """Tokens of prompt and answer together. null: 8192."""
+    """Tokens of prompt and answer together, at least. null: 8192."""
+    max_context_length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Tokens that the model was made for at most: the context grows up to that where there is memory. null: it does
+    not grow."""
     chats: Annotated[int, Field(ge=1, le=65536)] = 2
     """For how many conversations of `context_length` tokens the KV cache must have room at least."""
     kv_kib_per_token: Annotated[float, Field(ge=0, le=65536)] = 0.0
@@ -243,6 +246,9 @@ class ChatModelSpec(CommonModelSpec):
     """What the model does."""
     capabilities: Annotated[Names[ChatCapability], Field(json_schema_extra={"contains": {"const": "chat"}})]
     """What clients may ask of it; each is checked against the model when it is loaded."""
+    prefer: Literal["context", "conversations"] = "context"
+    """What memory that is left goes to. context: to longer conversations, up to the longest that the model was made
+    for, then to more of them. conversations: to more of them, of the shortest context of the variant."""
     engine: ChatEngineSpec = ChatEngineSpec()
     """Settings of vLLM. Every value has a default."""
 

@@ -7,12 +7,12 @@ enough (vllm/v1/core/kv_cache_utils.py, and `_align_hybrid_block_size` in vllm/p
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.placement.hardware import GIB
 
-# Tokens of a block are a multiple of this.
+# Tokens of a block are a multiple of this: on a CPU, and with some kernels on GPUs, of the larger one.
 GPU_BLOCK, CPU_BLOCK = 16, 128
 # A state beside the one that is computed next: vLLM keeps it for prompts that begin alike.
 _STATES_OF_A_CHAT = 2
@@ -66,6 +66,11 @@ class KvCache:
             tokens *= max(1, -(-state_bytes // (state_groups * least_block * token_bytes)))
         windows = 0 if state_groups else beside
         return cls(tokens * token_bytes, tokens, full, windows, (window or 0) - 1 + in_flight, state_groups)
+
+    def coarse(self) -> Self:
+        """Return how it is divided where the larger multiple counts: what fits then fits with any kernel."""
+        tokens = -(-self.block_tokens // CPU_BLOCK) * CPU_BLOCK
+        return replace(self, block_tokens=tokens, block_bytes=self.block_bytes // self.block_tokens * tokens)
 
     def blocks(self, cache_bytes: int) -> int:
         """Return how many blocks a cache of that size has; one of them is never given out."""

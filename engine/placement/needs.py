@@ -8,7 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -150,27 +150,33 @@ def _need(  # noqa: PLR0913  # each of them tells a size
     is_measured = len(measured) == len(known)
     resident_gib = variant.resident_gib if split else None
     stated_gib = (resident_gib or variant.weights_gib) / max(1, split)
-    cache, context, fixed_gib = None, None, None
+    cache, context, longest, fixed_gib = None, None, 0, None
     if isinstance(spec, ChatModelSpec):
         context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
+        if spec.engine.context_length is None and spec.prefer == "context":
+            longest = variant.max_context_length or 0
         cache = _cache(variant, split, gpu_bytes)
         fixed_gib = spec.engine.kv_cache_gib
     share = explicit(spec, "gpu_memory_utilization") if split else None
-    least = 0 if cache is None or context is None else cache.bytes_of(variant.chats, context)
-    return Need(
+    need = Need(
         variant,
         split,
         weights_bytes=max(measured) if is_measured else int(stated_gib * GIB),
         activations_bytes=int(variant.activations_gib * GIB),
-        kv_bytes=least if fixed_gib is None else int(fixed_gib * GIB),
         cache=cache,
         ram_bytes=0 if resident_gib is None else int(variant.weights_gib * GIB),
         context_length=context,
+        longest_context=0 if isinstance(share, float) else longest,  # vLLM takes what the share leaves, maybe less
         sequences=spec.engine.max_num_seqs if isinstance(spec, ChatModelSpec) else 0,
         share=share if isinstance(share, float) else None,
         fixed_kv=fixed_gib is not None,
         measured=is_measured,
     )
+    if fixed_gib is not None:
+        return replace(need, kv_bytes=int(fixed_gib * GIB))
+    if cache is None or context is None:
+        return need
+    return replace(need, kv_bytes=max(need.one_chat_bytes, cache.bytes_of(variant.chats, context)))
 
 
 def _cache(variant: VariantSpec, split: int, gpu_bytes: int) -> KvCache | None:
@@ -192,9 +198,8 @@ def _cache(variant: VariantSpec, split: int, gpu_bytes: int) -> KvCache | None:
 def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:
     """Return what the folders are that models.yaml names under `weights` and that are there, by model.
 
-    Nothing is raised: a folder that does not say how large it is gets no variants. Each is offered with its full
-    context and with shorter ones: how much fits is the plan's. Voices are not among them: their folder has many
-    models, and the entry's variants say what they take.
+    Nothing is raised: a folder that does not say how large it is gets no variants. Voices are not among them: their
+    folder has many models, and the entry's variants say what they take.
     """
     folders = [(spec, weights_dir / spec.weights) for spec in _without_voices(config)]
     return {spec.id: _read_folder(spec, folder) for spec, folder in folders if folder.is_dir()}
@@ -214,19 +219,21 @@ def _read_folder(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:
     try:
         size_gib = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / GIB
         if isinstance(spec, ImageModelSpec):
-            shapes: list[dict[str, Any]] = [{"activations_gib": 3.0}]
+            shape: dict[str, Any] = {"activations_gib": 3.0}
         else:
-            shapes = _chat_shapes(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+            shape = _chat_shape(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         common = {"folder": spec.weights, "licence": _LICENCE, "weights_gib": size_gib, "runs_on": "any"}
-        return tuple(VariantSpec.model_validate({**common, **shape}) for shape in shapes) if size_gib > 0 else ()
+        return (VariantSpec.model_validate({**common, **shape}),) if size_gib > 0 else ()
     except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return ()
 
 
-def _chat_shapes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """From a Hugging Face config.json: context, KV cache and splits, once for each context that is worth trying."""
+def _chat_shape(config: Mapping[str, Any]) -> dict[str, Any]:
+    """From a Hugging Face config.json: context, KV cache and splits."""
     found = ContextNeeds.of(config)
-    shape = {
+    return {
+        "context_length": min(_SHORTEST_CONTEXT, found.positions),
+        "max_context_length": found.positions,
         "kv_kib_per_token": found.token_bytes / 1024,
         "kv_groups": found.groups,
         "sliding_window": found.window,
@@ -236,10 +243,6 @@ def _chat_shapes(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         "activations_gib": 2.5 if "vision_config" in config else 1.5,
         "tensor_parallel_sizes": [split for split in (1, 2, 4, 8) if found.heads % split == 0],
     }
-    contexts = [found.positions]
-    while contexts[-1] // 2 >= _SHORTEST_CONTEXT:
-        contexts.append(contexts[-1] // 2)
-    return [{**shape, "context_length": context} for context in contexts]
 
 
 @dataclass(frozen=True, slots=True)

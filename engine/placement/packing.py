@@ -7,14 +7,17 @@ largest counts. Which variants to try is plan.py's.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from engine.placement.hardware import GIB
 from engine.placement.types import Device, DeviceUse, Need, Placed, State, SwapBy
 
 # An office's handful of models needs some dozens; past that a layout counts as not found.
 _MOST_STEPS = 4000
-# Of what is left on a device; the rest stays free for what sizes that were only stated get wrong.
-_TO_KV = 0.75
+# Stays free for what sizes that were only stated get wrong: a part of them, or of what is left if that is less.
+_OF_STATED, _OF_LEFT = 0.125, 0.25
+# Tokens that coding agents want; as many models as possible get one conversation of that length.
+LONG_CONTEXT = 65536
 # What a vLLM engine that sleeps keeps of each of its GPUs: CUDA's context, kernels and communication buffers.
 ASLEEP_BYTES = int(0.75 * GIB)
 
@@ -133,17 +136,63 @@ def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> P
 
 
 def _more_kv(layout: Layout, one: Placed, device: Device, swap_by: Mapping[str, SwapBy]) -> int:
-    """Return what a chat model gets beyond its minimum: an even part of what is left, and of its turn all of it."""
+    """Return what a chat model gets beyond its minimum: a part of what is left, and of its turn all of it."""
     # On a CPU a KV cache is filled with zeros at the start: no more of it than was asked for
     if device.index is None or not _takes_more(one):
         return 0
     here = [other for other in layout.placed.values() if device.index in other.places]
     asleep = sum(swap_by.get(other.id) == "sleep" for other in here)
     left = max(0, max(0, layout.free(device)) - asleep_bytes(asleep))
-    growing = [other.state for other in here if _takes_more(other)]
-    parts = growing.count("resident") + ("swapped" in growing)
-    of_its_turn = layout.turn_bytes(device.index) - one.device_bytes if one.state == "swapped" else 0
-    return int(_TO_KV * left / parts) + of_its_turn
+    stated = sum(_stated_bytes(other) for other in here if other.state == "resident")
+    stated += max((_stated_bytes(other) for other in here if other.state == "swapped"), default=0)
+    left -= int(min(_OF_STATED * stated, _OF_LEFT * left))
+    # Those that take turns have one part together
+    wants: dict[str, _Want] = {}
+    for other in here:
+        if _takes_more(other):
+            name, need = other.id if other.state == "resident" else "", _need(other)
+            has = need.kv_bytes + _of_its_turn(layout, other, device)
+            most = need.longest_chat_bytes
+            missing = _Want(max(0, min(need.chat_bytes(LONG_CONTEXT), most) - has), max(0, most - has))
+            wants[name] = max(wants.get(name, missing), missing)
+    mine = one.id if one.state == "resident" else ""
+    return _part(left, wants, mine) + _of_its_turn(layout, one, device)
+
+
+class _Want(NamedTuple):
+    """Bytes that are missing for one long conversation, and for one of the longest context."""
+
+    long: int
+    longest: int
+
+
+def _part(left: int, wants: Mapping[str, _Want], mine: str) -> int:
+    """Return one part of what is left.
+
+    As many models as possible get one long conversation; what is left then is divided evenly, up to the longest context
+    of each first.
+    """
+    given = dict.fromkeys(wants, 0)
+    for name, want in sorted(wants.items(), key=lambda item: (item[1].long, item[0])):
+        if want.long <= left:
+            given[name] = want.long
+            left -= want.long
+    missing = sorted((want.longest - given[name], name) for name, want in wants.items())
+    for at, (wanted, name) in enumerate(missing):
+        part = min(wanted, left // (len(missing) - at))
+        given[name] += part
+        left -= part
+    return given[mine] + left // len(wants)
+
+
+def _stated_bytes(one: Placed) -> int:
+    need = _need(one)
+    return need.activations_bytes + (0 if need.measured else need.weights_bytes)
+
+
+def _of_its_turn(layout: Layout, one: Placed, device: Device) -> int:
+    """Return what a larger model leaves that it takes turns with."""
+    return layout.turn_bytes(device.index) - one.device_bytes if one.state == "swapped" else 0
 
 
 def _takes_more(one: Placed) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import ModelSpec, SpeechModelSpec
 from engine.placement.hardware import GIB, Hardware
-from engine.placement.packing import pack
+from engine.placement.packing import LONG_CONTEXT, pack
 from engine.placement.types import Device, DeviceUse, Need, Placed, Plan, Refusal
 
 GPU_SIZES_GIB = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 180, 192, 288)
@@ -28,7 +28,7 @@ def why_placed(one: Placed, offered: Sequence[Sequence[Need]], devices: Sequence
     parts.append(f"{gib(need.activations_bytes)} working memory")
     if one.kv_bytes:
         plural = "s" if one.chats > 1 else ""
-        room = f" (room for {one.chats} conversation{plural} of {need.context_length} tokens)" if one.chats else ""
+        room = f" (room for {one.chats} conversation{plural} of {one.context_length} tokens)" if one.chats else ""
         parts.append(f"{gib(one.kv_bytes)} KV cache{room}")
     text = f"{', '.join(parts)}{' on each GPU' if len(one.gpus) > 1 else ''}."
     if one.sequences is not None and need.cache is not None:
@@ -165,6 +165,18 @@ def lack_together(wanted: Sequence[tuple[ModelSpec, Sequence[Need]]], devices: S
     return Refusal(tuple(on_gpus), f"{', '.join(on_gpus)}: {message}", needed, available, on_gpus=True, split=split)
 
 
+def warnings_of(found: Plan) -> list[str]:
+    """Say what the plan does not give that many want: on GPUs, a conversation that is long enough for coding agents."""
+    chats = [(one.context_length, one.id) for one in found.models if one.variant and one.gpus and one.context_length]
+    longest, name = max(chats, default=(LONG_CONTEXT, ""))
+    if longest >= LONG_CONTEXT:
+        return []
+    lack = (
+        f"No model takes a conversation of {LONG_CONTEXT} tokens, which coding agents need: the most is {longest}"
+    )
+    return [f"{lack} ({name}). What helps: a larger GPU, fewer models or smaller variants in models.yaml."]
+
+
 def headline(machine: Hardware) -> str:
     """Describe the machine in one line."""
     sizes = [f"{gpu.name}, {gib(gpu.total_bytes)}" for gpu in machine.gpus]
@@ -209,6 +221,7 @@ def as_data(found: Plan | Refusal, machine: Hardware) -> dict[str, Any]:
         "fits": True,
         "machine": headline(machine),
         "models": [_model_data(one) for one in found.models],
+        "warnings": warnings_of(found),
         "devices": [
             {
                 "gpu": use.device.index,
@@ -237,7 +250,7 @@ def _model_data(one: Placed) -> dict[str, Any]:
         "licence": variant.licence if variant else None,
         "gpus": list(one.gpus),
         "tensor_parallel_size": max(1, need.split) if need else None,
-        "context_length": need.context_length if need else None,
+        "context_length": one.context_length,
         "full_length_chats": one.chats,
         "max_num_seqs": one.sequences or (need.sequences or None if need else None),
         "bytes_per_device": one.device_bytes,

@@ -12,6 +12,8 @@ from engine.placement.kv_cache import KvCache
 State = Literal["resident", "swapped", "demo", "unplanned"]
 SwapBy = Literal["sleep", "unload"]
 
+_CONTEXT_STEP = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -46,6 +48,9 @@ class Need:
     ram_bytes: int = 0
     """RAM beside the GPUs, for weights that are offloaded."""
     context_length: int | None = None
+    """Of prompt and answer together, at least."""
+    longest_context: int = 0
+    """To which it grows where there is memory; 0: it does not grow."""
     sequences: int = 0
     """That were asked for to run at the same time."""
     share: float | None = None
@@ -53,10 +58,28 @@ class Need:
     fixed_kv: bool = False
     measured: bool = False
 
+    def chat_bytes(self, tokens: int | None) -> int:
+        """Return the KV cache for one conversation of that length; 0 where its size is not known."""
+        return 0 if self.cache is None or tokens is None else self.cache.coarse().bytes_of(1, tokens)
+
     @property
     def one_chat_bytes(self) -> int:
-        """KV cache for one conversation."""
-        return 0 if self.cache is None or self.context_length is None else self.cache.bytes_of(1, self.context_length)
+        """KV cache for one conversation of the shortest context."""
+        return self.chat_bytes(self.context_length)
+
+    @property
+    def longest_chat_bytes(self) -> int:
+        """KV cache for one conversation of the longest context."""
+        return self.chat_bytes(self.longest_context or self.context_length)
+
+    def context_in(self, kv_bytes: int) -> int | None:
+        """Return the context that it is served with where its KV cache is so large."""
+        if self.cache is None or self.context_length is None or not self.longest_context:
+            return self.context_length
+        longest = self.cache.coarse().longest(kv_bytes, self.longest_context)
+        if longest < self.longest_context:
+            longest -= longest % _CONTEXT_STEP
+        return max(longest, self.context_length)
 
     @property
     def least_bytes(self) -> int:
@@ -110,10 +133,13 @@ class Placed:
     @property
     def chats(self) -> int:
         """Conversations of full length for which the KV cache is large enough."""
-        need = self.need
-        if need is None or need.cache is None or need.context_length is None:
-            return 0
-        return need.cache.chats(self.kv_bytes, need.context_length)
+        need, context = self.need, self.context_length
+        return 0 if need is None or need.cache is None or context is None else need.cache.chats(self.kv_bytes, context)
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of a conversation at most; None where the model is none for chat."""
+        return self.need.context_in(self.kv_bytes) if self.need else None
 
     @property
     def sequences(self) -> int | None:

@@ -354,7 +354,7 @@ class Planned:
         elif placed.need is not None and placed.variant is not None:
             # On a CPU a folder of one's own is served as ever: by its own configuration
             if self._on_gpu or spec.id not in self._own:
-                values = {"context_length": placed.need.context_length, "dtype": placed.variant.dtype}
+                values = {"context_length": placed.context_length, "dtype": placed.variant.dtype}
                 if placed.kv_bytes and placed.need.share is None:
                     values["kv_cache_gib"] = placed.kv_bytes / GIB
             if placed.gpus:

@@ -11,7 +11,7 @@ from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB
 from engine.placement.needs import Footprints, own_folders, variants_here
 from engine.placement.plan import plan as make_plan
-from engine.placement.report import as_data, gib, headline, use_line, where
+from engine.placement.report import as_data, gib, headline, use_line, warnings_of, where
 from engine.placement.types import Placed, Plan, Refusal
 from engine.weights.manifest import is_complete
 from engine.weights.safety import is_there
@@ -73,13 +73,15 @@ def _show(found: Plan) -> None:
     typer.echo("")
     for use in found.devices:
         typer.echo(use_line(use))
+    for warning in warnings_of(found):
+        typer.echo(f"Warning: {warning}")
 
 
 def _row(one: Placed) -> tuple[str, ...]:
     if one.need is None:
         return (one.id, "-", "-", "-", "-", "-", "-", one.state)
     name, licence = (one.variant.id, one.variant.licence) if one.variant else ("the demo", "Apache-2.0")
-    context = one.need.context_length
+    context = one.context_length
     memory = gib(one.device_bytes) + (" each" if len(one.gpus) > 1 else "")
     cache = gib(one.kv_bytes) if one.kv_bytes else ""
     chats = f"{one.chats} x {context}" if context and one.variant else ""

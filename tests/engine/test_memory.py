@@ -184,8 +184,8 @@ class Planning:
     """A loader for one GPU, with one model that is loaded as it was planned alone."""
 
     def __init__(self, folder: Path, *, beside_gib: float) -> None:
-        self.first = model("a", variant("one", 4, kv_kib_per_token=128, context_length=4096))
-        self.second = model("b", variant("two", beside_gib), task="image")
+        self.first = model("a", variant("one", 14, kv_kib_per_token=128, context_length=256, chats=1))
+        self.second = model("b", variant("two", beside_gib, activations_gib=0.1), task="image")
         put(folder / "one")
         put(folder / "two")
         compiled = CompiledModels(None, str)
@@ -205,7 +205,7 @@ class Planning:
 
 
 async def test_a_model_that_others_leave_no_room_beside_is_loaded_anew(tmp_path: Path) -> None:
-    found = Planning(tmp_path, beside_gib=12)
+    found = Planning(tmp_path, beside_gib=5)
     found.plan(found.first, found.second)
     assert found.planned_bytes("a") < found.alone
     assert found.loader.outdated() == {"a"}
@@ -213,7 +213,7 @@ async def test_a_model_that_others_leave_no_room_beside_is_loaded_anew(tmp_path:
 
 
 async def test_a_model_that_others_fit_beside_keeps_what_it_has_and_says_so(tmp_path: Path) -> None:
-    found = Planning(tmp_path, beside_gib=3)
+    found = Planning(tmp_path, beside_gib=1.7)
     found.plan(found.first, found.second)
     assert found.loader.outdated() == set()
     assert found.loader.ledger.later() == {"a": {0: found.planned_bytes("a")}}

@@ -12,7 +12,7 @@ from plan_parts import config_of, model, shipped, variant
 from engine.placement.hardware import GIB, Gpu, Hardware, Holder, imagined
 from engine.placement.needs import Footprints, devices_of, in_steps
 from engine.placement.plan import plan
-from engine.placement.report import as_data
+from engine.placement.report import as_data, warnings_of
 from engine.placement.types import Plan, Refusal
 
 BIG, SMALL = variant("big", 14, activations_gib=1), variant("small", 4, activations_gib=1)
@@ -63,17 +63,40 @@ def test_kv_cache_holds_the_full_length_conversations_asked_for_and_gets_most_of
     chatty = variant("chatty", 4, activations_gib=1, kv_kib_per_token=128, context_length=8192, chats=2)
     one = planned("1x24", model("a", chatty)).models[0]
     block = 16 * 128 * 1024  # one is never given out
-    assert one.need.one_chat_bytes == GIB + block
     assert one.need.kv_bytes == 2 * GIB + block
     left = 24 * GIB - int(0.05 * 24 * GIB) - 7 * GIB - block
-    assert one.kv_bytes == 2 * GIB + block + int(0.75 * left)
-    assert one.chats == 13
+    assert one.kv_bytes == 2 * GIB + block + left - 5 * GIB // 8
+    assert (one.chats, one.context_length) == (17, 8192)
     assert one.device_bytes - GIB // 100 < one.utilization * 24 * GIB <= one.device_bytes
+
+
+def test_what_is_left_goes_to_longer_conversations_first():
+    growing = variant("v", 4, kv_kib_per_token=128, context_length=8192, max_context_length=65536, chats=1)
+    one = planned("1x24", model("a", growing)).models[0]
+    assert (one.context_length, one.chats) == (65536, 2)
+    small = planned("1x12", model("a", growing)).models[0]
+    assert (small.context_length, small.chats) == (47104, 1), "as much as there is room for"
+    many = planned("1x24", model("a", growing, prefer="conversations")).models[0]
+    assert (many.context_length, many.chats, many.kv_bytes) == (8192, 17, one.kv_bytes)
+    said = planned("1x24", model("a", growing, engine={"context_length": 16384})).models[0]
+    assert (said.context_length, said.chats) == (16384, 8)
+    share = planned("1x24", model("a", growing, engine={"gpu_memory_utilization": 0.9})).models[0]
+    assert share.context_length == 8192, "vLLM may find less than was reckoned"
+
+
+def test_one_long_conversation_goes_before_even_parts():
+    cheap = variant("cheap", 4, kv_kib_per_token=16, max_context_length=131072)
+    dear = variant("dear", 4, kv_kib_per_token=128, max_context_length=131072)
+    found = planned("1x16", model("a", cheap), model("b", dear))
+    assert found.models[0].context_length >= 65536
+    assert not warnings_of(found)
+    (warning,) = warnings_of(planned("1x8", model("b", dear)))
+    assert "No model takes a conversation of 65536 tokens" in warning
 
 
 def test_kv_heads_limit_how_far_the_cache_is_split():
     wide = variant("wide", 40, kv_kib_per_token=64, kv_heads=2, tensor_parallel_sizes=[4])
-    assert planned("4x24", model("a", wide)).models[0].need.one_chat_bytes == (8192 + 16) * 64 * 1024 // 2
+    assert planned("4x24", model("a", wide)).models[0].need.one_chat_bytes == (8192 + 128) * 64 * 1024 // 2
 
 
 def test_what_models_yaml_says_wins():
