@@ -171,9 +171,7 @@ def warnings_of(found: Plan) -> list[str]:
     longest, name = max(chats, default=(LONG_CONTEXT, ""))
     if longest >= LONG_CONTEXT:
         return []
-    lack = (
-        f"No model takes a conversation of {LONG_CONTEXT} tokens, which coding agents need: the most is {longest}"
-    )
+    lack = f"No model takes a conversation of {LONG_CONTEXT} tokens, which coding agents need: the most is {longest}"
     return [f"{lack} ({name}). What helps: a larger GPU, fewer models or smaller variants in models.yaml."]
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB
+from engine.placement.kv_cache import KvCache
 from engine.placement.packing import ASLEEP_BYTES, Layout, asleep_bytes, pack, shared_out, uses
 from engine.placement.types import Device, Need, Placed
 
@@ -25,7 +26,8 @@ def image(gib: float, **more: Any) -> Need:
 
 def chat(gib: float, **more: Any) -> Need:
     """With a KV cache for one conversation of 1 GiB."""
-    cache = {"kv_bytes": GIB, "chat_bytes": GIB, "context_length": 8192}
+    blocks = KvCache(GIB // 65, 128, full_groups=1, window_groups=0, window_tokens=0, state_groups=0)
+    cache = {"kv_bytes": GIB, "cache": blocks, "context_length": 8192}  # 64 blocks, and one that is never given out
     return image(gib - 1, **cache | more)
 
 
@@ -116,12 +118,14 @@ def test_a_share_that_models_yaml_gives_is_taken_whole_and_no_more():
     assert pack({"a": [chat(4, share=0.1)]}, [gpu(0, 20), ram(1)]) is None
 
 
-def test_three_quarters_of_what_is_left_go_to_the_kv_caches_in_even_parts():
+def test_what_is_left_but_an_eighth_of_what_is_stated_goes_to_the_kv_caches_in_even_parts():
     one = placed(packed([gpu(0, 12), ram(1)], a=chat(3, activations_bytes=GIB)))["a"]
-    assert (one.device_bytes, one.kv_bytes) == (10 * GIB, 7 * GIB)
-    assert (one.state, one.swap_by, one.utilization) == ("resident", None, 0.8333)
+    assert (one.device_bytes, one.kv_bytes) == (12 * GIB - 3 * GIB // 8, 9 * GIB - 3 * GIB // 8)
+    assert (one.state, one.swap_by, one.utilization) == ("resident", None, 0.9687)
+    known = placed(packed([gpu(0, 12), ram(1)], a=chat(3, activations_bytes=GIB, measured=True)))["a"]
+    assert known.device_bytes == 12 * GIB - GIB // 8
     two = placed(packed([gpu(0, 16), ram(1)], a=chat(4), b=chat(4), c=image(0.5)))
-    left = int(0.75 * (16 - 8.5) * GIB / 2)
+    left = int((16 - 8.5 - 6.5 / 8) * GIB / 2)
     assert [two[name].device_bytes for name in "abc"] == [4 * GIB + left, 4 * GIB + left, GIB // 2]
     assert two["c"].kv_bytes == 0
 
@@ -129,7 +133,7 @@ def test_three_quarters_of_what_is_left_go_to_the_kv_caches_in_even_parts():
 def test_a_cache_of_a_fixed_size_and_one_in_ram_do_not_grow():
     found = placed(packed([gpu(0, 12), ram(12)], a=chat(4, fixed_kv=True), b=chat(4, split=0), c=chat(4)))
     assert [found[name].device_bytes for name in "ab"] == [4 * GIB, 4 * GIB]
-    assert found["c"].device_bytes == 7 * GIB
+    assert found["c"].device_bytes == 7.25 * GIB
     assert (found["b"].utilization, found["b"].kv_bytes) == (None, GIB)
 
 

@@ -38,6 +38,7 @@ _end = _Patch("end", "optional", "Descriptors and threads of an engine that has 
 _death = _Patch("death", "optional", "Requests that are being tokenised learn a little later that the engine has died.")
 _checks = _Patch("grammar check", "optional", "vLLM parses each grammar once more, on the event loop.")
 _tools = _Patch("tool parsers", "optional", "Some older tool parsers lose calls that follow words, or parts of calls.")
+_exact = _Patch("exact values", "optional", "Values forced into Qwen's XML calls may keep white space at their ends.")
 _processes = _Patch("processes", "optional", "Engines are spawned by vLLM itself, on a CPU in 20 s instead of 5 s.")
 _fork = _Patch("fork server", "optional", "A fork server that died comes back without its libraries.", "Python 3.11")
 _settings = _Patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
@@ -126,6 +127,14 @@ NAMES: tuple[ForeignName, ...] = (
         "overridden by our layer",
         "previous_text current_text delta_text previous_token_ids current_token_ids delta_token_ids request",
         overridden=True,
+    ),
+    _exact("vllm.parser.engine.adapters.ParserEngineToolAdapter._parser_engine_cls", "replaced by a class of ours"),
+    _exact("vllm.parser.qwen3.Qwen3Parser", "the parser of Qwen's XML calls"),
+    _exact("vllm.parser.engine.parser_engine.ParserEngine._coerce_dict", "overridden: values", "args properties"),
+    _exact(
+        "vllm.parser.engine.parser_engine.ParserEngine._streamable_string_keys",
+        "overridden: values that are streamed before they are complete",
+        "properties",
     ),
     _processes("vllm.v1.engine.utils.get_mp_context", "replaced: processes of ours, tied to the server", ""),
     _fork("multiprocessing.forkserver._forkserver", "the fork server of this process"),

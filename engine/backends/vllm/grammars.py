@@ -268,10 +268,12 @@ def _tag_of(kind: str, value: Any, field: str) -> str:
 def without_padding(tag: str, field: str) -> str:
     """Bound the whitespace of all JSON in a structural tag, also of one that a tool parser has built.
 
-    The XML-like styles of some models are left alone: whitespace is part of what these were trained on.
+    Of the XML-like styles only Qwen's: of the others, whitespace is part of what the models were trained on.
     """
     whole = json.loads(tag)
     for node in _schemas(whole):
+        if node.get("style") == "qwen_xml":
+            node["max_whitespace_cnt"] = _MOST_WHITESPACE
         if node.get("style", "json") == "json":
             node["max_whitespace_cnt"] = _MOST_WHITESPACE
             node["json_schema"] = of_the_type(_well_formed(applicable(node["json_schema"]), field))

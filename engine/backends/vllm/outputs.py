@@ -226,18 +226,18 @@ class ChatOutputs:
             choice.token_ids += piece.token_ids
             self._count(choice, parsed, delta, ended=piece.finish_reason is not None)
 
-    def _count(self, choice: _Choice, parsed: CallStream, delta: ChatDelta, *, ended: bool) -> None:
-        """Keep the reasoning tokens.
+    @staticmethod
+    def _count(choice: _Choice, parsed: CallStream, delta: ChatDelta, *, ended: bool) -> None:
+        """Keep the reasoning tokens: while it reasons, those are all so far. The parser counts once, at the end.
 
-        While it reasons, those are all so far. The parser, which reads the whole answer for it, counts them when the
-        answer proper begins, and at the end.
+        Parsers of models whose prompts begin the reasoning find none in the answer: then it is what came before the
+        answer proper.
         """
         if delta.reasoning:
-            choice.reasons, choice.reasoning_tokens = True, choice.completion_tokens
-        answers = bool(delta.content or delta.tool_calls)
-        if choice.reasoning_tokens and (ended or (choice.reasons and answers)):
-            choice.reasoning_tokens = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
-        choice.reasons = choice.reasons and not answers
+            choice.reasoning_tokens = choice.completion_tokens
+        if ended and choice.reasoning_tokens:
+            counted = parsed.parser.count_reasoning_tokens(tuple(choice.token_ids))
+            choice.reasoning_tokens = counted or choice.reasoning_tokens
 
 
 @dataclass(slots=True)
@@ -245,8 +245,6 @@ class _Choice:
     parsed: CallStream | None
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    reasons: bool = False
-    """Its newest text is reasoning."""
     token_ids: list[int] = field(default_factory=list)
     finished: bool = False
 

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.tool_parsers.utils import partial_tag_overlap
 
+from engine.backends.vllm import compat
 from engine.config import ChatModelSpec
 from engine.types import ToolCallDelta
 
@@ -19,14 +20,67 @@ _ANCHORS: dict[str, tuple[str, ...]] = {
     "Olmo3PythonicToolParser": ("<function_calls>",),
     "HunyuanA13BToolParser": ("<tool_calls>[",),
 }
+_SPACE = " \n\r\t"
+_BOUNDS_OF_TEXT = ("const", "enum", "format", "maxLength", "minLength", "pattern", "allOf")
 _OPENINGS = {"Llama3JsonToolParser": "{", "Llama4PythonicToolParser": "["}
 
 
 def mend(parser_class: Any) -> None:
-    """Put our layer on the tool parser that `parser_class` makes. vLLM's newer ones (engine based) need none."""
+    """Put our layers on the tool parser that `parser_class` makes."""
     tool_parser = getattr(parser_class, "tool_parser_cls", None)
-    if tool_parser is not None and not tool_parser.engine_based_streaming:
+    if tool_parser is None:
+        return
+    if not tool_parser.engine_based_streaming:
         parser_class.tool_parser_cls = type(tool_parser.__name__, (_Mended, tool_parser), {})
+    elif compat.fits("exact values"):
+        parser_class.tool_parser_cls = _exact(tool_parser)
+
+
+def _exact(tool_parser: Any) -> Any:
+    """Return a parser of Qwen's XML calls whose forced values are what their schema says, without space around them.
+
+    The grammar lets white space stand beside a value that is not just any text, and vLLM takes one newline off.
+    """
+    from vllm.parser.qwen3 import Qwen3Parser
+
+    engine: Any = getattr(tool_parser, "_parser_engine_cls", object)
+    if not issubclass(engine, Qwen3Parser):
+        return tool_parser
+
+    class Exact(engine):  # type: ignore[misc]
+        @staticmethod
+        def _coerce_dict(args: dict[str, Any], properties: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+            exact = {key: _without_space(value, properties.get(key, True)) for key, value in args.items()}
+            changed = exact != args
+            args.update(exact)
+            args, coerced = engine._coerce_dict(args, properties)  # noqa: SLF001
+            return args, changed or coerced
+
+        @staticmethod
+        def _streamable_string_keys(properties: dict[str, Any]) -> set[str] | None:
+            keys = engine._streamable_string_keys(properties)  # noqa: SLF001
+            return keys and {key for key in keys if _is_any_text(properties[key])}
+
+    return type(tool_parser.__name__, (tool_parser,), {"_parser_engine_cls": Exact})
+
+
+def _without_space(value: Any, schema: Any) -> Any:
+    if not isinstance(value, str) or _is_any_text(schema) or value in schema.get("enum", ()):
+        return value
+    stripped = value.strip(_SPACE)
+    return value if len(stripped) < schema.get("minLength", 0) else stripped
+
+
+def _is_any_text(schema: Any) -> bool:
+    """Whether any text satisfies a schema, or might: white space is a part of it then, like the indentation of code."""
+    if not isinstance(schema, dict) or "$ref" in schema:
+        return True
+    branches = schema.get("anyOf") or schema.get("oneOf")
+    if branches:
+        return any(map(_is_any_text, branches))
+    kinds = schema.get("type", "string")
+    is_text = "string" in kinds if isinstance(kinds, list) else kinds == "string"
+    return is_text and not any(key in schema for key in _BOUNDS_OF_TEXT)
 
 
 class CallStream:

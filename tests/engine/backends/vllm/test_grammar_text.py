@@ -49,10 +49,13 @@ def test_a_json_object_is_any_object_and_text_has_no_grammar() -> None:
 def test_a_tool_parsers_tag_is_bounded_within_and_untouched_elsewhere() -> None:
     schema = {"type": "json_schema", "json_schema": {}, "enum": [{"type": "json_schema", "json_schema": 1}]}
     content = {"type": "json_schema", "json_schema": schema, "style": "json", "max_whitespace_cnt": None}
-    xml = {"type": "json_schema", "json_schema": CITY, "style": "qwen_xml", "max_whitespace_cnt": None}
-    whole = {"type": "structural_tag", "format": {"type": "or", "elements": [{"type": "tag", "content": content}, xml]}}
+    qwen = {"type": "json_schema", "json_schema": CITY, "style": "qwen_xml", "max_whitespace_cnt": None}
+    other = qwen | {"style": "minimax_xml"}
+    elements = [{"type": "tag", "content": content}, qwen, other]
+    whole = {"type": "structural_tag", "format": {"type": "or", "elements": elements}}
     made = json.loads(without_padding(json.dumps(whole), "tools"))
-    assert made["format"]["elements"] == [{"type": "tag", "content": content | {"max_whitespace_cnt": 1}}, xml]
+    bounded = {"max_whitespace_cnt": 1}
+    assert made["format"]["elements"] == [{"type": "tag", "content": content | bounded}, qwen | bounded, other]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,10 @@ FORMATS: dict[str, Format] = {
         ("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
     "mistral": listed("[TOOL_CALLS]", "", ("[TOOL_CALLS]",)),
+    "openai": Format(
+        f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+        "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    ),
     "olmo3": Format(f'<function_calls>get_weather(city="{CITY}")\nnow()</function_calls>'),
     "qwen3_coder": functions("<tool_call>", "</tool_call>"),
     "seed_oss": functions("<seed:tool_call>", "</seed:tool_call>"),
@@ -138,8 +143,6 @@ FORMATS: dict[str, Format] = {
     "step3p5": functions("<tool_call>", "</tool_call>"),
 }
 MARKS = ("tool", "TOOL", "python_", "DSML", "function_calls", "[get_", '{"name', "<|", "<｜")
-# gpt-oss: its parser reads tokens of its own vocabulary, and never text.
-WITHOUT_TEXT = {"openai"}
 
 Steps = list[tuple[str, list[int]]]
 Answer = tuple[str, list[tuple[str, str]]]
@@ -194,6 +197,40 @@ class Family:
         return content, [calls[index] for index in sorted(calls)]
 
 
+class Harmony(Family):
+    """gpt-oss: its parser reads tokens of its own vocabulary, and never text. Everything stands in messages."""
+
+    def __init__(self, name: str) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+        from vllm.parser.parser_manager import ParserManager
+
+        from engine.backends.vllm.tool_calls import mend
+
+        self.format = FORMATS[name]
+        self.encoding = get_encoding()
+        self.tokenizer = SimpleNamespace(eos_token_id=self.encode("<|call|>")[0], get_vocab=dict)
+        self.parser_class = ParserManager.get_parser(
+            tool_parser_name=name,
+            reasoning_parser_name="openai_gptoss",
+            enable_auto_tools=True,
+            tool_strict_level="parameter",
+            is_harmony=True,
+        )
+        mend(self.parser_class)
+        self.request = ChatCompletionRequest.model_validate({"messages": [], "tools": TOOLS, "tool_choice": "auto"})
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.encoding.encode(text, allowed_special="all"))
+
+    def steps(self, text: str) -> Steps:
+        words, calls, _ = text.partition(self.format.text)
+        thought = "<|channel|>analysis<|message|>The user asks me.<|end|><|start|>assistant"
+        channel = "commentary" if calls else "final"
+        said = f"<|channel|>{channel}<|message|>{words}" + ("<|end|><|start|>assistant" if calls else "")
+        return [("", [token_id]) for token_id in self.encode(thought + (said if words else "") + calls)]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _vllm() -> None:
     """Import it once; that torch warns about itself while it does is no finding of ours."""
@@ -205,7 +242,7 @@ def _vllm() -> None:
 
 @pytest.fixture(scope="module", params=FORMATS)
 def family(request: pytest.FixtureRequest) -> Family:
-    return Family(request.param)
+    return (Harmony if request.param == "openai" else Family)(request.param)
 
 
 def end(family: Family, steps: Steps) -> Steps:
@@ -237,6 +274,31 @@ def test_an_answer_without_calls_is_content(family: Family, text: str) -> None:
     assert family.answer(end(family, family.steps(text)), "stop") == (text, [])
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"enum": ["a", "b"]}, " a\t", "a"),
+        ({"type": "string", "maxLength": 3}, "\r\nabc\n\n", "abc"),
+        ({"type": "string", "pattern": "^x+$"}, "\n\n xx ", "xx"),
+        ({"type": "string"}, "\n    indented\n\n", "    indented\n"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "  any text ", "  any text "),
+        ({"anyOf": [{"const": "a"}, {"type": "null"}]}, " null ", None),
+        ({"enum": [" a", "b"]}, "\n a\n", " a"),
+        ({"type": "string", "minLength": 3}, "\n  a\n", "  a"),
+        ({"type": "boolean"}, "\ttrue ", True),
+        ({"type": "integer"}, " 5\t", 5),
+    ],
+)
+def test_forced_values_have_no_white_space_that_their_schema_does_not_have(schema: Any, written: str, value: Any):
+    family = Family("qwen3_coder")
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"v": schema}, "required": ["v"]}}
+    fields = {"messages": [], "tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+    family.request = type(family.request).model_validate(fields)
+    text = f"<tool_call>\n<function=f>\n<parameter=v>{written}</parameter>\n</function>\n</tool_call>"
+    _, calls = family.answer(end(family, family.steps(text)), "stop")
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"v": value})]
+
+
 def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
@@ -248,7 +310,7 @@ def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
     assert {reasoning for _, reasoning in FAMILIES.values() if reasoning} <= set(
         ReasoningParserManager.list_registered()
     )
-    assert tools - WITHOUT_TEXT <= set(FORMATS)
+    assert tools <= set(FORMATS)
 
 
 @pytest.mark.parametrize(

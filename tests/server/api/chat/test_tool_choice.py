@@ -32,14 +32,12 @@ class Format:
 
     marks: tuple[str, ...]
     tokens: tuple[str, ...] = ()
-    keeps_white_space: bool = False
-    """Its grammar lets white space stand around a string, and its parser takes that for a part of it."""
 
 
 # The demo model was taught hermes, which test_tools.py tests; in these formats it calls when grammar makes it.
 PARSERS = {
     "llama3_json": Format(("python_tag", '{"name"'), ("<|python_tag|>",)),
-    "qwen3_coder": Format(("tool_call", "<function", "<parameter"), keeps_white_space=True),
+    "qwen3_coder": Format(("tool_call", "<function", "<parameter")),
     "granite4": Format(("tool_call", '{"name"')),
 }
 CITIES = {"city": {"type": "string", "enum": ["Paris", "Tokyo"]}, "days": {"type": "integer", "enum": [1, 7]}}
@@ -204,8 +202,6 @@ def check_answer(answer: Answer, choice: Any, form: Format, *, parallel: bool) -
     assert calls or not forced
     for name, arguments in calls:
         values = json.loads(arguments)
-        if form.keeps_white_space:
-            values = {key: value.strip() if isinstance(value, str) else value for key, value in values.items()}
         jsonschema.validate(values, SCHEMAS[name])
         assert not isinstance(choice, dict) or name == choice["function"]["name"]
 
