@@ -124,6 +124,7 @@ class Vllm:
         return found.num_blocks, kv_cache_utils.get_max_concurrency_for_kv_cache_config(self.config, found)
 
 
+@pytest.mark.engine  # imports vLLM
 @pytest.mark.parametrize("least_block", [16, 128])
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
