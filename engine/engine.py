@@ -17,7 +17,7 @@ from engine.backends.diffusers.model import ImageModel
 from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
 from engine.backends.vllm.engine import VllmChat
-from engine.config import ChatModelSpec, Config, ImageModelSpec, SpeechModelSpec
+from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
 from engine.media import ImageLimits, Pictures, PixelLoad, image_paths
@@ -255,7 +255,14 @@ class Engine:
 
     def _chat_backend(self, model: str) -> tuple[VllmChat, ChatModelSpec]:
         spec = self._spec(model, ChatModelSpec)
+        if model in self._loader.lacks:
+            spec = spec.model_copy(update={"capabilities": self._capabilities(spec)})
         return cast("VllmChat", self._pool.get(model)), spec
+
+    def _capabilities(self, spec: ModelSpec) -> tuple[str, ...]:
+        """Return what models.yaml claims, without what was found to be lacking when the model was loaded last."""
+        lacks = self._loader.lacks.get(spec.id, frozenset())
+        return tuple(one for one in spec.capabilities if one not in lacks)
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
@@ -274,7 +281,7 @@ class Engine:
             tier=spec.tier,
             owned_by=spec.owned_by,
             description=spec.description,
-            capabilities=tuple(spec.capabilities),
+            capabilities=self._capabilities(spec),
             status=health.status,
             demo=spec.id in self._loader.demos,
             created=self._created,
@@ -307,6 +314,8 @@ def _kv_cache_usage(metrics: CollectorRegistry | None) -> float | None:
 def check_request(spec: ChatModelSpec, request: ChatRequest | TextRequest) -> None:
     """Raise `UnsupportedCapabilityError`, naming the field, or `RequestError` for a limit of the model."""
     if isinstance(request, ChatRequest):
+        if "chat" not in spec.capabilities:
+            raise _unsupported("has no chat template and only goes on with texts (/v1/completions)", "chat", "messages")
         if request.tools and "function_calling" not in spec.capabilities:
             raise _unsupported("cannot call tools", "function_calling", "tools")
         if "vision" not in spec.capabilities and (paths := image_paths(request)):

@@ -12,6 +12,7 @@ EngineError
 │   └── EngineDiedError       its process died; it is being restarted
 │       └── NotStartedError   it died while the request still waited for its turn
 ├── GenerationError           this one answer failed, the engine lives
+├── StartError                the operator's: an engine did not start, for a reason that may pass
 ├── WeightsError              the operator's: weights cannot be fetched, verified or copied (engine/weights/errors.py)
 └── LoadError                 the operator's: a model cannot be loaded
     └── ConfigError           models.yaml is wrong (engine/config)
@@ -83,6 +84,10 @@ class NotStartedError(EngineDiedError):
 
 class GenerationError(EngineError):
     """The engine gave up on this answer; the next request may well succeed."""
+
+
+class StartError(EngineError):
+    """An engine did not start, and may at the next try. The message is the cause in one line, for the operator."""
 
 
 class LoadError(EngineError):

@@ -39,6 +39,7 @@ _CHAT = {"messages": [{"role": "user", "content": "What is the capital of France
 _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "chat": ("/chat/completions", _CHAT, ""),
     "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
+    "text": ("/completions", {"prompt": "Once upon a time", "max_tokens": 32}, ""),
     "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
 }
 _COUNTDOWN_SECONDS = 1.0
@@ -309,6 +310,9 @@ class Banner:
 
     def _announce(self, engine: Engine) -> None:
         models = engine.models()
+        for health in engine.health():
+            if health.status == "failed" and health.error:
+                self._say(f"{health.id} cannot be served: {health.error.removeprefix(f'{health.id}: ')}")
         usable = [model for model in models if model.status in ANSWERS]
         if not usable:
             self._say("No model could be loaded; the lines above say why.")
@@ -334,7 +338,7 @@ class Banner:
     def _curl(self, usable: list[ModelInfo], engine: Engine) -> str:
         """A request to try: a question if any model chats, else whatever the first one does."""
         model = next((one for one in usable if "chat" in one.capabilities), usable[0])
-        kind = next(kind for kind in _REQUESTS if kind in model.capabilities)
+        kind = next((kind for kind in _REQUESTS if kind in model.capabilities), "text")
         path, fields, rest = _REQUESTS[kind]
         voices = [voice.id for voice in engine.voices(model.id)]
         body = json.dumps({"model": model.id, **fields, **({"voice": voices[0]} if voices else {})})

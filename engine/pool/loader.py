@@ -9,7 +9,7 @@ import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 from prometheus_client import CollectorRegistry
@@ -62,6 +62,7 @@ class Loader:
         self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
+        self.lacks: dict[str, frozenset[str]] = {}  # capabilities that it does not have, though models.yaml claims them
         self._pictures = pictures
         self.compiled = compiled
         self._mark_files = mark_files
@@ -89,12 +90,13 @@ class Loader:
     def outdated(self) -> set[str]:
         """Return the models that have to be loaded anew, though what models.yaml says of them has not changed.
 
-        Weights have come, or gone; or they hold memory that is now planned for others, who cannot be loaded without.
+        Weights have come, or gone, or files of theirs have changed; or they hold memory that is now planned for
+        others, who cannot be loaded without.
         """
         found = set()
         for name, load in self._loads.items():
             spec = self._config.models.get(name)
-            if spec is not None and self._moved(spec, load.served):
+            if spec is not None and self._moved(spec, load):
                 found.add(name)
             if spec is None or name in found or needs_another_engine(load.spec, spec):
                 self.ledger.forget([name])
@@ -102,14 +104,15 @@ class Loader:
         self.ledger.forget(late)
         return found | late
 
-    def _moved(self, spec: ModelSpec, before: Served) -> bool:
-        """Whether it would be loaded from another folder now."""
+    def _moved(self, spec: ModelSpec, before: _Load) -> bool:
+        """Whether it would be loaded from another folder now, or from other files."""
         if isinstance(spec, SpeechModelSpec):  # voices are taken over without a load
             return False
         with contextlib.suppress(LoadError):
             folder, is_demo = self.planned.folder(spec)
             now = self.planned.served(spec, folder, is_demo=is_demo)
-            return (now.source, now.folder) != (before.source, before.folder)
+            was = before.served
+            return (now.source, now.folder) != (was.source, was.folder) or files_in(folder) != before.files
         return False
 
     def prepare(self) -> None:
@@ -130,7 +133,8 @@ class Loader:
             return await self._load_speech(spec, report)
         planned = self._plan_for(spec)
         folder, is_demo = planned.folder(spec)
-        self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo))
+        files = await asyncio.to_thread(files_in, folder)
+        self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo), files)
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn:
             before = await asyncio.to_thread(planned.taken, spec, is_demo=is_demo)
@@ -140,7 +144,11 @@ class Loader:
             try:
                 with planned.on_its_gpus(spec):
                     if isinstance(spec, ChatModelSpec):
-                        backend: Backend = await self._load_chat(spec, planned, folder, report, is_demo=is_demo)
+                        chat = await self._load_chat(spec, planned, folder, report, is_demo=is_demo)
+                        backend: Backend = chat
+                        self.lacks.pop(spec.id, None)
+                        if chat.lacks:
+                            self.lacks[spec.id] = chat.lacks
                     else:
                         backend = await self._load_images(spec, planned, folder, report, is_demo=is_demo)
             finally:
@@ -163,13 +171,13 @@ class Loader:
         load = self._loads.get(model)
         return None if load is None else load.served
 
-    def _serve(self, spec: ModelSpec, planned: Planned, served: Served) -> None:
-        self._loads[spec.id] = _Load(spec, planned, served)
+    def _serve(self, spec: ModelSpec, planned: Planned, served: Served, files: Files = frozenset()) -> None:
+        self._loads[spec.id] = _Load(spec, planned, served, files)
         self.ledger.take(spec.id, served.planned_bytes)
 
     async def _load_chat(
         self, spec: ChatModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
-    ) -> Backend:
+    ) -> VllmChat:
         sleep = planned.sleep(spec, self._turn)
         said = spec.engine.context_length
         spec = planned.chat_spec(spec, is_demo=is_demo)
@@ -219,11 +227,27 @@ class Loader:
         return spec.engine.cpu_threads or (1 if self.planned.is_demo(spec) else share)
 
 
+Files: TypeAlias = frozenset[tuple[str, int, int]]
+_LOADED = {".json", ".jinja", ".model", ".safetensors", ".tiktoken", ".txt"}
+
+
+def files_in(folder: Path) -> Files:
+    """Return name, size and time of change of each file that a load may read, to tell whether any has changed."""
+    found = set()
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if file.suffix in _LOADED:
+                known = file.stat()
+                found.add((file.relative_to(folder).as_posix(), known.st_size, known.st_mtime_ns))
+    return frozenset(found)
+
+
 @dataclass(frozen=True, slots=True)
 class _Load:
     spec: ModelSpec
     planned: Planned
     served: Served
+    files: Files
 
 
 # Long enough for the first message of a coding agent: its instructions and tools are up to some 20,000 tokens.

@@ -163,13 +163,16 @@ class ModelState:
         self.error, self.reason = error, f"It cannot be loaded as it is configured. {_SEE_LOG}"
         self.enter("failed", "failed")
 
-    def fail(self, oom_kills: int = 0) -> None:
-        """Its engine did not start, this time: say what follows. `oom_kills`: as in `lose`, since it was begun."""
-        self.streak.failures += 1
-        self.error = f"The engine did not start. {_SEE_LOG}"
-        self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s", oom_kills)
+    def fail(self, cause: str, oom_kills: int = 0) -> None:
+        """Its engine did not start, this time: say what follows. `oom_kills`: as in `lose`, since it was begun.
 
-    def _go_on(self, phase: str, oom_kills: int) -> None:
+        `cause` is one line for the operator alone.
+        """
+        self.streak.failures += 1
+        self.error = f"The engine did not start: {cause}"
+        self._go_on(f"did not start; trying again in {self.streak.pause_seconds:.0f} s", oom_kills, cause)
+
+    def _go_on(self, phase: str, oom_kills: int, cause: str | None = None) -> None:
         """Load it again, or give it up: for good, or for a long while."""
         streak = self.streak
         short = f"{_OUT_OF_MEMORY} " if oom_kills else ""
@@ -186,8 +189,8 @@ class ModelState:
                 f"{short}Its engine failed {streak.failures} times in a row: it did not start, or died within a "
                 f"minute. It is tried again after {REST_SECONDS / 60:.0f} minutes, or by `hearth reload`. {_SEE_LOG}"
             )
-        self.error = self.reason
-        _log.error("%s: %s", self.spec.id, self.reason)
+        self.error = self.reason if cause is None else f"{self.reason.removesuffix(_SEE_LOG)}The last time: {cause}"
+        _log.error("%s: %s", self.spec.id, self.error)
         self.enter("failed", "failed")
 
     @property

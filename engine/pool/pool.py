@@ -15,7 +15,7 @@ from typing import Any
 from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
-from engine.errors import LoadError, UnknownModelError
+from engine.errors import EngineError, LoadError, UnknownModelError
 from engine.placement.cgroups import count_oom_kills
 from engine.pool.memory import Ledger
 from engine.pool.model_state import ModelState
@@ -279,9 +279,10 @@ class Pool:
             _log.error("%s cannot be loaded. %s", model.spec.id, error.message)  # ours, no trace needed
             model.refuse(error.message)
             return None
-        except Exception:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
+        except Exception as error:  # noqa: BLE001  # a start can fail in any way that its libraries can think of
             _log.exception("%s: its engine did not start", model.spec.id)
-            model.fail(count_oom_kills() - oom_kills)
+            cause = error.message if isinstance(error, EngineError) else type(error).__name__
+            model.fail(cause, count_oom_kills() - oom_kills)
             return None
         model.become_ready(backend)
         return backend

@@ -25,7 +25,7 @@ COMMANDS = {
     "plan": ("server.cli.plan:plan", "Show what each model is served with on this machine, where it goes, and why."),
     "reload": (
         "server.cli.status:reload",
-        "Have the running server read models.yaml, voices and certificate again, and say what came of it.",
+        "Have the running server read its models.yaml, weights, voices and certificate again, and say what came of it.",
     ),
     "usage": ("server.cli.usage:usage", "Show requests and tokens."),
     "audit": ("server.cli.audit:audit", "Show who changed keys and configuration, the newest first."),

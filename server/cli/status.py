@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from server.cli.options import AsJson, DataDir, Models, refuse, tell
+from server.cli.options import AsJson, DataDir, refuse, tell
 from server.instance import InstanceError, Outcome, ask_to_reload, no_server, running_pid, wait_for_outcome
 from server.observability.status import GpuState, Memory, ModelState, Status, StatusError, ask
 from server.settings import load_settings
@@ -209,16 +209,13 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def reload(*, data_dir: DataDir = None, models: Models = None) -> None:
-    """Have the running server read models.yaml, voices and certificate again, and say what came of it.
+def reload(*, data_dir: DataDir = None) -> None:
+    """Have the running server read its models.yaml, weights, voices and certificate again, and say what came of it.
 
     No answer is cut short. Exit code 1: a change was refused, a changed model failed to load, or the result is unknown.
     """
-    from engine.config import load_config
-
     asked_at_ns = time.monotonic_ns()
-    settings = load_settings(data_dir=data_dir, models=models)
-    load_config(settings.models)
+    settings = load_settings(data_dir=data_dir)
     pid = ask_to_reload(settings.data_dir)
     outcome = wait_for_outcome(settings.data_dir, pid, asked_at_ns, _OUTCOME_SECONDS)
     if outcome is None:

@@ -18,6 +18,7 @@ from engine import (
     UnknownModelError,
     load_config,
 )
+from engine.errors import StartError
 from engine.pool.model_state import Streak
 from engine.pool.pool import Pool
 
@@ -177,12 +178,14 @@ async def test_a_load_that_fails_by_chance_is_tried_again(pool: Pool, loads: Loa
 
 async def test_a_first_load_is_given_up_after_three_attempts(pool: Pool, loads: Loads):
     for _ in range(3):
-        (await loads.next()).outcome.set_exception(RuntimeError)
+        (await loads.next()).outcome.set_exception(StartError("RuntimeError: CUDA error"))
     (task,) = pool._tasks.values()
     await asyncio.wait_for(task, 10)
     (health,) = pool.health()
     assert (health.status, loads.count) == ("failed", 3)
     assert "3 times in a row" in (health.reason or "")
+    assert "CUDA" not in (health.reason or "")  # it is shown to everybody
+    assert (health.error or "").endswith("The last time: RuntimeError: CUDA error")
 
 
 async def test_stopping_cancels_loads_and_ends_ready_models_gracefully(loads: Loads):

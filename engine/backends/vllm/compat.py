@@ -53,6 +53,9 @@ _latencies = _Patch("latencies", "optional", "A token costs the server a tenth m
 _kernels = _Patch("cpu kernels", "optional", "Uncompiled models on a CPU take a seventh longer for a step.")
 _groups = _Patch("kv groups", "optional", "Models with linear attention or sliding windows are sent too many requests.")
 _prompts = _Patch("text prompts", "optional", "Short conversations take three times the CPU time to render.")
+_fresh = _Patch(
+    "fresh folders", "optional", "A model whose folder was replaced keeps its old tokenizer until a restart."
+)
 _steps = _Patch("text steps", "optional", "A token of plain text costs the server twice the time.")
 
 _ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
@@ -65,6 +68,7 @@ _RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
 _LOGGED = ("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls", "_perf_metrics_cls")
 _BUCKETS = ("_upper_bounds", "_buckets", "_sum")
 _HF = "vllm.renderers.hf"
+_PROCESSORS = ("processor", "feature_extractor", "image_processor", "video_processor")
 
 NAMES: tuple[ForeignName, ...] = (
     _chat(f"{_ENGINE}._run_output_handler", "starts to read what the engine sends", ""),
@@ -184,6 +188,16 @@ NAMES: tuple[ForeignName, ...] = (
         "chat_template tools given_format tokenizer model_config",
     ),
     _prompts(f"{_HF}.resolve_chat_template_kwargs", "its variables", "tokenizer chat_template chat_template_kwargs"),
+    *(
+        _fresh(f"vllm.{name}", "emptied: it remembers by the folder's name what was read of it")
+        for name in (
+            "tokenizers.registry.cached_get_tokenizer",
+            "tokenizers.registry.cached_resolve_tokenizer_args",
+            *(f"transformers_utils.processor.cached_get_{kind}" for kind in _PROCESSORS),
+            "renderers.hf._PROCESSOR_CHAT_TEMPLATES",
+            "transformers_utils.config.checkpoint_has_lm_head",
+        )
+    ),
     _steps(
         f"{_OUTPUTS}.RequestState.make_request_output",
         "overridden: our own steps; its class is replaced",

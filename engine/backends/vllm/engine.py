@@ -16,7 +16,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -31,12 +31,12 @@ from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.plugin import register_kernels
 from engine.config import ChatModelSpec
-from engine.errors import LoadError, UnsupportedCapabilityError
+from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
 from engine.placement.hardware import read_hardware
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
-from engine.types import ChatRequest, Report
+from engine.types import ChatRequest, Report, TextRequest
 from engine.weights.safety import check_chat_folder
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class VllmChat(Backend):
         self.context_length = serving.context_length
         self.metrics = launch.metrics
         self.compiled = launch.compiled
+        self.lacks: frozenset[str] = frozenset()
         self.died = asyncio.Event()
         watch.on_exit(self._on_exit)
 
@@ -127,7 +128,7 @@ class VllmChat(Backend):
             groups = await _kv_groups(engine)
             serving = await launch.starter.run(partial(_build_serving, engine, launch, groups))
             model = cls(engine, serving, launch, watch)
-            await model._check_capabilities()
+            model.lacks = await model._lacking()
             await serving.prepare()
             launch.report("answering a warm-up prompt", 0.9)
             await model._warm_up()
@@ -186,48 +187,61 @@ class VllmChat(Backend):
         finally:
             self.died.set()
 
-    async def _check_capabilities(self) -> None:
+    async def _lacking(self) -> frozenset[str]:
+        """Return the capabilities that models.yaml claims and the model does not have; each is a line in the log.
+
+        Raises `LoadError` where its chat template refuses a plain question.
+        """
         spec = self._launch.spec
-        if "vision" in spec.capabilities and not self._engine.model_config.is_multimodal_model:
-            raise LoadError(
-                f"{spec.id}: models.yaml claims `vision`, but the model takes no pictures. Pick one: 1. take "
-                "`vision` out of its capabilities; 2. use a model that sees."
+        found = {capability: why async for capability, why in self._found_lacking()}
+        lacking = {capability: why for capability, why in found.items() if capability in spec.capabilities}
+        for capability, why in lacking.items():
+            _log.warning(
+                "%s: models.yaml claims `%s`, but %s. It is served without it (docs/own-models.md).",
+                *(spec.id, capability, why),
             )
-        if "function_calling" not in spec.capabilities:
-            return
+        return frozenset(lacking)
+
+    async def _found_lacking(self) -> AsyncIterator[tuple[str, str]]:
+        if not self._engine.model_config.is_multimodal_model:
+            yield "vision", "the model takes no pictures"
         tool = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
-        plain = ChatRequest(request_id="probe", model=spec.id, messages=[{"role": "user", "content": "?"}])
+        plain = ChatRequest(request_id="probe", model="", messages=[{"role": "user", "content": "?"}])
         try:
-            lengths = {len(await self.token_ids(request)) for request in (plain, replace(plain, tools=[tool]))}
-        except UnsupportedCapabilityError as error:
-            raise LoadError(
-                f"{spec.id}: models.yaml claims `function_calling`, but it has no tool parser. Pick one: 1. set "
-                "`tool_parser` of its `engine` section to the one of its family; 2. take `function_calling` out of "
-                "its capabilities."
-            ) from error
-        if len(lengths) == 1:
-            raise LoadError(
-                f"{spec.id}: models.yaml claims `function_calling`, but the model's chat template takes no "
-                "tools. Pick one: 1. take `function_calling` out of its capabilities; 2. use a model that was "
-                "trained for tools."
-            )
+            length = len(await self.token_ids(plain))
+        except RequestError as error:
+            if not self._serving.is_without_template(error):
+                cause = error.__cause__
+                line = processes.cause_of(cause).line if isinstance(cause, Exception) else error.message
+                raise LoadError(
+                    f"{self._launch.spec.id}: its chat template refuses a plain question: {line}. Correct it, or put "
+                    "another one into the folder as chat_template.jinja."
+                ) from error
+            for capability in ("chat", "function_calling", "vision"):
+                yield capability, "the folder has no chat template"
+            return
+        try:
+            if len(await self.token_ids(replace(plain, tools=[tool]))) == length:
+                yield "function_calling", "its chat template takes no tools"
+        except UnsupportedCapabilityError:
+            yield "function_calling", "it has no tool parser: no known one fits, or models.yaml says `none`"
+        except RequestError:
+            yield "function_calling", "its chat template refuses tools"
 
     async def _warm_up(self) -> None:
         spec, content = self._launch.spec, cast("Any", _WARM_UP)
-        if "vision" in spec.capabilities:
-            picture = {"type": "image_url", "image_url": {"url": _white_picture()}}
-            content = [picture, {"type": "text", "text": _WARM_UP}]
-        request = ChatRequest(
-            request_id="warm-up",
-            model=spec.id,
-            messages=[{"role": "user", "content": content}],
-            temperature=0,
-            max_tokens=8,
-            ignore_eos=True,
-            logprobs=True,  # compiled on first use on a GPU
-        )
+        common: dict[str, Any] = {"request_id": "warm-up", "model": spec.id, "temperature": 0, "max_tokens": 8}
         stream = TokenStream()
-        await self.chat(request, stream)
+        if "chat" in self.lacks:
+            text = TextRequest(**common, ignore_eos=True, prompts=(_WARM_UP,), top_logprobs=1)
+            await self.text(text, stream)
+        else:
+            if "vision" in spec.capabilities and "vision" not in self.lacks:
+                picture = {"type": "image_url", "image_url": {"url": _white_picture()}}
+                content = [picture, {"type": "text", "text": _WARM_UP}]
+            message = {"role": "user", "content": content}
+            # Logprobs are compiled on first use on a GPU
+            await self.chat(ChatRequest(**common, ignore_eos=True, messages=[message], logprobs=True), stream)
         await fold(stream)
 
 
@@ -356,9 +370,14 @@ def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) ->
 
 
 def start_engine(launch: Launch) -> Any:
-    """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready."""
+    """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready. Raises `LoadError` or `StartError`."""
     launch.report("importing vLLM", 0.1)
     compat.check(launch.spec.id)
+    with processes.causes_told(launch.spec.id, may_be_the_code=launch.only_kept_code):
+        return _start_engine(launch)
+
+
+def _start_engine(launch: Launch) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -367,6 +386,7 @@ def start_engine(launch: Launch) -> Any:
     with processes.changing_environment():
         with processes.CONFIG_LOCK:
             launch.report("reading the model's configuration", 0.4)
+            compat.apply("fresh folders", forget_folders)
             arguments = AsyncEngineArgs(**engine_arguments(launch))
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
@@ -379,6 +399,25 @@ def start_engine(launch: Launch) -> Any:
             disable_log_stats=stat_logger is None,
             stat_loggers=None if stat_logger is None else [stat_logger],
         )
+
+
+def forget_folders() -> None:
+    """Empty what vLLM remembers of model folders by their names: one may have been replaced since."""
+    from vllm.renderers import hf
+    from vllm.tokenizers import registry
+    from vllm.transformers_utils import config, processor
+
+    hf._PROCESSOR_CHAT_TEMPLATES.clear()  # noqa: SLF001
+    for remembered in (
+        registry.cached_get_tokenizer,
+        registry.cached_resolve_tokenizer_args,
+        processor.cached_get_processor,
+        processor.cached_get_feature_extractor,
+        processor.cached_get_image_processor,
+        processor.cached_get_video_processor,
+        config.checkpoint_has_lm_head,
+    ):
+        remembered.cache_clear()
 
 
 def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:

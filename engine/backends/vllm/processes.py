@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import queue
 import re
+import secrets
 import shutil
 import signal
 import tempfile
@@ -26,9 +27,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
+import msgspec
 import psutil
 
 from engine.backends.vllm import compat
+from engine.errors import LoadError, StartError
 from engine.placement.cgroups import MODEL_VICTIM, offer_to_oom_killer
 from engine.process.spawning import end_with_starter, with_variables
 
@@ -41,6 +44,17 @@ CPU_CACHE_GIB = 1.0  # of KV cache on a CPU, where models.yaml names no size
 CONFIG_LOCK = threading.Lock()
 _fork_lock = threading.Lock()
 _settings_lock = threading.Lock()
+_LONGEST_CAUSE = 300  # characters
+_FIRST_WORDS = 160  # of these, which say what it is; advice follows
+_OF_CONFIGURATION = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError),
+    *(TypeError, ValueError),
+)
+# Of errors of those kinds, which may not come again; a want of room for one conversation does.
+_PASSING = re.compile(r"(?i)memory|cuda|nccl|device|driver|time[d ]*out|connect|address|initialization failed")
+_NO_ROOM = re.compile(r"max seq len|No available memory for the cache")
+_PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (?:Value error, )?| \[type=\w+,.*$")
+_PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+([^\s/'\"]*)")
 _starts: list[None] = []  # one for each engine that is starting at this moment, on any thread
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
@@ -184,6 +198,8 @@ class _Job(threading.local):
     on_start: Started | None = None
     may_compile = True
     """False: an engine without kept code fails instead."""
+    failure: Path | None = None
+    """Where a process that is started leaves the exception that ended it."""
 
 
 job = _Job()
@@ -193,7 +209,7 @@ class _Tied:
     """Mixed in before a process: it ends with the server, and the starter of its thread's job learns of it."""
 
     def start(self) -> None:
-        self.may_compile = job.may_compile
+        self.may_compile, self.failure = job.may_compile, job.failure
         super().start()  # type: ignore[misc]
         if job.on_start is not None:
             job.on_start(cast("BaseProcess", self))
@@ -203,7 +219,56 @@ class _Tied:
         tie_to_parent()
         if not self.may_compile:
             os.environ["VLLM_FORCE_AOT_LOAD"] = "1"
-        super().run()  # type: ignore[misc]
+        try:
+            super().run()  # type: ignore[misc]
+        except Exception as error:
+            if self.failure is not None:
+                with contextlib.suppress(OSError):
+                    self.failure.write_bytes(msgspec.json.encode(cause_of(error)))
+            raise
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why an engine did not start, in one line. `is_certain`: it would not the next time either."""
+
+    line: str
+    is_certain: bool
+
+
+def cause_of(error: Exception) -> Cause:
+    """Say what an exception of vLLM says, in the words of its last line, without paths of this machine."""
+    text = _PYDANTIC.sub("", " ".join(str(error).split()))
+    text = _PATH.sub(r"\1", text)
+    name = type(error).__name__  # those of huggingface_hub's strict configurations have no base in common with others
+    kind = isinstance(error, _OF_CONFIGURATION) or type(error) is RuntimeError or name.endswith("ValidationError")
+    certain = kind and (_NO_ROOM.search(text) is not None or _PASSING.search(text[:_FIRST_WORDS]) is None)
+    line = f"{name}: {text}" if text else name
+    return Cause(line if len(line) <= _LONGEST_CAUSE else f"{line[:_LONGEST_CAUSE]} ...", certain)
+
+
+@contextmanager
+def causes_told(model: str, *, may_be_the_code: bool) -> Iterator[None]:
+    """Raise what goes wrong in the block as `LoadError` if it is certain, else as `StartError`, with its true cause.
+
+    vLLM itself says "See root cause above", of what its process has printed. `may_be_the_code`: compiled code is
+    loaded, so that nothing is certain: without it the model may well start.
+    """
+    job.failure = Path(os.environ["VLLM_RPC_BASE_PATH"], f"cause-{secrets.token_hex(8)}")
+    try:
+        yield
+    except LoadError:
+        raise
+    except Exception as error:
+        cause = cause_of(error)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            cause = msgspec.json.decode(job.failure.read_bytes(), type=Cause)
+        if cause.is_certain and not may_be_the_code:
+            advice = "docs/own-models.md, 'When it does not load', says what to do."
+            raise LoadError(f"{model}: {cause.line} ({advice})") from error
+        raise StartError(cause.line) from error
+    finally:
+        job.failure.unlink(missing_ok=True)
+        job.failure = None
 
 
 class _ForkedEngine(_Tied, ForkServerProcess):

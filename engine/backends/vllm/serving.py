@@ -6,6 +6,7 @@ HTTP answer is left out. Their private fields are listed in compat.py.
 
 import asyncio
 import copy
+import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.inputs.engine import tokens_input
+from vllm.renderers.chat_utils import ChatTemplateResolutionError
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.parallel_sampling import ParentRequest
@@ -36,15 +38,17 @@ from engine.backends.vllm.request import (
     translate,
     translate_text,
 )
-from engine.backends.vllm.tool_calls import CallStream, mend, parsers_for
+from engine.backends.vllm.tool_calls import CallStream, mend, parsers_to_try
 from engine.config import ChatModelSpec
 from engine.config.models import ChatEngineSpec
-from engine.errors import LoadError
+from engine.errors import LoadError, RequestError
 from engine.media import Pictures, image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest, Tokenized
 
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
+
+_log = logging.getLogger("hearth.vllm")
 
 
 def build_serving(
@@ -58,8 +62,42 @@ def build_serving(
 
     `kv_groups` are those of its KV cache; without them it counts as one.
     """
-    template = getattr(engine.renderer.tokenizer, "chat_template", None)
-    tool_parser, reasoning_parser = parsers_for(engine.model_config.hf_config.model_type, str(template), spec)
+    template = str(getattr(engine.renderer.tokenizer, "chat_template", None))
+    tried = parsers_to_try(engine.model_config.hf_config.model_type, template, spec)
+    errors = []
+    for tool_parser, reasoning_parser in tried:
+        try:
+            chat = _vllm_serving(engine, spec, tool_parser, reasoning_parser)
+            break
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            errors.append(error)
+    else:
+        raise LoadError(
+            f"{spec.id}: `tool_parser` {tried[0][0]!r} or `reasoning_parser` {tried[0][1]!r} of its `engine` section "
+            "in models.yaml does not fit this model. Name the ones of its family, or leave the lines out: they are "
+            "then chosen by what fits."
+        ) from errors[0]
+    if errors:
+        _log.warning(
+            "%s: its family's parsers (%s) do not fit its vocabulary; it is served with: %s. `tool_parser` and "
+            "`reasoning_parser` of its `engine` in models.yaml name others.",
+            *(spec.id, _listed(*tried[0]), _listed(tool_parser, reasoning_parser)),
+        )
+    compat.apply("tool parsers", lambda: mend(chat.parser_cls))
+    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
+    if compat.fits("grammar check"):
+        engine.input_processor.structured_outputs_config = None
+    return Serving(
+        engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures, kv_groups=kv_groups
+    )
+
+
+def _listed(*parsers: str | None) -> str:
+    return ", ".join(filter(None, parsers)) or "none"
+
+
+def _vllm_serving(engine: Any, spec: ChatModelSpec, tool_parser: str | None, reasoning_parser: str | None) -> Any:
+    """Return vLLM's serving; what it raises where a parser does not fit depends on the parser."""
     parsing: dict[str, Any] = {
         "enable_auto_tools": tool_parser is not None,
         "exclude_tools_when_tool_choice_none": True,  # else the model calls them all the same, as raw text
@@ -72,24 +110,10 @@ def build_serving(
     }
     names = [BaseModelPath(name=spec.id, model_path=engine.model_config.model)]
     models = OpenAIServingModels(engine_client=engine, base_model_paths=names, lora_modules=None)
-    try:
-        renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
-        renderer.warmup()
-        chat = OpenAIServingChat(
-            engine_client=engine, models=models, response_role="assistant", online_renderer=renderer, **parsing
-        )
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise LoadError(
-            f"{spec.id}: the tool parser {tool_parser!r} or the reasoning parser {reasoning_parser!r} does not fit "
-            "this model. Set `tool_parser` and `reasoning_parser` of its `engine` section in models.yaml to the "
-            "ones of its family."
-        ) from error
-    compat.apply("tool parsers", lambda: mend(chat.parser_cls))
-    # Off: vLLM would parse each grammar once more on the event loop. `grammars` has checked it and chosen the backend.
-    if compat.fits("grammar check"):
-        engine.input_processor.structured_outputs_config = None
-    return Serving(
-        engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures, kv_groups=kv_groups
+    renderer = OnlineRenderer(model_config=engine.model_config, renderer=engine.renderer, **parsing)
+    renderer.warmup()
+    return OpenAIServingChat(
+        engine_client=engine, models=models, response_role="assistant", online_renderer=renderer, **parsing
     )
 
 
@@ -168,6 +192,11 @@ class Serving:
                 step = partial(outputs.step, position)
                 requests.append((core, Collector(stream, step, errors.translated, outputs.finished)))
             await self._start(requests, stream)
+
+    @staticmethod
+    def is_without_template(error: RequestError) -> bool:
+        """Whether a conversation was refused because the model has no chat template at all."""
+        return isinstance(error.__cause__, ChatTemplateResolutionError)
 
     async def token_ids(self, request: ChatRequest) -> list[int]:
         """Return the tokens of the prompt; one that leaves no room for an answer is refused, as in `chat`."""

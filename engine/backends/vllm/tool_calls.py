@@ -230,18 +230,36 @@ _MODELS: dict[tuple[str, str | None], tuple[str, ...]] = {
 FAMILIES = {model_type: parsers for parsers, types in _MODELS.items() for model_type in types}
 
 
-def parsers_for(model_type: str, chat_template: str, spec: ChatModelSpec) -> tuple[str | None, str | None]:
-    """Return (tool parser, reasoning parser); None means that none is used.
+# By what a chat template writes, for families whose members call in several ways; what says more stands first.
+_MARKS = (
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|python_tag|>", "llama3_json"),
+    ("<|tool_call|>", "phi4_mini_json"),
+)
+_MANY_WAYS = {None, "hermes", "llama3_json", "mistral"}
 
-    A tool parser is only chosen for a model that claims `function_calling`. A family's reasoning parser is
-    only chosen when the chat template knows of thinking: the same family has members that do not think, and
-    their whole answer would be taken for reasoning. `none` in models.yaml switches a parser off.
+
+def parsers_to_try(model_type: str, chat_template: str, spec: ChatModelSpec) -> list[tuple[str | None, str | None]]:
+    """Return pairs of tool parser and reasoning parser, the likeliest first; None means that none is used.
+
+    What models.yaml names is the only choice; `none` switches a parser off. A tool parser is only chosen for a model
+    that claims `function_calling`. A family's reasoning parser is only chosen when the chat template knows of
+    thinking: the same family has members that do not think, and their whole answer would be taken for reasoning.
     """
     family_tool, family_reasoning = FAMILIES.get(model_type, (None, None))
     if model_type != "gpt_oss" and "think" not in chat_template:
         family_reasoning = None
-    if family_tool == "hermes" and "<function=" in chat_template:  # Qwen3-Coder calls in another way than its family
-        family_tool = "qwen3_coder"
-    tool = spec.engine.tool_parser or family_tool if "function_calling" in spec.capabilities else None
-    reasoning = spec.engine.reasoning_parser or family_reasoning
-    return (None if tool == "none" else tool), (None if reasoning == "none" else reasoning)
+    written = [parser for mark, parser in _MARKS if mark in chat_template]
+    if family_tool != "hermes" and "<tool_call>" not in chat_template:
+        written = [parser for parser in written if parser != "qwen3_coder"]
+    first = [*written, family_tool] if family_tool in _MANY_WAYS else [family_tool, *written]
+    tools = _choices(spec.engine.tool_parser, first) if "function_calling" in spec.capabilities else [None]
+    return [(tool, one) for tool in tools for one in _choices(spec.engine.reasoning_parser, [family_reasoning])]
+
+
+def _choices(named: str | None, found: list[str | None]) -> list[str | None]:
+    if named is not None:
+        return [None if named == "none" else named]
+    return list(dict.fromkeys([*(one for one in found if one is not None), None]))

@@ -32,6 +32,7 @@ RENAMED = {
     "cpu kernels": "ir_op_priority",
     "text prompts": "resolve_chat_template_kwargs",
     "text steps": "track_weight_version",
+    "fresh folders": "cached_resolve_tokenizer_args",
 }
 # Of torch and Python, which are not renamed here.
 OTHERS = {"amx", "fork server", "load compiled code"}

@@ -1,7 +1,9 @@
 """What a model cannot do is refused by name, also where vLLM returns an error instead of raising it."""
 
 import os
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +70,17 @@ async def test_what_a_template_refuses_is_a_fault_of_the_messages(renderer: Any)
     with pytest.raises(RequestError) as caught:
         await render(renderer, translate(request, stream=True))
     assert caught.value.param == "messages"
+
+
+@pytest.mark.usefixtures("renderer")
+def test_a_tokenizer_of_a_folder_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    from vllm.tokenizers.registry import cached_get_tokenizer
+
+    from engine.backends.vllm.engine import forget_folders
+
+    folder = shutil.copytree(weights_dir("chat"), tmp_path / "model")
+    before = cached_get_tokenizer(str(folder)).chat_template
+    (folder / "chat_template.jinja").write_text("another one")
+    assert cached_get_tokenizer(str(folder)).chat_template == before
+    forget_folders()
+    assert cached_get_tokenizer(str(folder)).chat_template == "another one"

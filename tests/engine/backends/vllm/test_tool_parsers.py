@@ -321,10 +321,34 @@ def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
         ("llama", "<function=", ("llama3_json", None)),
         ("idefics3", "<tool_call>", ("hermes", None)),
         ("gpt_oss", "", ("openai", "openai_gptoss")),
+        ("llama", "<tool_call>", ("hermes", None)),  # Hermes 3, SmolLM 3
+        ("llama", "[TOOL_CALLS]", ("mistral", None)),
+        ("unheard_of", "<tool_call>", ("hermes", None)),
+        ("glm4_moe", "<tool_call> <think>", ("glm45", "glm45")),
+        ("unheard_of", "", (None, None)),
     ],
 )
 def test_parsers_are_those_of_the_family_and_its_template(model_type: str, template: str, parsers: Any) -> None:
-    from engine.backends.vllm.tool_calls import parsers_for
+    from engine.backends.vllm.tool_calls import parsers_to_try
 
     spec = ChatModelSpec(id="x", task="chat", tier="standard", weights="x", capabilities=("chat", "function_calling"))
-    assert parsers_for(model_type, template, spec) == parsers
+    tried = parsers_to_try(model_type, template, spec)
+    assert tried[0] == parsers
+    assert tried[-1] == (None, None)
+
+
+@pytest.mark.parametrize(("named", "tried"), [("hermes", ("hermes", None)), ("none", (None, None))])
+def test_a_parser_that_is_named_is_the_only_choice(named: str, tried: tuple[str | None, None]) -> None:
+    from engine.backends.vllm.tool_calls import parsers_to_try
+
+    spec = ChatModelSpec.model_validate(
+        {
+            "id": "x",
+            "task": "chat",
+            "tier": "standard",
+            "weights": "x",
+            "capabilities": ["chat", "function_calling"],
+            "engine": {"tool_parser": named},
+        }
+    )
+    assert parsers_to_try("llama", "[TOOL_CALLS]", spec) == [tried]
