@@ -33,11 +33,13 @@ RENAMED = {
     "text prompts": "resolve_chat_template_kwargs",
     "text steps": "track_weight_version",
     "fresh folders": "cached_resolve_tokenizer_args",
+    "kv groups": "get_kv_cache_group_metadata",
+    "exact values": "_coerce_dict",
 }
 # Of torch and Python, which are not renamed here.
 OTHERS = {"amx", "fork server", "load compiled code"}
-# Said when a process dies, or where there are metrics: not by an answer without all of these.
-SILENT = {"death", "latencies"}
+# Said when a process dies, where there are metrics, or by a model of one family: not by an answer without all of these.
+SILENT = {"death", "exact values", "latencies"}
 
 
 def ask(folder: Path, names: list[str]) -> tuple[dict[str, object], list[str]]:
