@@ -171,15 +171,15 @@ class Stream(Generic[T]):
 class TokenStream(Stream[ChatStep]):
     """The steps of one chat answer. `usage` counts all that was made, read or not; `last` is the newest step.
 
-    `clamped_to` is how many tokens each answer may have where that is fewer than were asked for, known before its turn.
+    `clamped` says that an answer may have fewer tokens than were asked for. It is known before its turn.
     """
 
-    __slots__ = ("clamped_to", "last")
+    __slots__ = ("clamped", "last")
 
     def __init__(self) -> None:
         super().__init__()
         self.last: ChatStep | None = None
-        self.clamped_to: int | None = None
+        self.clamped = False
 
     @property
     def usage(self) -> Usage | None:

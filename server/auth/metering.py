@@ -265,8 +265,8 @@ class _Call:
             if taken := await limiter.take_tokens(prompt_tokens + longest_answer_tokens, asked=asked):
                 self.tokens, level = taken
                 self._show(level)
-        if isinstance(self.stream, TokenStream) and self.stream.clamped_to is not None and self.request.kind != "batch":
-            self.request.record.headers["x-hearth-clamped"] = f"max_tokens={self.stream.clamped_to}"
+        if isinstance(self.stream, TokenStream) and self.stream.clamped and self.request.kind != "batch":
+            self.request.record.headers["x-hearth-clamped"] = "max_tokens"
         self.queued_at = time.monotonic()
 
     async def take_images(self, images: int) -> None:

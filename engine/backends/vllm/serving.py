@@ -157,7 +157,7 @@ class Serving:
             vllm_request, inputs = await self._render(request)
             tokens = len(inputs["prompt_token_ids"])
             longest = self._longest(tokens, request)
-            stream.clamped_to = _fewer(longest, request)
+            stream.clamped = _is_clamped(longest, request)
             priority = await ticket.enter(tokens, longest * request.n)
             core = self._core_request(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
             outputs, state = self._outputs(request, vllm_request, core)
@@ -178,7 +178,7 @@ class Serving:
                 check_context(length, asked, self.context_length, "prompt")
             check_probabilities(sum(lengths), request)
             longest = [self._longest(length, request) for length in lengths]
-            stream.clamped_to = _fewer(min(longest), request)
+            stream.clamped = _is_clamped(min(longest), request)
             vllm_request = translate_text(request)
             if request.structured_outputs is not None:
                 await self.grammars.bind_outputs(vllm_request, request.structured_outputs, request.owner)
@@ -352,8 +352,8 @@ class Serving:
         return task
 
 
-def _fewer(longest: int, request: ChatRequest | TextRequest) -> int | None:
-    return longest if request.max_tokens is not None and longest < request.max_tokens else None
+def _is_clamped(longest: int, request: ChatRequest | TextRequest) -> bool:
+    return request.max_tokens is not None and longest < request.max_tokens
 
 
 def _room_of(engine: Any, limits: ChatEngineSpec, groups: tuple[KvGroup, ...]) -> Room:

@@ -36,12 +36,9 @@ async def test_it_gets_what_is_left_of_the_context(http: httpx2.AsyncClient, pat
     for most in (CONTEXT - 1, CONTEXT, 2**62):
         clamped = await http.post(path, json=body | {field: most})
         assert clamped.status_code == 200, clamped.text
-        name, _, left = clamped.headers["x-hearth-clamped"].partition("=")
-        assert name == "max_tokens"
-        assert CONTEXT - 100 < int(left) < CONTEXT
+        assert clamped.headers["x-hearth-clamped"] == "max_tokens"
         if path == CHAT and not stream:
             answer = clamped.json()
-            assert int(left) == CONTEXT - answer["usage"]["prompt_tokens"]
             assert answer["choices"][0]["message"]["content"] == HELLO_ANSWER
 
 
@@ -52,7 +49,7 @@ async def test_an_answer_to_the_end_of_the_context_is_cut_by_length(http: httpx2
     body = {"model": MODEL, "prompt": ids, "max_tokens": 32000, "temperature": 0, "ignore_eos": True}
     answer = await http.post(COMPLETIONS, json=body)
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-hearth-clamped"] == "max_tokens=5"
+    assert answer.headers["x-hearth-clamped"] == "max_tokens"
     assert answer.json()["choices"][0]["finish_reason"] == "length"
     assert answer.json()["usage"]["completion_tokens"] == 5
 
