@@ -31,7 +31,7 @@ _LONGEST_RETRY_SECONDS = 120
 _MEMORY = 0.05
 # Answers are expected to be no shorter (unless asked to be): many short ones do not let many long ones in at once.
 _FEWEST_EXPECTED_TOKENS = 256.0
-# Beyond this share of the KV cache in use, only owners without anything running are let in.
+# Beyond this share of the KV cache in use, only owners with less than an equal share of it are let in.
 _FULL = 0.9
 _GROWTH_READ_SECONDS = 0.05  # to add up hundreds of running answers costs 0.1 ms
 _PRIORITY_BITS = 40  # below the urgency
@@ -103,9 +103,9 @@ class Admission:
         self._waiting: dict[Claim, asyncio.Future[None]] = {}
         self.running = 0  # sequences
         self._by_owner: Counter[str] = Counter()  # of them
-        self._kv_taken = 0  # as expected when they were let in
+        self._kv_taken: Counter[str] = Counter()  # by owner, as expected when they were let in
         self._growing: dict[Claim, Callable[[], int]] = {}  # what runs, and how many tokens its answers have by now
-        self._growth = (0, 0)
+        self._growth: tuple[int, Counter[str]] = 0, Counter()
         self._growth_read_at = -math.inf
         self._closed = False
         self._in_flight = InFlight()  # waiting, being rendered, or running
@@ -314,28 +314,32 @@ class Admission:
         return claim.sequences <= free - kept and not self._lacks_tokens(claim)
 
     def _lacks_tokens(self, claim: Claim) -> bool:
+        """Whether the KV cache is too full for it, and its owner has more of it than an equal share."""
         most = self._room.kv_room
         if most is None:
             return False
         used, beyond_expected = self._read_growth()
-        expected = self._kv_taken + beyond_expected + self._expected(claim)
+        of_owner = self._kv_taken[claim.owner] + beyond_expected[claim.owner] + self._expected(claim)
+        if of_owner <= _FULL * most / len(self._by_owner.keys() | {claim.owner}):
+            return False  # where it is full, vLLM preempts those who have more
+        expected = self._kv_taken.total() + beyond_expected.total() + self._expected(claim)
         return expected > most or used + self._room.taken(claim.prompt_tokens, claim.sequences) > _FULL * most
 
-    def _read_growth(self) -> tuple[int, int]:
-        """Return what is in use of the KV cache by now, and how much more than expected what runs is going to take.
+    def _read_growth(self) -> tuple[int, Counter[str]]:
+        """Return what is in use of the KV cache by now, and by owner how much more than expected it is going to take.
 
         An answer that has outgrown its expectation is expected to become twice as long as it is.
         """
         now = self._clock()
         if now - self._growth_read_at >= _GROWTH_READ_SECONDS:
-            used = beyond = 0
+            used, beyond = 0, Counter[str]()
             for claim, made in self._growing.items():
                 tokens = made()
                 used += self._room.taken(claim.prompt_tokens + tokens, claim.sequences)
                 becoming = min(2 * tokens, claim.longest_answer_tokens)
                 if becoming > claim.expected_answer_tokens:
                     longer = self._room.taken(claim.prompt_tokens + becoming, claim.sequences)
-                    beyond += longer - self._expected(claim)
+                    beyond[claim.owner] += longer - self._expected(claim)
             self._growth, self._growth_read_at = (used, beyond), now
         return self._growth
 
@@ -350,7 +354,7 @@ class Admission:
 
     def _take(self, claim: Claim) -> None:
         self.running += claim.sequences
-        self._kv_taken += self._expected(claim)
+        self._kv_taken[claim.owner] += self._expected(claim)
         self._by_owner[claim.owner] += claim.sequences
         self._queue.charge(claim, claim.expected_answer_tokens)
 
@@ -360,10 +364,10 @@ class Admission:
         if self._waiting:  # what it leaves has to be seen now: nothing may end for minutes after this
             self._growth_read_at = -math.inf
         self.running -= claim.sequences
-        self._kv_taken -= self._expected(claim)
+        self._kv_taken[claim.owner] -= self._expected(claim)
         self._by_owner[claim.owner] -= claim.sequences
         if not self._by_owner[claim.owner]:
-            del self._by_owner[claim.owner]
+            del self._by_owner[claim.owner], self._kv_taken[claim.owner]
         if answer_tokens and seconds:
             self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
             self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)

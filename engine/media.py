@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import io
+import os
 import re
 import warnings
 from collections import deque
@@ -29,6 +30,7 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 LONGEST_TO_SHORTEST = 200
 _DATA_URI = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
 _DECODER_THREADS = 2
+_NICE = 10
 _BAND_ROWS = 256
 # Of real pictures, progressive JPEGs have about ten scans, and files with rich metadata some dozen marks or chunks.
 _MOST_SCANS = 64
@@ -113,7 +115,8 @@ class Pictures:
         self._limits = limits
         self._most_pixels = int(2 * limits.max_megapixels * 1e6)
         self._budget = PixelBudget(self._most_pixels)
-        self._threads = ThreadPoolExecutor(_DECODER_THREADS, thread_name_prefix="pictures")
+        # On Linux a thread has a niceness of its own: a picture takes half a second, a token of somebody else must not
+        self._threads = ThreadPoolExecutor(_DECODER_THREADS, "pictures", initializer=os.nice, initargs=(_NICE,))
 
     @asynccontextmanager
     async def decoded(self, request: ChatRequest, *, most: int) -> AsyncIterator[ChatRequest]:

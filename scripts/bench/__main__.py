@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, many, start
+from bench import batch, chat, fair, images, many, pictures, start
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -17,7 +17,16 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     result_callback=lambda benchmark: benchmark.run(),
 )
-for command in (chat.Chat, fair.Fair, images.Images, batch.Batch, start.Start, start.Killed, many.Many):
+for command in (
+    chat.Chat,
+    fair.Fair,
+    images.Images,
+    batch.Batch,
+    start.Start,
+    start.Killed,
+    many.Many,
+    pictures.Pictures,
+):
     app.command(command.__name__.lower())(command)
 
 if __name__ == "__main__":

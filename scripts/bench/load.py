@@ -50,10 +50,11 @@ class BenchError(Exception):
 class LoadJob(msgspec.Struct, frozen=True):
     """What is sent: request number n has the body number n of `bodies`, over and over.
 
-    Closed loop: `streams` connections, each of which sends its next request when its last is answered, until
-    `requests` are sent or `seconds` are over; what is left then is aborted. Open loop: one request at each of
-    `moments` (seconds from the start), whether earlier ones are answered or not. `leave_after_seconds` says, like
-    `bodies`, when the client of a request disconnects. A `strict` job ends with the first answer that is no success.
+    The keys are `key` and `more_keys`, in turns. Closed loop: `streams` connections, each of which sends its next
+    request when its last is answered, until `requests` are sent or `seconds` are over; what is left then is aborted.
+    Open loop: one request at each of `moments` (seconds from the start), whether earlier ones are answered or not.
+    `leave_after_seconds` says, like `bodies`, when the client of a request disconnects. A `strict` job ends with the
+    first answer that is no success.
     With neither streams nor moments nothing is sent for `seconds`. `beside` is a closed loop that begins
     `lead_seconds` earlier and is aborted at the end; of its answers those count that ended meanwhile.
     """
@@ -69,6 +70,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     moments: list[float] = []
     leave_after_seconds: list[float | None] = []
+    more_keys: list[str] = []
     strict: bool = True
     keep_bodies: bool = False
     beside: "LoadJob | None" = None
@@ -313,8 +315,10 @@ class Load:
 
     def _encode(self, number: int) -> bytes:
         body = self._bodies[number % len(self._bodies)].replace(NUMBER.encode(), f"{self._job.label}-{number}".encode())
+        keys = [self._job.key, *self._job.more_keys]
         head = (
-            f"POST {self._job.path} HTTP/1.1\r\nHost: {self._job.host}\r\nAuthorization: Bearer {self._job.key}\r\n"
+            f"POST {self._job.path} HTTP/1.1\r\nHost: {self._job.host}\r\n"
+            f"Authorization: Bearer {keys[number % len(keys)]}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

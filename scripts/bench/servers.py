@@ -143,9 +143,29 @@ class Server:
         """Do one run and meter the server's processes meanwhile; return its result. Raises `BenchError`."""
         api, engine = family(self.pid)
         before = cpu_seconds(api), cpu_seconds(engine)
-        result = await (generator or self.generator)(job)
+        try:
+            result = await (generator or self.generator)(job)
+        except BenchError as error:
+            raise BenchError(f"{error}\nThe server says last:{tail(self.log)}") from None
         used = cpu_seconds(api) - before[0], cpu_seconds(engine) - before[1]
         return result, Usage(*used, pss_bytes(api), pss_bytes(engine))
+
+    async def counted(self, *names: str) -> list[float]:
+        """Return counters of /metrics, each summed over its labels."""
+        _, body = await asyncio.to_thread(self.ask, "/metrics")
+        lines = [line.split() for line in body.decode().splitlines() if not line.startswith("#")]
+        return [sum(float(line[-1]) for line in lines if line[0].partition("{")[0] == name) for name in names]
+
+    async def more_keys(self, count: int) -> list[str]:
+        """Make keys by the server's own. Raises `BenchError`."""
+        found = []
+        for number in range(count):
+            body = {"name": f"key {number}", "tier": TIER, "scopes": ["chat"]}
+            status, answer = await asyncio.to_thread(self.ask, "/v1/admin/keys", body)
+            if status != 200:
+                raise BenchError(f"No key could be made: status {status}.")
+            found.append(str(msgspec.json.decode(answer)["key"]))
+        return found
 
     async def states(self) -> dict[str, str]:
         """Return the state of each model, nothing while nothing listens. Raises `BenchError` if one cannot load."""
@@ -228,7 +248,7 @@ async def start_server(
 
 async def create_key(place: Workspace, name: str = "bench") -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
-    scopes = ("--scope", "chat", "--scope", "batch", "--scope", "images")
+    scopes = [part for scope in ("chat", "batch", "images", "metrics", "admin") for part in ("--scope", scope)]
     command = (str(place.hearth), "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
     done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
     if done.returncode != 0:

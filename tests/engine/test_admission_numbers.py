@@ -153,32 +153,52 @@ async def test_it_is_idle_when_all_that_arrived_has_departed(model):
 
 
 async def test_the_cache_is_filled_to_the_token(model):
-    one = model(sequences=9, kv_tokens=300)
+    one = model(sequences=9, kv_room=300)
     await one.ask("a", prompt=100, answer=50)
     assert await one.ask("a", prompt=100, answer=51) is None
-    two = model(sequences=9, kv_tokens=300)
+    two = model(sequences=9, kv_room=300)
     await two.ask("a", prompt=100, answer=50)
     assert await two.ask("a", prompt=100, answer=50) is not None
 
 
 async def test_a_cache_nine_tenths_full_with_what_there_is_takes_no_more(model):
     for made, goes_in in ((80, True), (81, False)):
-        one = model(sequences=9, kv_tokens=1000)
+        one = model(sequences=9, kv_room=1000)
         await one.ask("a", prompt=20, answer=100, made=lambda made=made: made)
         assert (await one.ask("a", prompt=800, answer=1) is not None) == goes_in
+
+
+async def test_who_has_less_than_an_equal_share_of_a_full_cache_is_let_in(model):
+    one = model(sequences=99, kv_room=1000)
+    await one.ask("a", prompt=900, answer=50)
+    assert await one.ask("b", prompt=90) is not None
+    second = await one.ask("b", prompt=340)  # 100 and 350 of 900 for two
+    assert second is not None
+    assert await one.ask("b", prompt=1) is None
+    assert await one.ask("a", prompt=1) is None
+    one.door.end(second, cut_off=False)
+    assert one.door._kv_taken == {"a": 950, "b": 100 + 11}, "what waited is let in"
+
+
+async def test_what_outgrew_its_expectation_counts_for_its_owner(model):
+    for prompt, goes_in in ((390, True), (391, False)):  # 100 and 400 of 900 for two are taken, and 10 expected
+        one = model(sequences=99, kv_room=2000)
+        await one.ask("a", prompt=1990)
+        await one.ask("b", prompt=100, answer=9999, made=lambda: 200)
+        assert (await one.ask("b", prompt=prompt) is not None) == goes_in
 
 
 async def test_an_answer_longer_than_expected_is_expected_to_become_twice_as_long_but_no_longer_than_asked(model):
     for made, longest, most in ((200, 9999, 589), (256, 9999, 477), (300, 400, 589)):
         for prompt, goes_in in ((most, True), (most + 1, False)):
-            one = model(sequences=9, kv_tokens=1000)
+            one = model(sequences=9, kv_room=1000)
             await one.ask("a", prompt=10, answer=longest, made=lambda made=made: made)
             assert (await one.ask("a", prompt=prompt, answer=1) is not None) == goes_in
 
 
 async def test_how_full_the_cache_is_is_read_at_most_every_50_ms_and_whenever_something_ends(model):
     reads = []
-    one = model(sequences=9, kv_tokens=100_000)
+    one = model(sequences=9, kv_room=100_000)
     first = await one.ask("a", made=lambda: len(reads.append(1) or reads))
     for now, read in ((0.0, 1), (0.04, 1), (0.05, 2), (0.09, 2), (0.2, 3)):
         one.now = now

@@ -14,7 +14,7 @@ from test_planned import put
 from engine import ModelSpec, load_config
 from engine.media import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
-from engine.pool.loader import Loader
+from engine.pool.loader import Loader, files_in
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels
@@ -195,7 +195,7 @@ class Planning:
         self.alone = self.planned_bytes("a")
         folder_of_first, is_demo = self.loader.planned.folder(self.first)
         served = self.loader.planned.served(self.first, folder_of_first, is_demo=is_demo)
-        self.loader._serve(self.first, self.loader.planned, served)
+        self.loader._serve(self.first, self.loader.planned, served, files_in(folder_of_first))
 
     def plan(self, *models: ModelSpec) -> None:
         self.loader.use(config_of(*models), self.loader.voices)
