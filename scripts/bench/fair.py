@@ -123,16 +123,18 @@ class Fair(report.Benchmark):
             beside=flood(f"{label} a") if flood else None,
             lead_seconds=case.lead_seconds,
         )
+        asking = asyncio.create_task(server.measure(job))
+        await asyncio.sleep(case.lead_seconds if flood else 0)
         before, began = await server.counted(_STEPS, _TOKENS), time.perf_counter()
-        result, used = await server.measure(job)
+        result, used = await asking
         seconds = time.perf_counter() - began
         steps, tokens = (after - was for after, was in zip(await server.counted(_STEPS, _TOKENS), before, strict=True))
         await asyncio.sleep(_REST_SECONDS)
         beside = {
             "steps_of_an_answer_ms": _TOKENS_PER_ANSWER * seconds / steps * 1000 if steps else None,
             "all_tokens_per_second": tokens / seconds,
-            "api_cores": used.api_cpu_seconds / seconds,
-            "engine_cores": used.engine_cpu_seconds / seconds,
+            "api_cores": used.api_cpu_seconds / (seconds + case.lead_seconds),
+            "engine_cores": used.engine_cpu_seconds / (seconds + case.lead_seconds),
         }
         return {
             "questions": len(result.answers),

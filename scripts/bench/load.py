@@ -30,6 +30,7 @@ NUMBER = "#N#"  # in a body: replaced by the job's label and the request's numbe
 CHAT = "/v1/chat/completions"
 TEXT = "Write a few sentences about the weather, the garden and the people who meet there in the evening."
 _FIRST_CONNECTIONS = 32  # of an open loop
+_UNUSED_SECONDS = 5.0  # an opened connection is used by then or left: servers close those that ask nothing
 _CONNECTING = 64  # connections that are being opened: the server's backlog is no part of what is measured
 _LONGEST_SECONDS = 900.0
 _LONGEST_JOB_SECONDS = 3600.0
@@ -168,11 +169,12 @@ class Connection(asyncio.Protocol):
     _start = 0.0
 
     def __init__(self) -> None:
+        self._unused_until: float | None = time.perf_counter() + _UNUSED_SECONDS
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def send(self, request: bytes, answer: Answer, start: float) -> None:
         """Send a request and put into `answer` what comes; times count from `start`."""
-        self._answer, self._start = answer, start
+        self._answer, self._start, self._unused_until = answer, start, None
         self._parser = httptools.HttpResponseParser(self)
         self._end = asyncio.get_running_loop().create_future()
         answer.problem = f"no end for {_LONGEST_SECONDS:.0f} s"
@@ -186,6 +188,11 @@ class Connection(asyncio.Protocol):
             answer.finished = time.perf_counter() - start
             if answer.problem or not self._parser.should_keep_alive():
                 self.transport.abort()
+
+    def is_usable(self) -> bool:
+        """Whether it is open, and not about to be closed for having been silent."""
+        stale = self._unused_until is not None and time.perf_counter() > self._unused_until
+        return not stale and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -287,8 +294,8 @@ class Load:
     async def _ask(self, number: int, asked: float) -> Answer:
         if (early := asked - self._now()) > 0:
             await asyncio.sleep(early)
-        while self._idle and self._idle[-1].transport.is_closing():
-            self._idle.pop()
+        while self._idle and not self._idle[-1].is_usable():
+            self._idle.pop().transport.abort()
         connection = self._idle.pop() if self._idle else await self._open()
         answer = Answer(number, asked, 0.0)
         leaving = self._job.leave_after_seconds or [None]
@@ -340,13 +347,13 @@ class Load:
 async def run_load(job: LoadJob) -> LoadResult:
     """Do one job. Raises `BenchError`."""
     load, beside, background = Load(job), Load(job.beside or job), None
-    await load.open()
     if job.beside is not None:
         await beside.open()
         background = asyncio.create_task(beside.run())
         await asyncio.sleep(job.lead_seconds)
-    cpu = time.process_time()
     try:
+        await load.open()
+        cpu = time.process_time()
         await load.run()
         wall, cpu = time.perf_counter() - load.start, time.process_time() - cpu
         if background is not None and background.done():

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import io
+import os
 import struct
 import tracemalloc
 import zlib
@@ -199,4 +200,10 @@ async def test_too_many_pictures_and_too_many_pixels_together_are_refused():
     with pytest.raises(RequestError, match=r"0\.02 megapixels together"):
         async with pictures.decoded(asking(url, url, url), most=8):
             pass
+    pictures.close()
+
+
+async def test_decoding_steps_back_for_everything_else():
+    pictures = Pictures(LIMITS)
+    assert await pictures._in_thread(os.nice, 0) == min(19, os.nice(0) + 10)
     pictures.close()

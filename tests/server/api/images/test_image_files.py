@@ -56,7 +56,7 @@ def names_in(path: Path) -> list[str]:
 
 def stored_at(folder: Path, seconds: Iterable[int]) -> list[str]:
     """Store images of ten bytes, each last changed at one of these moments."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     names = []
     for number, moment in enumerate(seconds):
         names.append(f"{number:032x}.png")
@@ -169,6 +169,14 @@ async def test_an_image_is_too_old_from_the_second_on_at_which_its_link_ends(pat
     names = stored_at(path, [1949, 1950, 1951])
     await ImageFiles(path, retention_seconds=100, max_bytes=100, clock=lambda: 2050.0).sweep()
     assert names_in(path) == names[2:]
+
+
+async def test_a_write_that_fills_them_to_the_limit_sweeps_nothing(path: Path):
+    files = ImageFiles(path, retention_seconds=100, max_bytes=len(IMAGE))
+    async with files:
+        [old] = stored_at(path, [1])
+        await files.save(IMAGE, "png")
+    assert old in names_in(path)
 
 
 async def test_images_are_stored_in_a_data_directory_that_is_made_or_was_cleared_away(tmp_path: Path):
