@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,18 @@ def exchange(server: Server, data: bytes) -> tuple[bytes, bytes]:
     return head, content
 
 
+def read_head(opened: socket.socket) -> bytes:
+    """Read one answer of a connection that stays open; return its head."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += opened.recv(1)
+    (size,) = (line.partition(b":")[2] for line in data.lower().splitlines() if line.startswith(b"content-length:"))
+    left = int(size)
+    while left:
+        left -= len(opened.recv(left))
+    return data
+
+
 @pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
 def test_a_gigabyte_is_refused_without_being_kept(server: Server, admin_key: Key, *, chunked: bool) -> None:
     before = psutil.Process(server.pid).memory_info().rss
@@ -74,9 +87,9 @@ def test_a_body_that_is_declared_too_large_is_refused_before_it_comes(server: Se
     with open_socket(server) as opened:
         size = str(LIMIT_BYTES + 1)
         opened.sendall(raw_request("POST", CHAT, headers(admin_key, **{"Content-Length": size})))
-        assert opened.recv(MIB).startswith(b"HTTP/1.1 413 ")
+        assert read_head(opened).startswith(b"HTTP/1.1 413 ")
         opened.sendall(b" " * (LIMIT_BYTES + 1) + raw_request("GET", "/v1/models", headers(admin_key)))
-        assert opened.recv(MIB).startswith(b"HTTP/1.1 200 ")
+        assert read_head(opened).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_bomb_in_a_compressed_body_is_not_unpacked(http: httpx2.AsyncClient) -> None:
