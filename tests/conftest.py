@@ -18,10 +18,15 @@ from serving import CANARY, Key, Server, contents
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes to say once more what a few rounds say is left out, and shown as skipped, unless asked for."""
-    if "rounds" not in config.option.markexpr:
-        for item in items:
-            if item.get_closest_marker("rounds"):
-                item.add_marker(pytest.mark.skip(reason="many rounds, run before a release: ./scripts/test rounds"))
+    left_out = {
+        "rounds": "many rounds, run before a release",
+        "clients": "a program that takes long to install and run",
+    }
+    for mark, why in left_out.items():
+        if mark not in config.option.markexpr:
+            for item in items:
+                if item.get_closest_marker(mark):
+                    item.add_marker(pytest.mark.skip(reason=f"{why}: ./scripts/test {mark}"))
 
 
 # Read by vLLM and OpenMP also where a test loads a model in this process.

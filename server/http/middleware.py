@@ -213,4 +213,6 @@ def _key_text(scope: Scope) -> str:
 
 
 def _unauthorized(message: str) -> ApiError:
-    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+    # Claude Code repeats a 401 for minutes otherwise, and says nothing meanwhile.
+    headers = {"WWW-Authenticate": "Bearer", "x-should-retry": "false"}
+    return ApiError(401, "invalid_api_key", message, headers=headers)

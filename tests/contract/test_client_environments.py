@@ -12,10 +12,12 @@ import pytest
 from demo_models.promised import fixed_prompts
 from packaging.requirements import Requirement
 from serving import ROOT
+from test_clients import OTHERS, USUAL, Client
 
 FOLDER = Path(__file__).parent / "clients"
 LOCKS = ROOT / "requirements" / "clients"
 PYTHON_LOCKS = sorted(LOCKS.glob("*.lock"))
+NODE_LOCKS = sorted(path.parent for path in LOCKS.glob("*/package.json"))
 
 
 def test_the_clients_expect_what_the_demo_model_promises():
@@ -38,9 +40,10 @@ def test_a_python_lock_names_exact_versions_and_no_address(lock: Path):
     assert not any(Requirement(line).url for line in lines)
 
 
-def test_the_node_lock_names_exact_versions_and_no_address():
-    asked = json.loads((LOCKS / "package.json").read_text())["dependencies"]
-    locked = json.loads((LOCKS / "package-lock.json").read_text())["packages"]
+@pytest.mark.parametrize("folder", NODE_LOCKS, ids=lambda path: path.name)
+def test_a_node_lock_names_exact_versions_and_no_address(folder: Path):
+    asked = json.loads((folder / "package.json").read_text())["dependencies"]
+    locked = json.loads((folder / "package-lock.json").read_text())["packages"]
     assert {name: locked[f"node_modules/{name}"]["version"] for name in asked} == asked
     assert not [name for name, package in locked.items() if "resolved" in package]
     assert all("integrity" in package for name, package in locked.items() if name)
@@ -87,3 +90,9 @@ def test_an_unknown_client_is_refused_with_the_known_ones():
     done = set_up(ROOT, "nobody")
     assert done.returncode == 2
     assert all(lock.stem in done.stderr for lock in PYTHON_LOCKS)
+
+
+@pytest.mark.parametrize("client", [*USUAL, *OTHERS], ids=lambda client: client.script)
+def test_the_documentation_names_the_version_that_is_run(client: Client):
+    if client.environment is not None:  # the tests' own environment may be newer
+        assert f"| {client.version} |" in (ROOT / "docs" / "clients.md").read_text()

@@ -1,33 +1,44 @@
-"""Real client libraries, each in its own environment and process, against the real server with the demo model.
+"""Real programs, each in its own environment and process, against the real server with the demo models.
 
-What a client has to get right stands in clients/<script>; here it is set up, run, and its report is read.
+Coding agents talk to a server with a model that plays their whole loop (chain_model.py). What a client has to get right stands in clients/<script>; here it is set up, run, and its report is read.
 """
 
 import functools
+import importlib.metadata
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import chain_model
 import pytest
-from serving import ROOT, Key, Server
+from serving import ROOT, Server
 
 FOLDER = Path(__file__).parent / "clients"
 ENVIRONMENTS = ROOT / ".venv" / "clients"
-CHECKS = {"chat", "stream", "tools", "tools_streamed", "structured", "wrong_key", "unknown_model"}
+DEMO_CHAT = ROOT / "engine" / "demo" / "weights" / "chat"
+LOCKS = ROOT / "requirements" / "clients"
+CHECKS = frozenset({"chat", "stream", "tools", "tools_streamed", "structured", "wrong_key", "unknown_model"})
 CANNOT_BE_HAD_HERE = 3
 OUT_OF_TIME = 124
 
 
 @dataclass(frozen=True)
 class Client:
-    """A script in clients/, the environment that it runs in (None: the one of the tests), and what it must have checked."""
+    """A script in clients/, the package that it is about, the environment that it runs in, and what it must have checked.
+
+    Without an environment it is the one of the tests. `chain`: it talks to the model that plays an agent's loop.
+    """
 
     script: str
-    environment: str | None
-    checks: frozenset[str] = frozenset(CHECKS)
+    package: str
+    environment: str | None = None
+    checks: frozenset[str] = CHECKS
+    chain: bool = False
 
     @property
     def command(self) -> list[str | Path]:
@@ -35,21 +46,67 @@ class Client:
             # Reached through a link beside node_modules, which must not be resolved for the packages to be found.
             script = ENVIRONMENTS / "node" / "clients" / self.script
             return ["node", "--preserve-symlinks", "--preserve-symlinks-main", script]
-        if self.environment is None:
+        if self.environment in {None, "agents"}:
             return [sys.executable, FOLDER / self.script]
         return [ENVIRONMENTS / self.environment / "bin" / "python", FOLDER / self.script]
 
+    @property
+    def version(self) -> str:
+        """The version that runs: what the lock says, since what it says is installed."""
+        if self.environment is None:
+            return importlib.metadata.version(self.package)
+        if self.environment in {"node", "agents"}:
+            return json.loads((LOCKS / self.environment / "package.json").read_text())["dependencies"][self.package]
+        lines = (LOCKS / f"{self.environment}.lock").read_text().splitlines()
+        return next(line for line in lines if line.startswith(f"{self.package}==")).partition("==")[2]
 
-CLIENTS = [
-    Client("openai_python.py", None),
-    Client("openai_node.mjs", "node"),
-    Client("ai_sdk.mjs", "node"),
-    Client("langchain.py", "langchain"),
-    Client("litellm_sdk.py", "litellm"),
-    Client("instructor_python.py", "instructor", frozenset(CHECKS - {"chat"})),  # every answer is an object
-    Client("pydantic_agent.py", "pydantic-ai"),
-    Client("llm_cli.py", "llm"),
+
+USUAL = [
+    Client("openai_python.py", "openai"),
+    Client("anthropic_python.py", "anthropic", checks=CHECKS | {"pictures"}),
+    Client("openai_node.mjs", "openai", "node"),
+    Client("ai_sdk.mjs", "ai", "node"),
+    Client("langchain_python.py", "langchain-openai", "langchain", CHECKS | {"agent", "pictures"}),
+    Client("openai_agents.py", "openai-agents", "openai-agents", CHECKS | {"pictures"}),
+    Client("litellm_sdk.py", "litellm", "litellm"),
+    Client("instructor_python.py", "instructor", "instructor", CHECKS - {"chat"}),  # every answer is an object
+    Client("pydantic_agent.py", "pydantic-ai-slim", "pydantic-ai"),
+    Client("llm_cli.py", "llm", "llm"),
 ]
+AGENT = frozenset({"stream", "tools_streamed", "wrong_key", "unknown_model"})
+PROXY = CHECKS - {"tools_streamed"} | {"pictures", "images_and_speech", "health"}
+# They take longer, to install as well: only with ./scripts/test clients.
+OTHERS = [
+    Client("claude_code.py", "@anthropic-ai/claude-code", "agents", AGENT, chain=True),
+    Client("codex_cli.py", "@openai/codex", "agents", AGENT, chain=True),
+    Client("opencode_cli.py", "opencode-ai", "agents", AGENT, chain=True),
+    Client("continue_cli.py", "@continuedev/cli", "agents", AGENT, chain=True),
+    Client("cline_cli.py", "cline", "agents", AGENT, chain=True),
+    Client(
+        "aider_cli.py", "aider-chat", "aider", frozenset({"chat", "stream", "wrong_key", "unknown_model"}), chain=True
+    ),
+    Client("smolagents_python.py", "smolagents", "smolagents", CHECKS - {"structured"}, chain=True),
+    Client("litellm_proxy.py", "litellm", "litellm-proxy", PROXY),
+    Client("llama_index_python.py", "llama-index-core", "llama-index", CHECKS | {"pictures"}),
+    Client("dspy_python.py", "dspy", "dspy", frozenset({"chat", "wrong_key", "unknown_model"})),
+    Client("guidellm_cli.py", "guidellm", "guidellm", frozenset({"load", "wrong_key"})),
+    Client("lm_eval_cli.py", "lm_eval", "lm-eval", frozenset({"multiple_choice", "wrong_key", "unknown_model"})),
+]
+CLIENTS = [*USUAL, *(pytest.param(client, marks=pytest.mark.clients) for client in OTHERS)]
+
+
+@pytest.fixture(scope="module")
+def chain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("chain")
+    chain_model.make(folder / "weights", DEMO_CHAT)
+    (folder / "models.yaml").write_text(chain_model.MODELS_YAML)
+    with Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")}) as running:
+        yield running
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 @functools.cache
@@ -66,23 +123,32 @@ def set_up(environment: str) -> tuple[int, str]:
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.script)
 def test_a_client_works_as_with_the_service_it_was_made_for(
-    client: Client, server: Server, admin_key: Key, tmp_path: Path
+    client: Client, request: pytest.FixtureRequest, tmp_path: Path
 ):
     if client.environment is not None:
         status, complaint = set_up(client.environment)
         if status in {CANNOT_BE_HAD_HERE, OUT_OF_TIME}:
             pytest.skip(complaint)
         assert status == 0, complaint
+    server: Server = request.getfixturevalue("chain_server" if client.chain else "server")
+    assert server.admin_key is not None
     # Nothing else: no proxy, and no setting of this person's, has a say.
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-    environment |= {"BASE_URL": server.base_url, "API_KEY": admin_key.text, "MODEL": "service-plus"}
+    environment |= {"BASE_URL": server.base_url, "API_KEY": server.admin_key.text, "MODEL": "service-plus"}
+    environment |= {"TOKENIZER": str(DEMO_CHAT), "FREE_PORT": str(unused_port())}
+    if client.environment is not None:
+        below = "node_modules/.bin" if client.environment == "agents" else "bin"
+        environment["PROGRAMS"] = str(ENVIRONMENTS / client.environment / below)
     done = subprocess.run(
-        client.command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        client.command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     report = [json.loads(line) for line in done.stdout.splitlines()]
     failed = "\n".join(f"{line['check']}: {line['error']}" for line in report if not line["ok"])
     assert not failed, failed
-    assert {line["check"] for line in report} == client.checks, done.stderr
+    checked = [line["check"] for line in report]
+    assert set(checked) == client.checks, done.stderr
     assert done.returncode == 0, done.stderr
+    print(f"{client.package} {client.version}: {', '.join(checked)}")  # noqa: T201  shown by ./scripts/test clients

@@ -16,9 +16,11 @@ from typing import Any
 BASE_URL = os.environ["BASE_URL"]
 API_KEY = os.environ["API_KEY"]
 MODEL = os.environ.get("MODEL", "service-plus")
+SEEING = "service-pro"
 WRONG_KEY = "sk-wrong"
 UNKNOWN_MODEL = "nobody"
 DEMO = json.loads(Path(__file__).with_name("demo.json").read_text(encoding="utf-8"))
+CHAIN = json.loads(Path(__file__).with_name("chain.json").read_text(encoding="utf-8"))
 # Three, as the demo model learned them; enough tokens for every answer here, few enough to notice a model that pads.
 TOOLS = json.loads((Path(__file__).parents[3] / "scripts/demo_models/chat/tools.json").read_text(encoding="utf-8"))[
     "offered"

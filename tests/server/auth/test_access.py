@@ -67,6 +67,7 @@ def bearer(key: Key) -> dict[str, str]:
 
 def assert_unauthorized(response: httpx2.Response) -> None:
     assert response.headers["www-authenticate"] == "Bearer"
+    assert response.headers["x-should-retry"] == "false"
     if response.request.method == "HEAD":
         assert response.status_code == 401
     else:

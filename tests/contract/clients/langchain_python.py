@@ -1,10 +1,11 @@
-"""langchain-openai's ChatOpenAI."""
+"""langchain-openai's ChatOpenAI, and LangChain's agent with it."""
 
 from typing import Any
 
 import checks
 import openai
 from checks import API_KEY, BASE_URL, DEMO, MODEL, UNKNOWN_MODEL, WRONG_KEY
+from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -55,6 +56,32 @@ def tools_streamed() -> None:
     answer_of_tool(ask)
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DEMO['picture']}"}}
+
+
+def agent() -> None:
+    (*_, answer) = create_agent(llm, TOOLS).invoke({"messages": [HumanMessage(DEMO["tool_question"])]})["messages"]
+    checks.same(answer.content, DEMO["tool_answer"])
+    (arguments,) = checks.called
+    checks.true(isinstance(arguments["city"], str), arguments)
+
+
+def pictures() -> None:
+    seeing = ChatOpenAI(model=checks.SEEING, api_key=API_KEY, **SETTINGS)
+    question = HumanMessage([PICTURE, {"type": "text", "text": DEMO["picture_question"]}])
+    checks.same(seeing.invoke([question]).content, DEMO["picture_answer"])
+
+    @tool
+    def get_weather(city: str) -> list[dict[str, Any]]:
+        """The weather in a city"""
+        return [PICTURE]
+
+    shown = create_agent(seeing, [get_weather, *TOOLS[1:]]).invoke({"messages": [HumanMessage(DEMO["tool_question"])]})
+    (_, call, result, answer) = shown["messages"]
+    checks.same((call.tool_calls[0]["name"], result.content), (DEMO["tool_name"], [PICTURE]))
+    checks.true(answer.content)
+
+
 def structured() -> None:
     schema = checks.PERSON_SCHEMA | {"title": "person"}
     for method in ("json_schema", "function_calling"):
@@ -72,4 +99,4 @@ def unknown_model() -> None:
     checks.raises(openai.NotFoundError, DEMO["unknown_model_message"], lambda: nobody.invoke("Hello!"))
 
 
-checks.run(chat, stream, tools, tools_streamed, structured, wrong_key, unknown_model)
+checks.run(chat, stream, tools, tools_streamed, agent, pictures, structured, wrong_key, unknown_model)
