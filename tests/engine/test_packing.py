@@ -5,7 +5,7 @@ from typing import Any
 from engine.config.models import VariantSpec
 from engine.placement.hardware import GIB
 from engine.placement.kv_cache import KvCache
-from engine.placement.packing import ASLEEP_BYTES, Layout, asleep_bytes, pack, shared_out, uses
+from engine.placement.packing import ASLEEP_BYTES, Layout, _part, _Want, asleep_bytes, pack, shared_out, uses
 from engine.placement.types import Device, Need, Placed
 
 VARIANT = VariantSpec.model_validate({"folder": "w", "licence": "MIT", "weights_gib": 1, "runs_on": "any"})
@@ -190,3 +190,15 @@ def test_a_chat_model_alone_among_others_is_ended_and_so_are_images():
     assert {name: one.swap_by for name, one in found.items()} == {"a": "sleep", "b": "sleep", "i": "unload"}
     found = placed(packed([gpu(0, 10), ram(99)], "ai", a=chat(8), i=image(6)))
     assert {one.swap_by for one in found.values()} == {"unload"}
+
+
+def parts(left: int, **wants: tuple[int, int]) -> dict[str, int]:
+    asked = {name: _Want(*want) for name, want in wants.items()}
+    return {name: _part(left, asked, name) for name in asked}
+
+
+def test_as_many_as_possible_get_one_long_conversation_and_the_rest_is_divided():
+    assert parts(10, b=(10, 30), a=(10, 30)) == {"a": 10, "b": 0}, "on a draw by name"
+    assert parts(9, b=(10, 30), a=(10, 30)) == {"a": 4, "b": 5}, "for nobody enough: evenly"
+    assert parts(50, b=(60, 60), a=(20, 25)) == {"a": 25, "b": 25}, "no more than the longest context of one"
+    assert parts(100, b=(20, 30), a=(10, 20)) == {"a": 20 + 25, "b": 30 + 25}, "what is left of all that, evenly"
