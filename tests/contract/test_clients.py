@@ -1,6 +1,7 @@
 """Real programs, each in its own environment and process, against the real server with the demo models.
 
-Coding agents talk to a server with a model that plays their whole loop (chain_model.py). What a client has to get right stands in clients/<script>; here it is set up, run, and its report is read.
+Coding agents talk to a server with a model that plays their whole loop (chain_model.py). What a client has to get right
+stands in clients/<script>; here it is set up, run, and its report is read.
 """
 
 import functools
