@@ -7,12 +7,9 @@ import logging
 import os
 
 from engine.backends.vllm import compat, plugin
-from engine.process.spawning import end_with_starter
+from engine.backends.vllm.processes import become_fork_server
 
-# By itself it sees that the server has ended, but then takes seconds to free what it has imported.
-end_with_starter()
-# SIGTERM and Ctrl-C sent to the server's process group are the server's to act on: it drains first.
-os.setpgid(0, 0)
+become_fork_server()
 
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 

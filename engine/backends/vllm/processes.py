@@ -55,6 +55,7 @@ _PASSING = re.compile(r"(?i)memory|cuda|nccl|device|driver|time[d ]*out|connect|
 _NO_ROOM = re.compile(r"max seq len|No available memory for the cache")
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (?:Value error, )?| \[type=\w+,.*$")
 _PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"]+/)+([^\s/'\"]*)")
+_fork_server_pid: int | None = None  # in the fork server and in the engines that it has forked
 _starts: list[None] = []  # one for each engine that is starting at this moment, on any thread
 
 # oneDNN keeps 0.35 MiB and more for every size of a step, 1024 of them if let, which was half a GiB; 32 are as fast.
@@ -323,10 +324,21 @@ def tie_to_parent() -> None:
             server._forkserver_alive_fd = None  # noqa: SLF001
     end_with_starter()
     parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():
+    # A killed server is still alive to its children while the kernel frees its memory: the fork server goes first.
+    if parent is None or not parent.is_alive() or os.getppid() not in {parent.pid, _fork_server_pid}:
         os._exit(1)  # it died between our fork and the line above
     offer_to_oom_killer(MODEL_VICTIM)
     # Ctrl-C in a terminal goes to the whole process group. The server drains first, then stops its engines.
+    os.setpgid(0, 0)
+
+
+def become_fork_server() -> None:
+    """In the fork server, before it forks: it ends with the server, and its children know it by its process id."""
+    global _fork_server_pid  # noqa: PLW0603  # of a process, and inherited by its children
+    _fork_server_pid = os.getpid()
+    # By itself it sees that the server has ended, but then takes seconds to free what it has imported.
+    end_with_starter()
+    # SIGTERM and Ctrl-C sent to the server's process group are the server's to act on: it drains first.
     os.setpgid(0, 0)
 
 
