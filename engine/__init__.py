@@ -44,7 +44,7 @@ from engine.types import (
     Usage,
 )
 from engine.voices.languages import language_code
-from engine.voices.types import AudioFormat, SpeechRequest, Voice
+from engine.voices.types import AudioFormat, Quality, SpeechRequest, Voice
 
 if TYPE_CHECKING:
     from engine.engine import Engine

@@ -402,6 +402,8 @@ class SpeechModelSpec(CommonModelSpec):
     """What clients may ask of it."""
     voice_aliases: Annotated[dict[VoiceId, VoiceId], Field(max_length=256)] = Field(default_factory=dict)
     """Other names of voices, like OpenAI's six."""
+    espeak: bool = False
+    """Offer nine voices of eSpeak NG that come with Hearth, where that is installed."""
     engine: SpeechEngineSpec = SpeechEngineSpec()
     """How it is run, and its queue. Every value has a default."""
 

@@ -210,7 +210,9 @@ class Loader:
         served = self.planned.served(spec, folder, is_demo=voices.only_demos)
         self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
-        return await SpeechModel.load(spec, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report)
+        return await SpeechModel.load(
+            spec, voices.voices, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report
+        )
 
     def _check_cache(self, spec: ChatModelSpec) -> None:
         """Raise `LoadError` for a KV cache that this machine can never hold; vLLM's own error names no knob of ours."""

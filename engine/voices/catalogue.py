@@ -28,6 +28,8 @@ MAX_MODELS = 100
 _LISTED_FOLDERS, _LISTED_SPEAKERS, _LISTED_WARNINGS = 20, 5, 20
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LANGUAGES_FIRST = (*ETHIOPIAN, "en")
+# Voices that come with Hearth and say words, of a family that may not be installed.
+SHIPPED = Path(__file__).parent / "shipped"
 _EXAMPLES = {"id": "selam", "name": "Selam", "gender": "female", "language": "am"}
 
 
@@ -67,7 +69,7 @@ class Voices:
         for spec in specs:
             demo = None if spec.demo is None else demo_weights_dir(spec.demo)
             try:
-                found = read_catalogue(weights_dir / spec.weights, demo)
+                found = read_catalogue(weights_dir / spec.weights, demo, SHIPPED if spec.espeak else None)
             except LoadError as error:
                 found = Catalogue(problem=error, notice=error.message)
                 known = found if before is None else before._catalogues.get(spec.id, found)  # noqa: SLF001  # its own kind
@@ -109,16 +111,18 @@ class Voices:
         return found
 
 
-def read_catalogue(folder: Path | None, demos: Path | None = None) -> Catalogue:
+def read_catalogue(folder: Path | None, demos: Path | None = None, shipped: Path | None = None) -> Catalogue:
     """Read the model folders inside `folder`, one TTS model each; a folder that is not there holds none.
 
-    A voice in `folder` replaces the demo voice of its id; two there of the same id are a `LoadError`. Whatever else is
-    wrong with a model hides it, or the voice, with a warning. Blocks.
+    A voice in `folder` replaces the one of its id in `shipped`, which replaces the demo voice where it can speak. Two
+    in `folder` of the same id are a `LoadError`. Whatever else is wrong with a model hides it, or the voice, with a
+    warning; shipped voices that are not installed are left out without one. Blocks.
     """
     warnings: list[VoiceWarning] = []
-    demo = _by_id(_scan(demos, warnings, demo=True))
-    real = _by_id(_scan(folder, warnings, demo=False))
-    return Catalogue(tuple(sorted({**demo, **real}.values(), key=_order)), tuple(warnings))
+    known = _by_id(_scan(demos, warnings, demo=True))
+    known |= {name: voice for name, voice in _by_id(_scan(shipped, [], demo=False)).items() if voice.available}
+    known |= _by_id(_scan(folder, warnings, demo=False))
+    return Catalogue(tuple(sorted(known.values(), key=_order)), tuple(warnings))
 
 
 def _order(voice: Voice) -> tuple[int, str, str, str]:
@@ -290,6 +294,7 @@ class _Assembly:
                 consent=entry.consent or spec.consent,
                 demo=self.demo or spec.demo,
                 available=self.installed and not facts.problem and not speaker.problem,
+                quality="tones" if self.demo or spec.demo else self.family.quality,
             )
         )
 

@@ -47,12 +47,17 @@ class Numbers:
 
 def spell_numbers(text: str, language: str) -> str:
     """Return `text` with its numbers in the words of a language (ISO 639-1), Ethiopic numerals among them."""
-    text = _NUMERAL.sub(_digits, text)
+    text = spell_numerals(text)
     numbers = LANGUAGES.get(language)
     if numbers is None:
         return text
     text = _BETWEEN_HOURS_AND_MINUTES.sub(" ", text)
     return _NUMBER.sub(lambda found: f" {_said(found, numbers)} ", text)
+
+
+def spell_numerals(text: str) -> str:
+    """Return `text` with its Ethiopic numerals in digits."""
+    return _NUMERAL.sub(_digits, text)
 
 
 def _said(found: re.Match[str], numbers: Numbers) -> str:

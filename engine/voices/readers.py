@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config.yaml import shown
+from engine.voices.espeak import LIMIT_BYTES, read_voice_file
 from engine.voices.files import MetadataError, ModelFolder
 from engine.voices.languages import language_code
-from engine.voices.types import Gender
+from engine.voices.types import Gender, Quality
 
 MAX_SPEAKERS = 1000
 _MAX_SAMPLE_RATE = 384_000
@@ -256,6 +257,31 @@ def _vits_problem(folder: ModelFolder, tokenizer: dict[str, Any]) -> str | None:
     return _first_problem(folder, weights) if "vocab.json" in names else _lacks("vocab.json")
 
 
+# eSpeak NG: config.json says the language, and each file of voices/ is a voice in eSpeak NG's own form.
+_ESPEAK_TYPE, _ESPEAK_RATE = "espeak-ng", 22_050
+
+
+def _read_espeak(folder: ModelFolder) -> ModelFacts | None:
+    config = folder.read_json("config.json")
+    if config is None or config.get("model_type") != _ESPEAK_TYPE:
+        return None
+    licence, language = config.get("license"), language_code(config.get("language"))
+    return ModelFacts(
+        speakers=tuple(_espeak_speaker(folder, stem, language) for stem in folder.names("voices")[:MAX_SPEAKERS]),
+        sample_rate=_ESPEAK_RATE,
+        licence=licence if isinstance(licence, str) else None,
+    )
+
+
+def _espeak_speaker(folder: ModelFolder, stem: str, language: str | None) -> Speaker:
+    try:
+        content = folder.read(f"voices/{stem}", limit_bytes=LIMIT_BYTES) or b""
+        found = read_voice_file(content.decode("utf-8", "replace"))
+    except MetadataError as error:
+        return Speaker(speaker=stem, slug=_slug(stem), language=language, problem=f"voices/{shown(stem)}: {error}")
+    return Speaker(speaker=stem, slug=_slug(stem), name=found.name, gender=found.gender, language=language)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family of models. It speaks with the packages `runtimes`, which people install by `install`."""
@@ -267,6 +293,7 @@ class Family:
     install: str
     read: Callable[[ModelFolder], ModelFacts | None]
     """What a model says, None if it is of another family. Raises `MetadataError`."""
+    quality: Quality = "neural"
 
     @property
     def installed(self) -> bool:
@@ -275,8 +302,11 @@ class Family:
 
 
 _KOKORO_FILES = "kokoro-v1_0.safetensors with voices/af_heart.safetensors and the like"
+_ESPEAK_FILES = f"config.json with `model_type: {_ESPEAK_TYPE}`, and voices/"
+_ESPEAK_INSTALL = "./scripts/setup --espeak"
 FAMILIES = (
     Family("kokoro", _KOKORO_FILES, ("kokoro",), "pip install kokoro", _read_kokoro),
     Family("piper", "X.onnx with X.onnx.json", ("piper", "onnxruntime"), "pip install piper-tts", _read_piper),
     Family("vits", "config.json with `model_type: vits`", ("transformers",), "pip install transformers", _read_vits),
+    Family("espeak", _ESPEAK_FILES, ("espeakng_loader",), _ESPEAK_INSTALL, _read_espeak, "formant"),
 )

@@ -2,10 +2,12 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from engine.voices.numbers import spell_numbers
+from engine.voices.numbers import spell_numbers, spell_numerals
+from engine.voices.signs import spell_signs
 
 # About as much as a voice says in one breath; the first piece is shorter, because a listener waits for it.
 _LONGEST_CHARACTERS = 200
@@ -43,22 +45,25 @@ class Piece:
     pause_seconds: float
 
 
-def speakable(text: str, language: str) -> list[Piece]:
-    """Return the pieces in which `text` is spoken in a language (ISO 639-1); none if it is blank.
+def speakable(text: str, language: str) -> Iterator[Piece]:
+    """Yield the pieces in which `text` is spoken in a language (ISO 639-1); none if it is blank.
 
-    A piece is a sentence, or a part of at most about 200 characters of a long one.
+    A piece is a sentence, or a part of at most about 200 characters of a long one. Each is made when it is asked for:
+    the first of a page does not wait for the others.
     """
     text = _CONTROLS.sub(" ", unicodedata.normalize("NFC", text))
     text = _TWO_WORDSPACES.sub("።", text).replace("፡", " ")
-    pieces: list[Piece] = []
+    last: Piece | None = None
     for line in text.splitlines():
-        for sentence in _sentences_in(line):
-            pieces += _pieces_of(_LOST_SPACE.sub("", spell_numbers(sentence, language)), first=not pieces)
-        if pieces:
-            pieces[-1] = replace(pieces[-1], pause_seconds=_PARAGRAPH_PAUSE_SECONDS)
-    if pieces:
-        pieces[-1] = replace(pieces[-1], pause_seconds=0.0)
-    return pieces
+        for sentence in _sentences_in(spell_signs(spell_numerals(line), language)):
+            for piece in _pieces_of(_LOST_SPACE.sub("", spell_numbers(sentence, language)), first=last is None):
+                if last is not None:
+                    yield last
+                last = piece
+        if last is not None:
+            last = replace(last, pause_seconds=_PARAGRAPH_PAUSE_SECONDS)
+    if last is not None:
+        yield replace(last, pause_seconds=0.0)
 
 
 def _pieces_of(sentence: str, *, first: bool) -> list[Piece]:

@@ -68,6 +68,10 @@ class Voice(Shown):
     """`ethiopian` (am, so, ti, om), `english_standard` (en) or `standard`."""
     description: str
     model: str
+    family: str
+    """What speaks: `espeak`, `vits`, `piper` or `kokoro`."""
+    quality: engine.Quality
+    """`neural`, `formant` (computed, clear but mechanical), or `tones` of a demo."""
     licence: str | None
     """Of the TTS model; null if it does not say."""
     demo: bool

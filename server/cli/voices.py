@@ -22,7 +22,7 @@ from server.cli.options import AsJson, Models, WeightsDir, refuse, tell
 from server.settings import load_settings
 from server.terminal import HEARTH, table
 
-_COLUMNS = ("id", "name", "gender", "language", "type", "model", "licence", "demo", "available")
+_COLUMNS = ("id", "name", "gender", "language", "family", "quality", "licence", "model", "available")
 _WORDS = {None: "", True: "yes", False: "no"}
 _SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
@@ -148,7 +148,7 @@ async def _speak(spec: SpeechModelSpec, request: SpeechRequest, voice: Speaker, 
             def report(phase: str, progress: float) -> None:
                 shown.update(f"{phase} {progress:.0%}")
 
-            model = await SpeechModel.load(spec, threads=threads, mark=mark, on_cpu=False, report=report)
+            model = await SpeechModel.load(spec, [voice], threads=threads, mark=mark, on_cpu=False, report=report)
             try:
                 async with SpeechStream() as chunks:
                     model.speech(request, voice, chunks)

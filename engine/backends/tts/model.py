@@ -1,6 +1,7 @@
 """Voices as the server's process sees them: a queue, a worker process that speaks, and jobs for it."""
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Self
 
@@ -29,11 +30,15 @@ class SpeechModel(WorkerBackend):
         self._spec = spec
 
     @classmethod
-    async def load(cls, spec: SpeechModelSpec, *, threads: int, mark: bool, on_cpu: bool, report: Report) -> Self:
-        """Start a worker. It loads voices when they are first asked for."""
-        report("importing torch", 0.1)
+    async def load(  # noqa: PLR0913  # what a start depends on
+        cls, spec: SpeechModelSpec, voices: Iterable[Voice], *, threads: int, mark: bool, on_cpu: bool, report: Report
+    ) -> Self:
+        """Start a worker for `voices`. It loads them when they are first asked for."""
+        families = sorted({voice.family for voice in voices if voice.available})
+        report(f"importing {', '.join(families) or 'nothing'}", 0.1)
+        options = {"mark": mark, "families": families}
         stall = spec.engine.stall_seconds
-        worker = await start_worker(_SERVICE, mark, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
+        worker = await start_worker(_SERVICE, options, report, threads=threads, on_cpu=on_cpu, stall_seconds=stall)
         return cls(worker, spec)
 
     def speech(self, request: SpeechRequest, voice: Voice, stream: SpeechStream) -> None:

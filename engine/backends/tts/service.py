@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-import engine.backends.tts.vits  # noqa: F401  # takes seconds, and the first request does not wait
 from engine.backends.tts.sound import Encoder
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
@@ -34,9 +33,19 @@ _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
 
+class SpeechOptions(msgspec.Struct, frozen=True):
+    """`mark`: whether files are marked as made by AI. `families`: those whose voices may be asked for."""
+
+    mark: bool
+    families: tuple[str, ...] = ()
+
+
 def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
-    """Make ready to speak; voices are loaded when they are first asked for. `options`: whether files are marked."""
-    return SpeechService(outlet, mark=msgspec.msgpack.decode(options, type=bool))
+    """Make ready to speak, with `SpeechOptions`; voices are loaded when they are first asked for."""
+    asked = msgspec.msgpack.decode(options, type=SpeechOptions)
+    for family in asked.families:  # torch takes seconds, and the first request does not wait
+        _module(family)
+    return SpeechService(outlet, mark=asked.mark)
 
 
 class Synthesizer(Protocol):
@@ -69,7 +78,7 @@ def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
         if known.name == family and not known.installed:
             raise LoadError(f"What runs {family} is not installed: {known.install}")
     try:
-        return importlib.import_module(f"engine.backends.tts.{family}").load(folder)
+        return _module(family).load(folder)
     except EngineError:
         raise
     except Exception as error:  # the errors of the families' libraries share no other class
@@ -78,6 +87,10 @@ def _load(family: str, folder: Path, _changed_at: int) -> Synthesizer:
             f"{folder.name} cannot be loaded ({type(error).__name__}; the log has the details). Check that the "
             "download is complete."
         ) from error
+
+
+def _module(family: str) -> Any:
+    return importlib.import_module(f"engine.backends.tts.{family}")
 
 
 class SpeechService:
@@ -91,9 +104,10 @@ class SpeechService:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
         asked = msgspec.msgpack.decode(payload, type=SpeechJob)
         pieces = speakable(asked.text, asked.language)
-        if not pieces:
+        first = next(pieces, None)
+        if first is None:
             raise _nothing_to_say(asked)
-        self._running[job] = self._speak(job, asked, pieces)
+        self._running[job] = self._speak(job, asked, itertools.chain([first], pieces))
 
     def cancel(self, job: int) -> None:
         if self._running.pop(job, None) is not None:
@@ -118,7 +132,7 @@ class SpeechService:
         elif number in self._running:
             self._running[number] = self._running.pop(number)
 
-    def _speak(self, number: int, job: SpeechJob, pieces: list[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
+    def _speak(self, number: int, job: SpeechJob, pieces: Iterable[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
         """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first."""
         model = loaded(job.family, Path(job.folder))
         sayable = self._sayable(number, model, pieces)

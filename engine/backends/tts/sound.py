@@ -130,6 +130,34 @@ def stretch(parts: list[NDArray[np.float32]], rate: int, speed: float) -> NDArra
     return np.concatenate([*made, np.zeros(length, np.float32)])[:length]
 
 
+# K-weighting at 48 kHz, (b, a) of both filters; blocks of 0.4 s, four to each; the two gates.
+# Source: ITU-R BS.1770-5, annex 1.
+_K_WEIGHTING = (
+    ((1.53512485958697, -2.69169618940638, 1.19839281085285), (1.0, -1.69065929318241, 0.73248077421585)),
+    ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621)),
+)
+_BLOCK_SECONDS, _STEP_SECONDS = 0.4, 0.1
+_SILENCE_LUFS, _GATE_LU = -70.0, -10.0
+
+
+def loudness_lufs(samples: NDArray[np.float32], rate: int) -> float:
+    """Return the integrated loudness of a mono sound; of silence `_SILENCE_LUFS`."""
+    block, step = round(_BLOCK_SECONDS * rate), round(_STEP_SECONDS * rate)
+    padded = np.pad(samples, (0, max(0, block - len(samples)))).astype(np.float64)
+    turned = np.exp(-2j * np.pi * np.fft.rfftfreq(len(padded), 1 / rate) / 48_000)
+    response = np.prod([np.polyval(b[::-1], turned) / np.polyval(a[::-1], turned) for b, a in _K_WEIGHTING], axis=0)
+    weighted = np.fft.irfft(np.fft.rfft(padded) * response, len(padded))
+    power = np.array([np.mean(weighted[at : at + block] ** 2) for at in range(0, len(padded) - block + 1, step)])
+    loud = power[_lufs(power) > _SILENCE_LUFS]
+    if not len(loud):
+        return _SILENCE_LUFS
+    return float(_lufs(np.mean(loud[_lufs(loud) > _lufs(np.mean(loud)) + _GATE_LU])))
+
+
+def _lufs(power: Any) -> Any:
+    return -0.691 + 10 * np.log10(np.maximum(power, 1e-20))
+
+
 def _frame(samples: NDArray[np.float32], rate: int) -> Any:
     frame: Any = av.AudioFrame.from_ndarray(samples[np.newaxis], format="flt", layout="mono")
     frame.sample_rate = rate

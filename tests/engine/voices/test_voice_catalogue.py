@@ -204,7 +204,7 @@ def test_a_model_of_another_family_and_a_model_outside_a_folder_are_named(tmp_pa
 
 
 def test_each_family_has_a_file_in_the_backend():
-    assert [family.name for family in FAMILIES] == ["kokoro", "piper", "vits"]
+    assert [family.name for family in FAMILIES] == ["kokoro", "piper", "vits", "espeak"]
     for family in FAMILIES:
         assert (Path(engine.backends.tts.__file__).parent / f"{family.name}.py").is_file()
 

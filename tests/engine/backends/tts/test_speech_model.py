@@ -27,7 +27,8 @@ async def model() -> AsyncIterator[SpeechModel]:
     """With one place, so that whoever holds it keeps others waiting."""
     engine = SpeechEngineSpec(max_parallel_requests=1)
     spec = SpeechModelSpec(id="v", tier="t", weights="v", task="speech", capabilities=("speech",), engine=engine)
-    it = await SpeechModel.load(spec, threads=1, mark=True, on_cpu=True, report=lambda *_: None)
+    assert VOICE is not None
+    it = await SpeechModel.load(spec, [VOICE], threads=1, mark=True, on_cpu=True, report=lambda *_: None)
     yield it
     await it.shutdown()
 

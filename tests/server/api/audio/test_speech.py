@@ -55,7 +55,7 @@ async def test_every_voice_speaks_in_every_format_and_at_its_own_pitch(http: htt
         rate, samples = decoded(await spoken(http, voice=voice, input=text, response_format=kind), kind)
         lengths[kind] = len(samples) / rate
         assert 0.1 < abs(samples).max() <= 1.01, f"{kind} is silent, or too loud"
-        assert pitch_hz(rate, samples) == pytest.approx(PITCHES_HZ[voice], rel=0.06), kind
+        assert pitch_hz(rate, samples) == pytest.approx(PITCHES_HZ[voice], rel=0.1), kind
     assert 0.3 < lengths["wav"] < 10
     assert lengths["flac"] == lengths["wav"] == pytest.approx(lengths["pcm"], abs=0.01)
     assert lengths["opus"] == pytest.approx(lengths["wav"], abs=0.05)
@@ -136,7 +136,7 @@ async def test_the_longest_text_begins_long_before_it_ends(http: httpx2.AsyncCli
     assert first < 0.25 * whole, (first, whole)
     rate, samples = decoded(data, kind)
     assert len(samples) / rate > 60
-    assert pitch_hz(rate, samples) == pytest.approx(PITCHES_HZ["emma"], rel=0.06)
+    assert pitch_hz(rate, samples) == pytest.approx(PITCHES_HZ["emma"], rel=0.1)
 
 
 # Events

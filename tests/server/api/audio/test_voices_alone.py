@@ -23,9 +23,9 @@ from speech_parts import (
     HELLO_EMMA,
     LONGEST,
     NINE,
-    PITCHES_HZ,
     SPEECH,
     SPEECH_MODELS,
+    TONES_HZ,
     VOICE_MODEL,
     VOICES,
     decoded,
@@ -216,7 +216,7 @@ async def test_models_that_are_put_there_are_offered_after_a_reload(speaker: Ser
     assert (heart["name"], heart["gender"], heart["language"], heart["model"]) == ("Heart", "female", "en", "kokoro")
     assert heart["available"] is (importlib.util.find_spec("kokoro") is not None)
     data = await spoken(admin, voice="olga", response_format="wav")
-    assert pitch_hz(*decoded(data, "wav")) == pytest.approx(PITCHES_HZ["emma"], rel=0.06)
+    assert pitch_hz(*decoded(data, "wav")) == pytest.approx(TONES_HZ["emma"], rel=0.06)
     if not heart["available"]:
         assert_error(await admin.post(SPEECH, json=HELLO_EMMA | {"voice": heart["id"]}), 400, "invalid_value", "voice")
         assert "what runs kokoro is not installed" in speaker.log()
@@ -293,5 +293,5 @@ def test_the_command_line_speaks_without_a_server(speaker: Server, tmp_path: Pat
     speaker.hearth("voices", "say", "james", "Good morning.", *options)
     rate, samples = decoded(file.read_bytes(), "wav")
     assert len(samples) / rate > 0.2
-    assert pitch_hz(rate, samples) == pytest.approx(PITCHES_HZ["james"], rel=0.1)
+    assert pitch_hz(rate, samples) == pytest.approx(TONES_HZ["james"], rel=0.1)
     assert [path.name for path in tmp_path.iterdir()] == ["hello.wav"]

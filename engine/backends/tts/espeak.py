@@ -1,0 +1,85 @@
+"""Speaks with eSpeak NG, a formant synthesiser: at once, on any machine, understood if not beautiful.
+
+A voice is a file of its model folder; the library is that of the package espeakng-loader (GPL-3.0-or-later).
+"""
+
+import unicodedata
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.backends.tts.espeak_ng import library
+from engine.backends.tts.sound import loudness_lufs, stretch
+from engine.errors import LoadError
+from engine.voices.espeak import LIMIT_BYTES, read_voice_file
+from engine.voices.files import MetadataError, ModelFolder
+from engine.voices.languages import language_code, language_name
+from engine.voices.numbers import spell_numbers
+
+_LUFS = -20.0
+_MEASURED = "1 2 3 4 5 6 7 8 9 10"  # every language has words for them
+# It would spell letters of other scripts by their English names. Latin ones it reads as English where they are foreign.
+_SCRIPTS = {
+    "am": ("ETHIOPIC", "LATIN"),
+    "ti": ("ETHIOPIC", "LATIN"),
+    "so": ("LATIN",),
+    "om": ("LATIN",),
+    "en": ("LATIN",),
+}
+_OF_ANY_SCRIPT = ("COMBINING", "MODIFIER")
+
+
+def load(folder: Path) -> "EspeakSpeech":
+    files = ModelFolder(folder)
+    try:
+        language = language_code((files.read_json("config.json") or {}).get("language"))
+    except MetadataError as error:
+        raise LoadError(f"{folder.name}: {error}.") from error
+    if language is None:
+        raise LoadError(f"{folder.name}/config.json names no language.")
+    if not library().speaks(language):
+        raise LoadError(f"{folder.name}: eSpeak NG does not speak {language_name(language)}.")
+    return EspeakSpeech(files, language)
+
+
+class EspeakSpeech:
+    """A `Synthesizer` (service.py)."""
+
+    def __init__(self, folder: ModelFolder, language: str) -> None:
+        self._folder, self._language = folder, language
+        self._library = library()
+        self.sample_rate = self._library.sample_rate
+        self._voice, self._gain = cache(self._read_voice), cache(self._measure_gain)
+
+    def sayable(self, text: str) -> str:
+        scripts = _SCRIPTS.get(self._language)
+        return text if scripts is None else "".join(letter if _is_of(letter, scripts) else " " for letter in text)
+
+    def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
+        gain = self._gain(str(speaker))
+        self._library.choose(self._language, self._voice(str(speaker)))
+        return stretch([self._library.speak(text, seed) * gain], self.sample_rate, speed)
+
+    def _read_voice(self, name: str) -> tuple[str, ...]:
+        try:
+            content = self._folder.read(f"voices/{name}", limit_bytes=LIMIT_BYTES)
+            found = None if content is None else read_voice_file(content.decode("utf-8", "replace"))
+        except MetadataError as error:
+            raise LoadError(f"{self._folder.name}: {error}.") from error
+        if found is None:
+            raise LoadError(f"{self._folder.name}: there is no voices/{name}.")
+        return found.sound
+
+    def _measure_gain(self, name: str) -> np.float32:
+        """What makes every voice equally loud."""
+        self._library.choose(self._language, self._voice(name))
+        samples = self._library.speak(spell_numbers(_MEASURED, self._language), 0)
+        return np.float32(10 ** ((_LUFS - loudness_lufs(samples, self.sample_rate)) / 20))
+
+
+def _is_of(character: str, scripts: tuple[str, ...]) -> bool:
+    if unicodedata.category(character)[0] not in "LM":
+        return True
+    return unicodedata.name(character, "").startswith((*scripts, *_OF_ANY_SCRIPT))
