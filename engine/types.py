@@ -20,8 +20,9 @@ AWAITS_TURN: frozenset[ModelStatus] = frozenset({"unloaded", "sleeping"})
 ANSWERS: frozenset[ModelStatus] = AWAITS_TURN | {"ready"}
 # It has answered once, or is not going to.
 SETTLED: frozenset[ModelStatus] = ANSWERS | {"failed"}
-# own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth.
-WeightsSource = Literal["own", "variant", "demo"]
+# own: the folder that models.yaml names. variant: what the plan chose. shipped: the voices that come with Hearth and
+# say words. demo: what comes with Hearth to try it out.
+WeightsSource = Literal["own", "variant", "shipped", "demo"]
 
 
 class Urgency(IntEnum):
@@ -275,8 +276,9 @@ class ModelHealth:
 class Served:
     """What a model was loaded with.
 
-    `folder` is below the weights directory, or the demo's name. `planned_bytes` is what the plan has for it on each
-    GPU by its index, and in RAM by None; nothing where nothing is known of its size.
+    `folder` is below the weights directory, or the demo's name; of voices that come with Hearth it is empty.
+    `planned_bytes` is what the plan has for it on each GPU by its index, and in RAM by None; nothing where nothing is
+    known of its size.
     """
 
     source: WeightsSource

@@ -208,6 +208,8 @@ class Loader:
             raise voices.problem
         folder = self._weights_dir / spec.weights
         served = self.planned.served(spec, folder, is_demo=voices.only_demos)
+        if voices.only_shipped and not voices.only_demos:
+            served = replace(served, source="shipped", folder="")
         self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
         return await SpeechModel.load(

@@ -50,6 +50,11 @@ class Catalogue:
         return bool(self.voices) and all(voice.demo for voice in self.voices)
 
     @property
+    def only_shipped(self) -> bool:
+        """Whether there are voices, and all of them came with Hearth."""
+        return bool(self.voices) and all(voice.demo or voice.folder.parent == SHIPPED for voice in self.voices)
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """All that the operator should know."""
         return (*filter(None, [self.notice]), *(warning.message for warning in self.warnings))

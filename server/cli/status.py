@@ -132,6 +132,7 @@ def served_with(model: ModelState) -> str:
         return "-"
     where = f" on GPU {', '.join(map(str, model.gpus))}" if model.gpus else ""
     names = {"demo": "the demo", "own": f"your folder {served.folder}", "variant": served.folder}
+    names["shipped"] = "what comes with Hearth"
     return names[served.source] + where + (", compiled" if served.compiled else "")
 
 

@@ -31,7 +31,7 @@ class _Part(BaseModel):
 class ServedWith(_Part):
     """What a model was loaded with."""
 
-    source: Literal["own", "variant", "demo"]
+    source: Literal["own", "variant", "shipped", "demo"]
     """own: the folder that models.yaml names. variant: what the plan chose. demo: what comes with Hearth."""
     folder: str
     """Below the weights directory; of a demo, its name."""
