@@ -21,6 +21,7 @@ from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, Spee
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
 from engine.media import ImageLimits, Pictures, PixelLoad, image_paths
+from engine.placement.hardware import Prefer
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
@@ -47,13 +48,15 @@ class Engine:
         images: ImageLimits | None = None,
         mark_files: bool = True,
         ram_gib: float | None = None,
+        prefer: Prefer = "resident",
         vllm_metrics: bool = False,
         keep_loads: bool = True,
     ) -> None:
         """`images` limits the pictures that clients send; `mark_files`: those made here say so in their metadata.
 
         `data_dir` keeps what each model took in memory, for the next plan; None: nothing is kept. `ram_gib` is all the
-        RAM that models may take; None: what is free, less a margin. `vllm_metrics`: see the method of that name.
+        RAM that models may take; None: what is free, less a margin. `prefer`: models that stay loaded, or better ones
+        that take turns. `vllm_metrics`: see the method of that name.
         Without `keep_loads` only what was compiled is kept: these loads are not like others.
         """
         loads_dir = data_dir if keep_loads else None
@@ -67,6 +70,7 @@ class Engine:
             mark_files=mark_files,
             data_dir=loads_dir,
             ram_gib=ram_gib,
+            prefer=prefer,
             vllm_metrics=vllm_metrics,
         )
         self._pool = Pool(config.models.values(), self._loader.load, self._loader.ledger, LoadTimes(loads_dir))

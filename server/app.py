@@ -96,6 +96,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
         images=_image_limits(settings),
         mark_files=settings.image_mark,
         ram_gib=settings.ram_gib,
+        prefer=settings.prefer,
         vllm_metrics=settings.vllm_metrics,
     )
     app.state.drain = Drain()

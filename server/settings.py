@@ -114,6 +114,9 @@ class Settings(BaseSettings):
         None, description="where clients reach this server, for links to images; else as each client has called it"
     )
     ram_gib: float | None = Field(None, gt=0, le=2**20, description="RAM that models may take together")
+    prefer: Literal["resident", "quality"] = Field(
+        "resident", description="where not all models fit: that they stay loaded, or better ones that take turns"
+    )
     image_retention_hours: float = Field(24, gt=0, le=24 * 366, description="generated images are deleted after that")
     image_folder_gib: float = Field(2, ge=0.1, le=2**20, description="generated images together; the oldest go first")
     image_mark: bool = Field(

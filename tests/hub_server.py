@@ -46,6 +46,8 @@ class Repository:
     listed: list[dict[str, Any]] = field(default_factory=list)
     """More entries for the list of files."""
     without_hashes: bool = False
+    licence: str | None = "apache-2.0"
+    """Of its model card."""
 
     def siblings(self) -> list[dict[str, Any]]:
         return [self._sibling(name, content) for name, content in self.files.items()] + self.listed
@@ -217,6 +219,7 @@ class _Hub(_Answers):
             "id": name,
             "sha": revision if re.fullmatch("[0-9a-f]{40}", revision) else repository.commit,
             "gated": "manual" if repository.gated else False,
+            "cardData": {"license": repository.licence} if repository.licence else {},
             "siblings": repository.siblings(),
         }
         self.answer(200, {"Content-Type": "application/json"}, json.dumps(described).encode())

@@ -62,6 +62,8 @@ class VariantSpec(Spec):
     """The licence of the weights, like Apache-2.0."""
     weights_gib: _Gib
     """GiB of all weights in memory, on all GPUs together."""
+    download_gib: _Gib | None = None
+    """GiB that are fetched, where that is not what the weights take in memory. null: weights_gib."""
     resident_gib: _Gib | None = None
     """GiB of them that are on the GPU at the same time, with `offload`. null: all of them."""
     activations_gib: Annotated[float, Field(ge=0, le=65536)] = 1.0
@@ -100,6 +102,11 @@ class VariantSpec(Spec):
     """Profile of an image model, in place of the model's."""
     offload: Literal["none", "model", "sequential"] | None = None
     """What of an image model stays in the GPU's memory. null: what its profile says."""
+
+    @property
+    def fetched_gib(self) -> float:
+        """GiB that are fetched, about."""
+        return self.download_gib or self.weights_gib
 
     @property
     def groups(self) -> int:

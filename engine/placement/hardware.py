@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import psutil
 
@@ -19,6 +19,8 @@ from engine.placement.cgroups import read_memory
 
 GIB = 1 << 30
 T = TypeVar("T")
+# What a plan prefers where not all models fit: that they stay loaded, or better variants that take turns.
+Prefer: TypeAlias = Literal["resident", "quality"]
 
 _SHAPE = re.compile(r"(?:(\d{1,2})\s*x\s*)?(\d{1,4}(?:\.\d{1,3})?)\s*(?:gib|gb|g)?\Z", re.IGNORECASE)
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
@@ -28,6 +30,7 @@ _ALLOWED_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
 # What decides how fast, or whether, a model runs on a CPU.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 _NO_NVIDIA = "this machine has no NVIDIA GPU"
+_NVIDIA, _AMD = "0x10de", "0x1002"  # on the PCI bus
 
 
 class HardwareError(EngineError):
@@ -87,6 +90,10 @@ class Hardware:
     """What models may take of RAM. None: what is available, less a margin."""
     ram_ours_bytes: int = 0
     """What Hearth has taken of RAM, and would be available without it."""
+    shared_memory: bool = False
+    """Whether its GPU has no memory of its own and takes the machine's."""
+    prefer: Prefer = "resident"
+    """What it is to be used for where not all models fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +117,18 @@ def read_hardware(server_pid: int | None = None) -> Hardware:
     """
     family = _family(server_pid)
     found, problem = _ask_nvml(lambda nvml: _read_gpus(nvml, family))
-    gpus, driver = found or ((), None)
+    gpus, driver, divided = found or ((), None, 0)
+    if divided:
+        problem = f"MIG divides {divided} of its GPUs, and Hearth plans with whole ones (nvidia-smi -mig 0 ends that)"
     memory = read_memory(server_pid)
+    shared = [gpu for gpu in gpus if not gpu.total_bytes]
+    gpus = tuple(
+        gpu if gpu.total_bytes else replace(gpu, total_bytes=memory.total_bytes, free_bytes=memory.available_bytes)
+        for gpu in gpus
+    )
     return Hardware(
         gpus=gpus,
+        shared_memory=bool(shared),
         ram_bytes=memory.total_bytes,
         ram_available_bytes=memory.available_bytes,
         ram_ours_bytes=min(sum(map(_ram_of, family)), memory.total_bytes - memory.available_bytes),
@@ -139,9 +154,10 @@ def imagined(shape: str, *, ram_gib: float = 64) -> Hardware:
     return Hardware(gpus, ram_bytes=ram, ram_available_bytes=ram, cpu_cores=16, imagined=True)
 
 
-def with_ram(hardware: Hardware, ram_gib: float | None) -> Hardware:
-    """Return the machine with so much RAM for models. None: as it is."""
-    return hardware if ram_gib is None else replace(hardware, ram_for_models_bytes=int(ram_gib * GIB))
+def meant_for(hardware: Hardware, ram_gib: float | None, prefer: Prefer) -> Hardware:
+    """Return the machine as its operator wants it used, with so much RAM for models. None: what is available."""
+    ram = hardware.ram_for_models_bytes if ram_gib is None else int(ram_gib * GIB)
+    return replace(hardware, ram_for_models_bytes=ram, prefer=prefer)
 
 
 def _ask_nvml(question: Callable[[Any], T]) -> tuple[T | None, str | None]:
@@ -149,11 +165,11 @@ def _ask_nvml(question: Callable[[Any], T]) -> tuple[T | None, str | None]:
     try:
         import pynvml
     except ImportError:
-        return None, "nvidia-ml-py is not installed" if _has_nvidia() else _NO_NVIDIA
+        return None, "nvidia-ml-py is not installed" if _has_nvidia() else _no_nvidia()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return None, f"the NVIDIA driver does not answer: {error}" if _has_nvidia() else _NO_NVIDIA
+        return None, f"the NVIDIA driver does not answer: {error}" if _has_nvidia() else _no_nvidia()
     try:
         return question(pynvml), None
     except pynvml.NVMLError as error:
@@ -163,27 +179,41 @@ def _ask_nvml(question: Callable[[Any], T]) -> tuple[T | None, str | None]:
             pynvml.nvmlShutdown()
 
 
+def _no_nvidia() -> str:
+    return f"{_NO_NVIDIA}, and for that of AMD there is no build" if _AMD in _graphics_vendors() else _NO_NVIDIA
+
+
 def _has_nvidia() -> bool:
     """Whether there is a card, or a driver that may have one (a container sees no bus)."""
-    if any(Path("/dev").glob("nvidia*")) or Path("/proc/driver/nvidia").exists():
-        return True
+    has_driver = any(Path("/dev").glob("nvidia*")) or Path("/proc/driver/nvidia").exists()
+    return has_driver or _NVIDIA in _graphics_vendors()
+
+
+def _graphics_vendors() -> set[str]:
+    """Return the vendors of the graphics cards on the bus."""
+    found = set()
     for device in Path("/sys/bus/pci/devices").glob("*"):
         with contextlib.suppress(OSError):
             vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
-            if vendor == "0x10de" and kind.startswith("0x03"):
-                return True
-    return False
+            if kind.startswith("0x03"):
+                found.add(vendor)
+    return found
 
 
-def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str]:
+def _read_gpus(nvml: Any, ours: frozenset[int]) -> tuple[tuple[Gpu, ...], str, int]:
+    """Return the GPUs that may be used, the driver's version, and how many more are divided by MIG."""
     devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     visible = _visible([str(nvml.nvmlDeviceGetUUID(device)) for device in devices])
-    gpus = tuple(_read_gpu(nvml, index, devices[index], ours) for index in visible)
-    return gpus, str(nvml.nvmlSystemGetDriverVersion())
+    divided = [index for index, device in enumerate(devices) if _is_divided(nvml, device)]
+    gpus = tuple(_read_gpu(nvml, index, devices[index], ours) for index in visible if index not in divided)
+    return gpus, str(nvml.nvmlSystemGetDriverVersion()), len(divided)
 
 
 def _read_gpu(nvml: Any, index: int, device: Any, ours: frozenset[int]) -> Gpu:
-    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    total = free = 0
+    with contextlib.suppress(nvml.NVMLError):  # GB10 and Jetson have no memory of their own, and do not say
+        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        total, free = int(memory.total), int(memory.free)
     capability: tuple[int, int] | None = None
     processes: list[Any] = []
     with contextlib.suppress(nvml.NVMLError):
@@ -195,7 +225,14 @@ def _read_gpu(nvml: Any, index: int, device: Any, ours: frozenset[int]) -> Gpu:
         Holder(process.pid, _name(process.pid), process.usedGpuMemory, process.pid in ours) for process in processes
     )
     name = str(nvml.nvmlDeviceGetName(device))
-    return Gpu(index, name, int(memory.total), int(memory.free), capability, holders)
+    return Gpu(index, name, total, free, capability, holders)
+
+
+def _is_divided(nvml: Any, device: Any) -> bool:
+    """Whether MIG has divided it: its instances have no index that a model could be given."""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return bool(nvml.nvmlDeviceGetMigMode(device)[0])
+    return False
 
 
 def _visible(uuids: Sequence[str]) -> list[int]:

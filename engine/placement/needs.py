@@ -30,6 +30,8 @@ _log = logging.getLogger("hearth.footprints")
 # Left free on every device: what the driver, a display and fragmentation take.
 _GPU_MARGIN, _GPU_MARGIN_LEAST = 0.05, GIB // 2
 _RAM_MARGIN, _RAM_MARGIN_LEAST = 0.10, 2 * GIB
+# Of memory that GPU and processor share, what counts as RAM.
+_RAM_OF_SHARED = 0.25
 # What others take of RAM changes every second: it counts in steps of an eighth of the machine, rounded up, so that the
 # plan stays the same from one look to the next.
 _RAM_STEPS, _RAM_STEP_LEAST, _RAM_STEP_MOST = 8, GIB, 16 * GIB
@@ -94,10 +96,12 @@ def devices_of(hardware: Hardware) -> tuple[Device, ...]:
     gpus = []
     for gpu in hardware.gpus:
         total, capability = gpu.total_bytes, gpu.compute_capability
-        margin = max(_GPU_MARGIN_LEAST, int(_GPU_MARGIN * total))
+        margin = max(_GPU_MARGIN_LEAST, int((_RAM_OF_SHARED if hardware.shared_memory else _GPU_MARGIN) * total))
         gpus.append(Device(gpu.index, gpu.name, total, gpu.foreign_bytes, margin, capability, gpu.ours_bytes))
     if hardware.ram_for_models_bytes is not None:
         return (*gpus, Device(None, "RAM", hardware.ram_for_models_bytes, 0, 0))
+    if hardware.shared_memory:
+        return (*gpus, Device(None, "RAM", int(_RAM_OF_SHARED * hardware.ram_bytes), 0, _RAM_MARGIN_LEAST))
     taken = in_steps(hardware.ram_bytes - hardware.ram_available_bytes - hardware.ram_ours_bytes, hardware.ram_bytes)
     margin = max(_RAM_MARGIN_LEAST, int(_RAM_MARGIN * hardware.ram_bytes))
     return (*gpus, Device(None, "RAM", hardware.ram_bytes, taken, margin, ours_bytes=hardware.ram_ours_bytes))

@@ -1,7 +1,8 @@
 """Decides what each model is served with and where: a pure function from models.yaml and a machine to a plan.
 
 The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
-`_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit.
+`_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit. Where
+quality is preferred, as few take turns as give the variants that are possible if all do.
 What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
 """
 
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
 from engine.placement import report
-from engine.placement.hardware import GIB, Hardware
+from engine.placement.hardware import GIB, Hardware, Prefer
 from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
 from engine.placement.packing import Layout, pack, shared_out, uses
 from engine.placement.types import Device, Need, Placed, Plan, Refusal
@@ -81,7 +82,7 @@ class _Planner:
                 return choice
             if choice is not None:
                 choices[spec.id] = choice
-        return _fit(choices, devices)
+        return _fit(choices, devices, hardware.prefer)
 
     def explained(self, one: Placed, choice: _Choice, config: Config, hardware: Hardware) -> Placed:
         """Say why a model is where it is; of one with a demo, also what would give it more than that."""
@@ -124,21 +125,32 @@ def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
     return task, "vision" in spec.capabilities, spec.id
 
 
-def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> _Fitted | Refusal:
+def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | Refusal:
     specs = [choice.spec for choice in choices.values()]
     movable = [spec.id for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
+    found: list[_Fitted] = []
     for count in (0, *range(2, len(movable) + 1)):
-        layout = _layout(choices, devices, movable[len(movable) - count :])
+        shared = movable[len(movable) - count :]
+        layout = _layout(choices, devices, shared)
         if layout is not None:
-            return _moved_up(choices, layout, movable[len(movable) - count :])
+            found.append(_moved_up(choices, layout, shared))
+            if prefer == "resident":
+                break
+    if found:
+        best = _variants_of(found[-1])
+        return next(each for each in found if _variants_of(each) == best)
     # Not even in turns: the last model that has a demo is served with that
     for spec in reversed(specs):
         if not choices[spec.id].is_demo and spec.demo is not None:
             demo = replace(choices[spec.id], needs=(demo_need(spec, devices),), better=(), is_demo=True)
-            return _fit({**choices, spec.id: demo}, devices)
+            return _fit({**choices, spec.id: demo}, devices, prefer)
     if len(specs) == 1:
         return report.lack_alone(specs[0].id, [choices[specs[0].id].needs], devices)
     return report.lack_together([(choice.spec, choice.needs) for choice in choices.values()], devices)
+
+
+def _variants_of(fitted: _Fitted) -> dict[str, str]:
+    return {name: choice.needs[0].variant.id for name, choice in fitted[0].items()}
 
 
 def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str]) -> _Fitted:

@@ -23,7 +23,7 @@ from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, Spee
 from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.media import Pictures, PixelLoad
-from engine.placement.hardware import GIB, Hardware, read_hardware, with_ram
+from engine.placement.hardware import GIB, Hardware, Prefer, meant_for, read_hardware
 from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
 from engine.placement.packing import ASLEEP_BYTES, asleep_bytes
 from engine.placement.plan import plan
@@ -52,11 +52,12 @@ class Loader:
         mark_files: bool,
         data_dir: Path | None = None,
         ram_gib: float | None = None,
+        prefer: Prefer = "resident",
         vllm_metrics: bool = False,
     ) -> None:
         self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
-        hardware = with_ram(read_hardware(), ram_gib)
+        hardware = meant_for(read_hardware(), ram_gib, prefer)
         self._on_cpu = processes.runs_on_cpu()
         self._hardware = replace(hardware, gpus=()) if self._on_cpu else hardware
         self._under_way = self._begun = 0  # loads

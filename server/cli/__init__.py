@@ -94,6 +94,10 @@ def serve(  # noqa: PLR0913  # one argument per flag
     models: Annotated[Path | None, typer.Option(help="What is served [HEARTH_MODELS, models.yaml].")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for HTTPS [HEARTH_TLS_CERT].")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM) [HEARTH_TLS_KEY].")] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="First fetch the models that the plan wants; asks once.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --real: fetch without a question.")] = False,
 ) -> None:
     """Start the server and keep it running until SIGTERM or Ctrl-C."""
     from engine.config import load_config
@@ -108,7 +112,12 @@ def serve(  # noqa: PLR0913  # one argument per flag
         set_up_log(settings.log_level)
         for name in removed_names():
             _log.warning("%s has no effect any more: it was removed (CHANGELOG.md). Take it out of the settings.", name)
-        run(settings, load_config(settings.models))
+        config = load_config(settings.models)
+        if real:
+            from server.cli.real import prepare
+
+            prepare(settings, config, yes=yes)
+        run(settings, config)
     except (SettingsError, StartError, TlsError) as error:
         refuse(str(error), code=1)
 

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 from rich.console import RenderableType
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from engine.placement.hardware import Hardware
+    from engine.placement.hardware import Hardware, Prefer
     from server.settings import Settings
     from server.store.database import Database
 
@@ -27,6 +27,10 @@ T = TypeVar("T")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option(help="Data directory of the server [HEARTH_DATA_DIR, var].")]
 WeightsDir = Annotated[Path | None, typer.Option(help="Where models are kept [HEARTH_WEIGHTS_DIR].")]
+Preferred = Annotated[
+    Literal["resident", "quality"] | None,
+    typer.Option(help="Models that stay loaded, or better ones that take turns [HEARTH_PREFER, resident]."),
+]
 Models = Annotated[Path | None, typer.Option(help="The server's models.yaml [HEARTH_MODELS].")]
 
 
@@ -76,14 +80,17 @@ def tell(data: Mapping[str, Any], *lines: RenderableType, as_json: bool) -> None
         (typer.echo if isinstance(line, str) else print_rich)(line)
 
 
-def hardware_for(settings: Settings, gpus: str | None = None, ram_gib: float | None = None) -> Hardware:
+def hardware_for(
+    settings: Settings, gpus: str | None = None, ram_gib: float | None = None, prefer: Prefer | None = None
+) -> Hardware:
     """Return the machine to plan for: an imagined one, or this one, where what a running server has counts as free."""
-    from engine.placement.hardware import imagined, read_hardware, with_ram
+    from engine.placement.hardware import imagined, meant_for, read_hardware
     from server.instance import running_pid
 
+    wanted = prefer or settings.prefer
     if gpus is not None:
-        return imagined(gpus) if ram_gib is None else imagined(gpus, ram_gib=ram_gib)
-    return with_ram(read_hardware(running_pid(settings.data_dir)), settings.ram_gib)
+        return meant_for(imagined(gpus) if ram_gib is None else imagined(gpus, ram_gib=ram_gib), None, wanted)
+    return meant_for(read_hardware(running_pid(settings.data_dir)), settings.ram_gib, wanted)
 
 
 def in_store(settings: Settings, work: Callable[[Database], Awaitable[T]], *, make_store: bool = False) -> T:

@@ -15,7 +15,7 @@ from engine.placement.report import as_data, gib, headline, use_line, warnings_o
 from engine.placement.types import Placed, Plan, Refusal
 from engine.weights.manifest import is_complete
 from engine.weights.safety import is_there
-from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
+from server.cli.options import AsJson, DataDir, Models, Preferred, WeightsDir, hardware_for, refuse, tell
 from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, table
 
@@ -30,6 +30,7 @@ def plan(  # noqa: PLR0913 - one argument per option
     *,
     gpus: Gpus = None,
     ram: Ram = None,
+    prefer: Preferred = None,
     models: Models = None,
     weights_dir: WeightsDir = None,
     data_dir: DataDir = None,
@@ -40,30 +41,31 @@ def plan(  # noqa: PLR0913 - one argument per option
     config = load_config(settings.models)
     if gpus is None and ram is not None:
         refuse("--ram belongs to an imagined machine: give --gpus too, like --gpus 2x24GiB or --gpus cpu.")
-    hardware = hardware_for(settings, gpus, ram)
+    hardware = hardware_for(settings, gpus, ram, prefer)
     folders, footprints = own_folders(config, settings.weights_dir), Footprints.read(settings.data_dir)
     found = make_plan(config, hardware, footprints, folders)
     missing = missing_of(config, settings.weights_dir, found) if isinstance(found, Plan) else []
     if as_json:
         keys = ("model", "folder", "repository", "about_bytes")
-        rows = [(spec.id, one.id, one.repository, int(one.weights_gib * GIB)) for spec, one in missing]
+        rows = [(spec.id, one.id, one.repository, int(one.fetched_gib * GIB)) for spec, one in missing]
         not_here = [dict(zip(keys, row, strict=True)) for row in rows]
         tell(as_data(found, hardware) | {"not_here": not_here}, as_json=True)
     elif isinstance(found, Refusal):
         typer.echo(f"{headline(hardware)}\n\n{found.message}.\nSmallest change: {found.change}.")
     else:
-        _show(found)
+        show(found)
         here = variants_here(config, settings.weights_dir)
         now = None if hardware.imagined else make_plan(config, hardware, footprints, folders, here)
         imagined_gpus = gpus if ram is None else None  # `hearth weights pull` knows no --ram: variants are named then
-        given = {"--gpus": imagined_gpus, "--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
+        folders_given = {"--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
+        given = {"--gpus": imagined_gpus, "--prefer": prefer, **folders_given}
         options = [part for name, value in given.items() if value for part in (name, str(value))]
         _show_missing(missing, options, now, named=ram is not None)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
 
 
-def _show(found: Plan) -> None:
+def show(found: Plan) -> None:
     typer.echo(headline(found.hardware))
     if found.hardware.problem:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
@@ -105,10 +107,10 @@ def _show_missing(missing: Missing, options: list[str], now: Plan | Refusal | No
     """Say what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined."""
     fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
     if fetched:
-        total = sum(variant.weights_gib for _, variant in fetched)
+        total = sum(variant.fetched_gib for _, variant in fetched)
         typer.echo(f"\nNot here yet, to be fetched: about {total:.1f} GiB in all")
         for spec, variant in fetched:
-            source = f"about {variant.weights_gib:.1f} GiB, from {variant.repository}"
+            source = f"about {variant.fetched_gib:.1f} GiB, from {variant.repository}"
             typer.echo(f"  {spec.id}: {variant.id}, {source}{_until(spec, now)}")
         names = [variant.id for _, variant in fetched] if named else []
         command = f"{HEARTH} {shlex.join(['weights', 'pull', *names, *options])}"

@@ -32,7 +32,7 @@ from engine.weights.errors import UnreachableError, WeightsError
 from engine.weights.manifest import Manifest, Report, required_manifest, silent, verify
 from engine.weights.safety import check_folder_name, check_repository, is_there
 from engine.weights.transfer import carry, found_below, local_folders, remove
-from server.cli.options import AsJson, DataDir, Models, WeightsDir, hardware_for, refuse, tell
+from server.cli.options import AsJson, DataDir, Models, Preferred, WeightsDir, hardware_for, refuse, tell
 from server.instance import running_pid
 from server.observability.status import ServedWith, StatusError, ask
 from server.settings import Settings, load_settings
@@ -65,6 +65,7 @@ def pull_command(  # noqa: PLR0913 - one argument per option
     revision: Annotated[str | None, typer.Option(help="Commit, tag, branch. Default: the folder's, else main.")] = None,
     subfolder: Annotated[str, typer.Option(help="Only this folder of the repository.")] = "",
     gpus: Gpus = None,
+    prefer: Preferred = None,
     again: Annotated[bool, typer.Option("--again", help="Re-check existing files and fetch damaged ones.")] = False,
     weights_dir: WeightsDir = None,
     data_dir: DataDir = None,
@@ -83,12 +84,13 @@ def pull_command(  # noqa: PLR0913 - one argument per option
             name = check_folder_name(folder or (subfolder or check_repository(repository)).rsplit("/", 1)[-1])
             all_wanted = [Wanted(check_repository(repository), name, revision, subfolder.strip("/"), again)]
         else:
+            settings = settings.model_copy(update={"prefer": prefer or settings.prefer})
             found = _chosen(load_config(settings.models), settings, names, gpus)
             all_wanted = [replace(one, revision=revision or one.revision, again=again) for one in found]
-        outcome = _pull_all(settings.weights_dir, all_wanted, quiet=as_json)
+        outcome = pull_all(settings.weights_dir, all_wanted, quiet=as_json)
     except KeyboardInterrupt:
         refuse("Stopped. What was fetched so far is kept: the same command goes on.", code=130)
-    tell(outcome, *_pulled_lines(outcome), as_json=as_json)
+    tell(outcome, *pulled_lines(outcome), as_json=as_json)
     for error in outcome["errors"]:
         typer.echo(f"{error['folder']}: {error['message']}", err=True)
     if outcome["errors"]:
@@ -211,7 +213,7 @@ def _named(config: Config, settings: Settings, name: str, gpus: str | None) -> W
         return _of_model(config, settings, name, gpus)
     variants = {variant.id: variant for spec in config.models.values() for variant in spec.variants}
     if name in variants:
-        return _of(variants[name])
+        return wanted_of(variants[name])
     for one in local_folders(settings.weights_dir):
         if one.folder == name and one.repository is not None:
             return Wanted(one.repository, name, one.revision, one.subfolder)
@@ -246,10 +248,10 @@ def _planned(config: Config, settings: Settings, gpus: str | None, again: Collec
     found = plan(config, hardware_for(settings, gpus), Footprints.read(settings.data_dir), own)
     if isinstance(found, Refusal):
         raise WeightsError(f"There is no plan. {found.message}. Smallest change: {found.change}.")
-    return {model: _of(variant) for model, variant in found.chosen.items() if variant and variant.repository}
+    return {model: wanted_of(variant) for model, variant in found.chosen.items() if variant and variant.repository}
 
 
-def _of(variant: VariantSpec) -> Wanted:
+def wanted_of(variant: VariantSpec) -> Wanted:
     if variant.repository is None:
         raise WeightsError(f"{variant.id} has no `repository` in models.yaml: its folder is made by hand.")
     return Wanted(variant.repository, variant.id, variant.revision)
@@ -280,7 +282,7 @@ def _overlap(folder: str, other: str) -> bool:
     return f"{folder}/".startswith(f"{other}/") or f"{other}/".startswith(f"{folder}/")
 
 
-def _pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> dict[str, Any]:
+def pull_all(weights_dir: Path, all_wanted: list[Wanted], *, quiet: bool) -> dict[str, Any]:
     """Fetch what can be fetched; what cannot is reported at the end and delays nothing else."""
     rows: list[dict[str, Any]] = []
     errors: list[dict[str, str]] = []
@@ -316,7 +318,7 @@ def _row(folder: str, manifest: Manifest, fetched_bytes: int) -> dict[str, Any]:
     return origin | sizes
 
 
-def _pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
+def pulled_lines(outcome: dict[str, Any]) -> Iterator[str]:
     for row in outcome["weights"]:
         came = f"{size_text(row['fetched_bytes'])} fetched" if row["fetched_bytes"] else "was complete already"
         size = f"{row['files']} files, {size_text(row['size_bytes'])}"

@@ -21,7 +21,9 @@ from engine.placement.types import Plan
 CONFIGS = json.loads(Path(__file__).with_name("kv_shapes.json").read_text())
 SHIPPED = {
     "qwen3.6-27b-fp8": "qwen3.6-27b",
+    "qwen3.6-27b-awq": "qwen3.6-27b",
     "qwen3.6-35b-a3b-fp8": "qwen3.6-35b-a3b",
+    "qwen3.6-35b-a3b-nvfp4": "qwen3.6-35b-a3b",
     "qwen3.5-122b-a10b-fp8": "qwen3.5-122b-a10b",
     "qwen3.5-9b-fp8": "qwen3.5-9b",
     "qwen3.5-4b-fp8": "qwen3.5-4b",

@@ -47,6 +47,28 @@ def test_each_takes_the_best_that_fits_beside_the_others(machine: str, chosen, s
     assert {one.state for one in found.models} == states
 
 
+@pytest.mark.parametrize(
+    ("machine", "chosen", "states"),
+    [
+        ("1x8", ("small", "small"), {"swapped"}),
+        ("1x16", ("big", "big"), {"swapped"}),
+        ("1x48", ("big", "big"), {"resident"}),
+        ("2x24", ("big", "big"), {"resident"}),
+    ],
+)
+def test_where_quality_is_preferred_models_take_turns_for_better_variants_and_only_for_these(machine, chosen, states):
+    hardware = replace(imagined(machine), prefer="quality")
+    found = planned(hardware, model("a", BIG, SMALL), model("b", BIG, SMALL))
+    assert tuple(one.variant.id for one in found.models) == chosen
+    assert {one.state for one in found.models} == states
+
+
+def test_with_quality_what_has_to_stay_loaded_stays():
+    hardware = replace(imagined("1x24"), prefer="quality")
+    found = planned(hardware, model("a", BIG, SMALL, keep_loaded=True), model("b", BIG, SMALL))
+    assert [(one.variant.id, one.state) for one in found.models] == [("big", "resident"), ("small", "resident")]
+
+
 def test_a_model_too_large_for_one_gpu_is_split_over_as_few_as_will_do():
     large = variant("large", 60, tensor_parallel_sizes=[1, 2, 4])
     assert [len(planned(f"{count}x48", model("a", large)).models[0].gpus) for count in (2, 4)] == [2, 2]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -180,3 +181,39 @@ def test_a_lock_keeps_only_what_linux_needs(tmp_path: Path):
     other.write_text("attrs==26.1\n")
     result = run(sys.executable, "scripts/tidy-lock", resolved, other)
     assert result.stdout.splitlines()[1:] == ["numpy==2.3 ; python_full_version < '3.13'", "uvloop==1.0"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        ("echo 'NVIDIA GeForce RTX 4090, 570.86.10, 8.9'", 1, "The driver is 570.86.10, and 580 or newer is needed"),
+        ("echo 'NVIDIA GeForce RTX 4090, 580.65.06, 8.9'", 0, "RTX 4090: driver 580.65.06, compute capability 8.9"),
+        ("echo 'Tesla T4, 590.1, 7.5'", 0, "only SDXL and the demos run on it"),
+        ("echo 'Failed to initialize NVML'; exit 9", 1, "driver does not answer (Failed to initialize NVML)"),
+        (None, 1, "nvidia-smi is not here: there is no NVIDIA GPU, or no driver"),
+    ],
+)
+def test_gpu_and_driver_are_looked_at_before_anything_is_installed(
+    tmp_path: Path, answer: str | None, status: int, said: str
+):
+    """What NVIDIA's tool says is put in its place: no test machine has all of these."""
+    for name in ("bash", "env", "dirname", "head", "df", "awk"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    if answer is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    result = run("scripts/check-gpu", PATH=str(tmp_path))
+    assert said in result.stderr
+    assert result.returncode == status
+
+
+def test_torchvision_loads_beside_the_torch_that_is_here():
+    """PyPI's is built for CUDA: without scripts/torchvision_for_cpu.py its import fails beside a CPU torch."""
+    program = (
+        "import torch, torchvision\n"
+        "from torchvision.transforms.v2 import functional\n"
+        "from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor\n"
+        "print(tuple(functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape))\n"
+    )
+    result = run(sys.executable, "-W", "ignore", "-c", program)
+    assert result.stdout == "(3, 4, 4)\n", result.stderr

@@ -6,13 +6,15 @@
 import copy
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
+from msgspec import structs
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
@@ -275,6 +277,19 @@ def _read_twice(pipe: Any, job: ImageJob, *, guided: bool, **more: Any) -> tuple
     return positive, {"prompt": negative, "pooled": negative_pooled} if guided else None
 
 
+def _joined(parts: list[Embeddings]) -> Embeddings:
+    """Put parts of a prompt one behind the other; empty without any."""
+    return {**parts[0], "prompt": torch.cat([part["prompt"] for part in parts], dim=1)} if parts else {}
+
+
+def _pieces(word: str, fits: Callable[[str], bool]) -> Iterator[str]:
+    """Divide a word into the longest pieces that fit."""
+    while word:
+        length = max(1, bisect_left(range(1, len(word) + 1), x=True, key=lambda size: not fits(word[:size])))
+        yield word[:length]
+        word = word[length:]
+
+
 class StableDiffusion3(Adapter):
     """Stable Diffusion 3 and 3.5: guided against a negative prompt, empty if there is none."""
 
@@ -308,7 +323,55 @@ class StableDiffusionXL(Adapter):
         return self.pipe.unet.config.time_cond_proj_dim is None
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        return _read_twice(self.pipe, job, guided=guided)
+        """Read prompts in parts of as many tokens as CLIP takes, one behind the other; the first part is also pooled.
+
+        The shorter of prompt and negative prompt gets empty parts. With a single part it is the pipeline's own way.
+        """
+        prompts, negatives = self._divided(job.prompt), self._divided(job.negative_prompt or "")
+        read = [
+            _read_twice(
+                self.pipe,
+                structs.replace(
+                    job,
+                    prompt=prompts[at] if at < len(prompts) else "",
+                    negative_prompt=(negatives[at] if at < len(negatives) else "") if job.negative_prompt else None,
+                ),
+                guided=guided,
+            )
+            for at in range(self.parts(job, guided=guided))
+        ]
+        return _joined([positive for positive, _ in read]), _joined([away for _, away in read if away]) or None
+
+    def parts(self, job: ImageJob, *, guided: bool) -> int:
+        """Return in how many parts the prompts of an image are read."""
+        texts = (job.prompt, (guided and job.negative_prompt) or "")
+        return max(len(self._divided(text)) for text in texts)
+
+    def _divided(self, text: str) -> list[str]:
+        """Divide a text between words, where a word alone is too long between characters."""
+        tokenizers = [each for each in (self.pipe.tokenizer, self.pipe.tokenizer_2) if each is not None]
+
+        def fits(part: str) -> bool:
+            return all(len(each(part, truncation=False).input_ids) <= each.model_max_length for each in tokenizers)
+
+        if fits(text):
+            return [text]
+        parts: list[str] = []
+        for piece in (piece for word in text.split() for piece in _pieces(word, fits)):
+            longer = f"{parts[-1]} {piece}" if parts else ""
+            if longer and fits(longer):
+                parts[-1] = longer
+            else:
+                parts.append(piece)
+        return parts
+
+    def forward(self, states: Sequence[Denoising]) -> list[Any]:
+        """Prompts of as many parts share a call: padding would change the pictures."""
+        found: dict[int, Any] = {}
+        for length in {state.positive["prompt"].shape[1] for state in states}:
+            group = [state for state in states if state.positive["prompt"].shape[1] == length]
+            found |= {id(state): made for state, made in zip(group, super().forward(group), strict=True)}
+        return [found[id(state)] for state in states]
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         side = edge // self.pipe.vae_scale_factor
@@ -394,6 +457,8 @@ class Family:
     """Arguments of the chat template, as the pipeline itself gives them."""
     negative_prompts_above: float | None = None
     """The guidance_scale above which it reads its negative prompt; None: it takes none."""
+    reads_in_parts: bool = False
+    """Whether its adapter takes prompts that are longer than its encoders do."""
     without: Mapping[str, Any] = field(default_factory=dict)
     """What is left out of it, by its own constructor's arguments."""
 
@@ -407,7 +472,10 @@ FAMILIES = {
         negative_prompts_above=1, without={**dict.fromkeys(LEFT_OUT), "requires_safety_checker": False}
     ),
     "StableDiffusionXLPipeline": Family(
-        adapter=StableDiffusionXL, negative_prompts_above=1, without={"add_watermarker": False}
+        adapter=StableDiffusionXL,
+        negative_prompts_above=1,
+        reads_in_parts=True,
+        without={"add_watermarker": False},
     ),
     "ZImagePipeline": Family(
         adapter=ZImage, sequence_length=512, chat={"enable_thinking": True}, negative_prompts_above=0

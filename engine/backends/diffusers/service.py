@@ -20,7 +20,15 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from engine.backends.diffusers.families import BLANK, FAMILIES, Adapter, Denoising, adapter_for, seeded
+from engine.backends.diffusers.families import (
+    BLANK,
+    FAMILIES,
+    Adapter,
+    Denoising,
+    StableDiffusionXL,
+    adapter_for,
+    seeded,
+)
 from engine.config.models import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
@@ -81,6 +89,7 @@ class ImageService(Service):
         self.running: dict[int, Running] = {}  # those that have waited longest first
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
+        self._parts = StableDiffusionXL(pipe, None) if self._family.reads_in_parts else None
 
     @property
     def busy(self) -> bool:
@@ -153,9 +162,11 @@ class ImageService(Service):
         for part, tokenizer in self._pipe.components.items():
             if not part.startswith("tokenizer") or tokenizer is None:
                 continue
-            limit = min(self._profile.max_prompt_tokens, self._family.sequence_length or tokenizer.model_max_length)
-            if "CLIP" in type(tokenizer).__name__:
-                limit = min(limit, tokenizer.model_max_length)
+            limit = self._profile.max_prompt_tokens
+            if not self._family.reads_in_parts:
+                limit = min(limit, self._family.sequence_length or tokenizer.model_max_length)
+                if "CLIP" in type(tokenizer).__name__:
+                    limit = min(limit, tokenizer.model_max_length)
             read = text
             if self._family.chat is not None:
                 messages = [{"role": "user", "content": text}]
@@ -237,7 +248,10 @@ class RequestService(ImageService):
 
     def _kind(self, running: Running) -> Hashable:
         # Without a negative prompt some pipelines guide otherwise.
-        return running.edge, running.steps, running.job.negative_prompt is None
+        return running.edge, running.steps, running.job.negative_prompt is None, self._parts_of(running)
+
+    def _parts_of(self, running: Running) -> int:
+        return 1 if self._parts is None else self._parts.parts(running.job, guided=self._profile.guidance_scale > 1)
 
     def _run(self, group: list[Running]) -> None:
         try:
@@ -263,6 +277,9 @@ class RequestService(ImageService):
             "callback_on_step_end": self._watch(group),
             **self._guidance(group),
         }
+        if self._parts is not None and self._parts_of(first) > 1:
+            arguments = {name: value for name, value in arguments.items() if name not in {"prompt", "negative_prompt"}}
+            arguments |= _in_parts(self._parts, group, guided=self._profile.guidance_scale > 1)
         if self._family.sequence_length is not None:
             arguments["max_sequence_length"] = self._family.sequence_length
         return arguments
@@ -290,6 +307,19 @@ class RequestService(ImageService):
             return tensors
 
         return after_step
+
+
+def _in_parts(adapter: Adapter, group: list[Running], *, guided: bool) -> dict[str, Any]:
+    """Return prompts that were read in parts, by the names that the pipeline gives them."""
+    with torch.inference_mode():
+        read = [adapter.embed(running.job, guided=guided) for running in group]
+    given = {"": [positive for positive, _ in read], "negative_": [away for _, away in read if away is not None]}
+    return {
+        f"{whose}{name}": torch.cat([one[key] for one in all_of])
+        for whose, all_of in given.items()
+        for name, key in (("prompt_embeds", "prompt"), ("pooled_prompt_embeds", "pooled"))
+        if all_of
+    }
 
 
 def preview_steps(steps: int, previews: int) -> tuple[int, ...]:

@@ -295,7 +295,7 @@ def _missing_room(case: Case) -> Iterator[Finding]:
         return
     missing = missing_of(case.config, case.settings.weights_dir, case.plan)
     absent = [variant for _, variant in missing if variant.repository is not None]
-    needed = sum(variant.weights_gib for variant in absent) * 2**30
+    needed = sum(variant.fetched_gib for variant in absent) * 2**30
     free = disk_usage(case.settings.weights_dir)[2]
     if needed > free:
         yield warning(

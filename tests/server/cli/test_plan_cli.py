@@ -96,6 +96,24 @@ def test_what_is_not_here_is_said_with_sizes_and_the_command_that_fetches_it(run
     assert [(one["model"], one["repository"]) for one in told] == [("chatty", "a/good"), ("spoken", None)]
 
 
+def test_what_is_preferred_is_an_option_and_a_setting(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    entry = (
+        "task: chat, tier: standard, capabilities: [chat], variants: ["
+        "{{folder: {0}-good, licence: MIT, weights_gib: 14, repository: a/good}}, "
+        "{{folder: {0}-little, licence: MIT, weights_gib: 4, repository: a/little}}]"
+    )
+    models = "".join(f"  {name}: {{weights: {name}, {entry.format(name)}}}\n" for name in ("one", "two"))
+    (tmp_path / "models.yaml").write_text(f"models:\n{models}tiers:\n  standard: {{models: [standard]}}\n")
+    machine = ("--gpus", "1x24GiB")
+    assert "swapped" not in run(*machine).stdout
+    asked = run(*machine, "--prefer", "quality").stdout
+    assert "swapped" in asked
+    assert "weights pull --gpus 1x24GiB --prefer quality" in asked
+    monkeypatch.setenv("HEARTH_PREFER", "quality")
+    assert "swapped" in run(*machine).stdout
+    assert run(*machine, "--prefer", "best").exit_code == 2
+
+
 def test_voices_that_are_there_need_not_be_put_there(run, tmp_path: Path):
     (tmp_path / "models.yaml").write_text(SMALL)
     (tmp_path / "voices" / "amy").mkdir(parents=True)

@@ -140,6 +140,39 @@ def test_an_image_of_another_size_is_the_pipelines(family: str, pipeline: Callab
     check(pipeline(family), [Image(OURS, 5, 3, guidance_of(family), edge=128)])
 
 
+LATIN = "a red cube on a wooden table beside a window with rain " * 18
+AMHARIC = "ቀይ ሳጥን በጠረጴዛ ላይ በመስኮት አጠገብ ዝናብ ሲዘንብ " * 28
+
+
+@pytest.mark.parametrize("text", [LATIN[:999], AMHARIC[:999]], ids=["latin", "amharic"])
+@torch.inference_mode()
+def test_sdxl_reads_999_characters_in_parts_each_as_its_own_encoder_does(text: str, pipeline: Callable[[str], Any]):
+    pipe = pipeline("sdxl")
+    adapter = adapter_for(pipe)
+    parts = adapter._divided(text)
+    assert len(parts) > 10
+    assert " ".join(parts).replace(" ", "") == text.replace(" ", ""), "nothing is lost"
+    lengths = [len(pipe.tokenizer(part).input_ids) for part in parts]
+    assert max(lengths) <= 77
+    own = [pipe.encode_prompt(part, do_classifier_free_guidance=False) for part in parts]
+    positive, negative = adapter.embed(Image(text, 1, 1, 4.0, negative="rain").job, guided=True)
+    assert torch.equal(positive["prompt"], torch.cat([prompt for prompt, *_ in own], dim=1))
+    assert torch.equal(positive["pooled"], own[0][2])
+    assert negative["prompt"].shape == positive["prompt"].shape
+    rain = pipe.encode_prompt("", negative_prompt="rain", do_classifier_free_guidance=True)[1]
+    assert torch.equal(negative["prompt"][:, :77], rain)
+
+
+def test_long_and_short_prompts_of_sdxl_share_a_batch_and_whole_requests_agree(pipeline: Callable[[str], Any]):
+    pipe = pipeline("sdxl")
+    images = [Image(LATIN[:999], 5, 3, 4.0), Image("fog", 6, 3, 4.0, joins=1), Image(LATIN[:999], 5, 3, 4.0, "rain")]
+    together = by_steps(pipe, images)
+    for image, made in zip(images, together, strict=True):
+        assert apart(made, by_steps(pipe, [image])[0]) <= CLOSE
+    assert apart(together[0], by_steps(pipe, [Image(LATIN[:500], 5, 3, 4.0)])[0]) > CLOSE, "the end of it counts"
+    assert apart(together[1], by_pipeline(pipe, images[1])) <= CLOSE
+
+
 def test_z_image_takes_sizes_together(pipeline: Callable[[str], Any]):
     images = [
         Image(OURS, 5, 5, 0.0),

@@ -191,7 +191,7 @@ def test_previews_come_evenly_on_the_way_in_the_format_and_size_asked_for(by_ste
 
 @pytest.mark.parametrize(
     ("family", "prompt", "count", "limit"),
-    [("z_image", "x" * 600, 619, 512), ("sdxl", "x" * 76, 78, 77), ("sd3", "x" * 76, 78, 77)],
+    [("z_image", "x" * 600, 619, 512), ("sd3", "x" * 76, 78, 77)],
 )
 def test_a_prompt_that_would_be_cut_is_refused_with_both_numbers(
     folders: Callable[[str], Path], family: str, prompt: str, count: int, limit: int
@@ -210,6 +210,21 @@ def test_a_negative_prompt_is_refused_where_there_is_none(by_steps: Studio):
     with pytest.raises(RequestError, match="takes no negative_prompt") as caught:
         by_steps.submit(1, negative_prompt="rain")
     assert caught.value.param == "negative_prompt"
+
+
+def test_a_long_prompt_of_sdxl_is_the_same_picture_step_by_step_and_as_a_whole_request(
+    folders: Callable[[str], Path],
+):
+    options = {"guidance_scale": 4.0, "negative_prompt": True, "max_prompt_tokens": 3072}
+    steps, requests = (Studio(folders("sdxl"), {**options, "batching": batching}) for batching in ("steps", "requests"))
+    for studio in (steps, requests):
+        studio.submit(1, "a lamp on a table " * 20, negative_prompt="rain")
+        studio.submit(2, "a lamp on a table " * 20)
+        studio.submit(3, "fog")
+        studio.run()
+    assert steps.file(1) != steps.file(2)
+    for number in (1, 2, 3):
+        assert apart(steps.file(number), requests.file(number)) <= 1
 
 
 @pytest.mark.parametrize("family", ["sdxl", "sd3", "qwen_image", "z_image"])

@@ -1,0 +1,76 @@
+"""Writes the tables of docs/gpu.md anew from the plans: `.venv/bin/python scripts/gpu_tables.py`.
+
+The machines are those of tests/engine/golden_plans; tests/scripts/test_gpu_tables.py keeps the page true.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from engine.config import Config, load_config  # noqa: E402  # the checkout comes first
+from engine.placement.hardware import GIB, Prefer, imagined  # noqa: E402
+from engine.placement.plan import plan  # noqa: E402
+from engine.placement.types import Plan  # noqa: E402
+
+if TYPE_CHECKING:
+    from engine.placement.types import Placed
+
+PAGE = ROOT / "docs" / "gpu.md"
+MACHINES = ("1x8", "1x12", "1x16", "1x24", "1x32", "1x48", "1x80", "1x141", "2x24", "4x24", "8x80")
+# A question with its answer, as people chat; agents send ten times as much.
+CHAT_TOKENS = 4096
+# Of people who chat, one in so many waits for an answer at any moment.
+PEOPLE_PER_CHAT = 10
+_HEAD = ("GPUs", "`service-plus`", "`service-pro`", "`service-image`", "short chats at once", "people", "GiB idle")
+
+
+def page(text: str, config: Config) -> str:
+    """Return the page with its tables as they are now, each between its two comments."""
+    for prefer in get_args(Prefer):
+        made = f"<!-- {prefer} -->\n{table(config, prefer)}<!-- end -->"
+        text = re.sub(rf"<!-- {prefer} -->\n.*?<!-- end -->", made, text, count=1, flags=re.DOTALL)
+    return text
+
+
+def table(config: Config, prefer: Prefer) -> str:
+    """Return the plans of all machines as a table in Markdown."""
+    rows = [_HEAD, ("---",) * len(_HEAD), *(_row(config, shape, prefer) for shape in MACHINES)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(config: Config, shape: str, prefer: Prefer) -> tuple[str, ...]:
+    found = plan(config, replace(imagined(shape), prefer=prefer))
+    assert isinstance(found, Plan)  # noqa: S101  # the shipped models fit all of them
+    count, size = shape.split("x")
+    placed = {one.id: one for one in found.models}
+    plus, pro, image = (placed[name] for name in ("service-plus", "service-pro", "service-image"))
+    idle = sum(use.device.budget_bytes - use.used_bytes for use in found.devices if use.device.index is not None)
+    chats = [_short_chats(one) for one in (plus, pro)]
+    people = min(chats) * PEOPLE_PER_CHAT if "swapped" in {plus.state, pro.state} else sum(chats) * PEOPLE_PER_CHAT
+    cells = (f"{count} x {size} GiB", _model(plus), _model(pro), _model(image))
+    return (*cells, " + ".join(map(str, chats)), str(people), f"{idle / GIB:.1f}")
+
+
+def _model(one: Placed) -> str:
+    name = one.variant.id if one.variant else "the demo"
+    context = f", {one.context_length // 1024}k" if one.context_length else ""
+    return f"{name}{context}{', in turns' if one.state == 'swapped' else ''}"
+
+
+def _short_chats(one: Placed) -> int:
+    """Return how many short conversations run at the same time."""
+    if one.need is None or one.need.cache is None:
+        return 0
+    room = one.need.cache.coarse().chats(one.kv_bytes, CHAT_TOKENS)
+    return max(1, min(room, one.sequences or one.need.sequences))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), load_config(ROOT / "models.yaml")), encoding="utf-8")

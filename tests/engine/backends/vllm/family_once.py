@@ -1,0 +1,118 @@
+"""A program: makes the tiny model of a family, serves it by our own engine on the CPU, and prints what it answers as JSON."""
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from family_models import FAMILIES, TOOLS, Conversation, make, picture
+
+from engine import ChatRequest, Engine, load_config
+from engine.stream import TokenStream, fold
+from engine.types import ChatStep
+
+MODEL = "service-pro"
+ENUM = {"type": "object", "properties": {"city": {"enum": ["Adama", "Mekelle"]}, "days": {"type": "integer"}}}
+FORCED = [{"type": "function", "function": {"name": "forecast", "parameters": {**ENUM, "required": ["city", "days"]}}}]
+COSTS = (250, 8000)
+
+
+async def main(family: str, folder: Path) -> None:
+    """Train, load, ask, end."""
+    logging.basicConfig(level=logging.INFO)
+    loss = make(family, folder / "own")
+    known = FAMILIES[family]
+    capabilities = [
+        "chat",
+        "streaming",
+        *(["function_calling"] if known.calls else []),
+        *(["vision"] if known.sees else []),
+    ]
+    (folder / "models.yaml").write_text(
+        f"models:\n  {MODEL}: {{task: chat, tier: t, capabilities: [{', '.join(capabilities)}], weights: own,"
+        " engine: {kv_cache_gib: 0.25, context_length: 12288}}\ntiers:\n  t: {models: [t]}\n"
+    )
+    engine = Engine(load_config(folder / "models.yaml"), weights_dir=folder)
+    await engine.start()
+    while engine.health()[0].status not in {"ready", "failed"}:
+        await engine.wait_for_change()
+    said: dict[str, Any] = {"loss": loss, "error": engine.health()[0].error}
+    try:
+        if said["error"] is None:
+            said |= await _asked(engine, family)
+    finally:
+        await engine.stop()
+    sys.stdout.write(json.dumps(said) + "\n")
+
+
+async def _asked(engine: Engine, family: str) -> dict[str, Any]:
+    known = FAMILIES[family]
+    answers = [[await _answer(engine, one, whole=whole) for whole in (True, False)] for one in known.conversations]
+    (info,) = engine.models()
+    said: dict[str, Any] = {"answers": answers, "capabilities": list(info.capabilities)}
+    if known.calls:
+        asked = _request(known.conversations[1])
+        forced = replace(asked, tools=FORCED, tool_choice="required", max_tokens=200)
+        said["forced"] = [await _read(engine, replace(forced, whole=whole)) for whole in (True, False)]
+    if family in {"qwen3", "gpt_oss"}:  # one for each kind of parser of thoughts
+        said["token_seconds"] = [await _cost(engine, _request(known.conversations[0]), tokens) for tokens in COSTS]
+    return said
+
+
+async def _answer(engine: Engine, one: Conversation, *, whole: bool) -> dict[str, Any]:
+    return await _read(engine, replace(_request(one), whole=whole))
+
+
+def _request(one: Conversation) -> ChatRequest:
+    messages = [dict(message) for message in one.messages]
+    if one.picture:
+        file = io.BytesIO()
+        picture(one.picture).save(file, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        seen = {"type": "image_url", "image_url": {"url": url}}
+        messages = [{"role": "user", "content": [seen, {"type": "text", "text": messages[0]["content"]}]}]
+    return ChatRequest(
+        request_id="a",
+        model=MODEL,
+        messages=messages,
+        temperature=0,
+        max_tokens=120,
+        tools=TOOLS if one.tools else None,
+        chat_template_kwargs=None if one.thinking else {"enable_thinking": False},
+    )
+
+
+async def _read(engine: Engine, request: ChatRequest) -> dict[str, Any]:
+    result = await fold(await engine.chat(request, TokenStream()))
+    (choice,) = result.choices
+    return {
+        "content": choice.content,
+        "reasoning": choice.reasoning,
+        "calls": [[call.name, call.arguments] for call in choice.tool_calls],
+        "ended": choice.finish_reason,
+        "reasoning_tokens": result.usage.reasoning_tokens,
+        "tokens": result.usage.completion_tokens,
+    }
+
+
+async def _cost(engine: Engine, request: ChatRequest, tokens: int) -> float:
+    """Return seconds of this process (the API's) for each token of an answer that goes on and on."""
+    stream = await engine.chat(replace(request, max_tokens=tokens, ignore_eos=True), TokenStream())
+    begun = time.process_time()
+    steps: list[ChatStep] = [step async for step in stream]
+    return (time.process_time() - begun) / _tokens(steps)
+
+
+def _tokens(steps: Iterable[ChatStep]) -> int:
+    return max(step.usage.completion_tokens for step in steps)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
