@@ -1,9 +1,10 @@
 """Lets requests into one model: as many as it can run, the fairest next, and some room always kept for newcomers.
 
-vLLM has a queue and priorities of its own, but a running sequence is never pushed out by a waiting one there: what
-must not wait has to find a free place. The order of the waiting ones is fair_queue.py's.
+vLLM has a queue and priorities of its own, but no place of a running sequence is ever taken for a waiting one there:
+what must not wait has to find a free place. The order of the waiting ones is fair_queue.py's.
 How long an answer becomes is known at its end. Where running ones outgrow the KV cache, vLLM preempts the sequence with
-the largest `ChatTicket.priority`: the youngest one of the owner who has the most, never a newcomer's.
+the largest `ChatTicket.priority`: the youngest one of the owner who has the most, never a newcomer's. Our plugin has it
+do so for a newcomer without a block, too.
 Interactive requests pass one admission, that of the loaded model. Batch and background requests wait at another one
 before, while nothing of them is rendered and they have no lease: it counts sequences alone, and lives as long as the
 model is configured.
@@ -266,7 +267,7 @@ class Admission:
         """Let in what fits, in order.
 
         A claim that does not fit holds up those behind it, so that large requests are not passed for ever: only those
-        go past it for which more places are kept.
+        go past it for which more places are kept, and where the KV cache is full, those with less than a share of it.
         """
         while self._queue and not self._paused:
             claim = self._next()
@@ -290,40 +291,52 @@ class Admission:
         self._dispatch()
 
     def _next(self) -> Claim | None:
-        held_up = _Standing.BATCH + 1
+        held_up, is_short = _Standing.BATCH + 1, False
         for claim in self._queue.in_turn(self._clock()):
             standing = self._standing(claim)
-            if standing >= held_up:
+            if standing >= held_up or (is_short and self._exceeds_share(claim)):
                 continue
             if self._fits(claim):
                 return claim
-            held_up = max(standing, _Standing.REGULAR)  # newcomers do not hold up each other
+            if self._has_place(claim):  # its owner has too much of the KV cache: no reason to hold up others
+                held_up, is_short = min(held_up, standing + 1), True
+            else:
+                held_up = max(standing, _Standing.REGULAR)  # newcomers do not hold up each other
         return None
 
     def _fits(self, claim: Claim) -> bool:
         if self.running == 0:  # alone, whatever the size: nothing is refused for good
             return True
+        return self._has_place(claim) and not self._lacks_tokens(claim)
+
+    def _has_place(self, claim: Claim) -> bool:
         room, standing, most = self._room, self._standing(claim), self._room.sequences
         if room.beside_interactive is not None and (self._interactive or self._quiet is not None):
             most = room.beside_interactive
-        free = most - self.running
-        if standing == _Standing.NEWCOMER:  # where its tokens are too many, vLLM preempts others
-            return claim.sequences <= free
-        batch = standing == _Standing.BATCH
-        kept = max(room.kept_for_newcomers, room.kept_for_interactive) if batch else room.kept_for_newcomers
-        return claim.sequences <= free - kept and not self._lacks_tokens(claim)
+        kept = 0 if standing == _Standing.NEWCOMER else room.kept_for_newcomers
+        if standing == _Standing.BATCH:
+            kept = max(kept, room.kept_for_interactive)
+        return claim.sequences <= most - self.running - kept
 
     def _lacks_tokens(self, claim: Claim) -> bool:
         """Whether the KV cache is too full for it, and its owner has more of it than an equal share."""
         most = self._room.kv_room
-        if most is None:
+        if most is None or not self._exceeds_share(claim):
             return False
         used, beyond_expected = self._read_growth()
-        of_owner = self._kv_taken[claim.owner] + beyond_expected[claim.owner] + self._expected(claim)
-        if of_owner <= _FULL * most / len(self._by_owner.keys() | {claim.owner}):
-            return False  # where it is full, vLLM preempts those who have more
         expected = self._kv_taken.total() + beyond_expected.total() + self._expected(claim)
         return expected > most or used + self._room.taken(claim.prompt_tokens, claim.sequences) > _FULL * most
+
+    def _exceeds_share(self, claim: Claim) -> bool:
+        """Whether its owner would have more than an equal share of the KV cache, or it is a batch's.
+
+        Who has less is let in where it is full: vLLM preempts those who have more. So is a newcomer of any size.
+        """
+        standing = self._standing(claim)
+        if self._room.kv_room is None or standing != _Standing.REGULAR:
+            return standing == _Standing.BATCH
+        of_owner = self._kv_taken[claim.owner] + self._read_growth()[1][claim.owner] + self._expected(claim)
+        return of_owner > _FULL * self._room.kv_room / len(self._by_owner.keys() | {claim.owner})
 
     def _read_growth(self) -> tuple[int, Counter[str]]:
         """Return what is in use of the KV cache by now, and by owner how much more than expected it is going to take.

@@ -180,6 +180,35 @@ async def test_who_has_less_than_an_equal_share_of_a_full_cache_is_let_in(model)
     assert one.door._kv_taken == {"a": 950, "b": 100 + 11}, "what waited is let in"
 
 
+async def test_who_has_too_much_of_a_full_cache_holds_up_nobody_who_has_less(model):
+    one = model(sequences=99, kv_room=1000)
+    await one.ask("a", prompt=900, answer=50)
+    assert await one.ask("b", prompt=90) is not None
+    assert await one.ask("a", prompt=1) is None  # it is at the head of the queue: b has had the last turn
+    assert await one.ask("b", prompt=1) is not None
+    assert await one.ask("b", prompt=400) is None, "that would be more than half"
+    assert await one.ask("b", prompt=1) is None, "a key's own requests keep their order"
+    assert await one.ask("c", prompt=900) is not None, "a newcomer"
+
+
+async def test_a_batch_has_no_share_of_a_full_cache(model):
+    one = model(sequences=99, kv_room=1000)
+    first = await one.ask("a", prompt=950, answer=50)
+    assert await one.ask("b", prompt=1, urgency=Urgency.BATCH) is None
+    assert await one.ask("a", prompt=1) is None
+    assert await one.ask("b", prompt=1) is not None, "a newcomer"
+    one.door.end(first, cut_off=False)
+    assert one.door._kv_taken == {"a": 11, "b": 22}
+
+
+async def test_where_places_lack_nobody_of_the_same_standing_goes_past(model):
+    one = model(sequences=8, kv_room=100_000)
+    await one.ask("a")
+    await one.ask("b")
+    assert await one.ask("a", sequences=7) is None
+    assert await one.ask("b") is None
+
+
 async def test_what_outgrew_its_expectation_counts_for_its_owner(model):
     for prompt, goes_in in ((390, True), (391, False)):  # 100 and 400 of 900 for two are taken, and 10 expected
         one = model(sequences=99, kv_room=2000)

@@ -44,6 +44,7 @@ _fork = _Patch("fork server", "optional", "A fork server that died comes back wi
 _settings = _Patch("settings", "optional", "vLLM reads its environment for each request: a fifteenth of the CPU time.")
 _amx = _Patch("amx", "optional", "A very short first prompt may end an engine on a CPU with AMX.", "torch 2.13")
 _grammar_threads = _Patch("grammar threads", "optional", "A slow grammar may hold up the quick ones.")
+_newcomers = _Patch("newcomers", "optional", "While the KV cache is full, a newcomer may wait for seconds.")
 _seeds = _Patch("seeds", "optional", "On a CPU a long prompt with a seed may end the engine.")
 _cache = _Patch("cache at start", "optional", "On a CPU the KV cache takes its memory in use, not at the start.")
 _compiling = _Patch("compile models only", "optional", "On a CPU models run uncompiled.")
@@ -64,6 +65,7 @@ _CLIENT = "vllm.v1.engine.core_client"
 _INPUTS = "vllm.v1.engine.input_processor.InputProcessor"
 _OUTPUTS = "vllm.v1.engine.output_processor"
 _XGRAMMAR = "vllm.v1.structured_output.backend_xgrammar.XgrammarBackend"
+_SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 _RUNNER = "vllm.v1.worker.cpu_model_runner.CPUModelRunner"
 _LOGGED = ("_gauge_cls", "_counter_cls", "_histogram_cls", "_spec_decoding_cls", "_perf_metrics_cls")
 _BUCKETS = ("_upper_bounds", "_buckets", "_sum")
@@ -150,6 +152,13 @@ NAMES: tuple[ForeignName, ...] = (
     _amx("torch.cpu._init_amx", "asks the kernel for it", ""),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.__init__", "wrapped"),
     _grammar_threads("vllm.v1.structured_output.StructuredOutputManager.executor", "replaced by one with more threads"),
+    _newcomers(f"{_SCHEDULER}.schedule", "wrapped"),
+    _newcomers(f"{_SCHEDULER}.running", "what may be preempted"),
+    _newcomers(f"{_SCHEDULER}.waiting", "who is next"),
+    _newcomers(f"{_SCHEDULER}.kv_cache_manager", "who got no blocks"),
+    _newcomers(f"{_SCHEDULER}._preempt_request", "preempts it", "request timestamp"),
+    _newcomers("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", "wrapped"),
+    _newcomers("vllm.v1.core.sched.request_queue.RequestQueue.peek_request", "who is next", ""),
     _seeds(f"{_RUNNER}.sample_tokens", "wrapped", "grammar_output"),
     _seeds(f"{_RUNNER}.input_batch", "the requests of a step"),
     _seeds(f"{_RUNNER}.discard_request_mask", "whose token is thrown away"),

@@ -8,11 +8,13 @@ import gc
 import multiprocessing
 import os
 import pkgutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from engine.admission import SEQUENCE
 from engine.backends.vllm.compat import apply
 from engine.backends.vllm.grammars import ENGINE_THREADS
 from engine.backends.vllm.processes import runs_on_cpu, tie_to_parent
@@ -49,6 +51,7 @@ def patches() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {
         "amx": _init_amx,
         "grammar threads": partial(_wrap, f"{manager}.__init__", _add_grammar_threads),
+        "newcomers": _preempt_for_newcomers,
     }
     if runs_on_cpu():
         found |= {
@@ -86,6 +89,34 @@ def _add_grammar_threads(construct: Callable[..., None], manager: Any, *argument
     if hasattr(manager, "executor"):
         manager.executor.shutdown()  # idle still
         manager.executor = ThreadPoolExecutor(ENGINE_THREADS)
+
+
+def _preempt_for_newcomers() -> None:
+    _wrap("vllm.v1.core.kv_cache_manager.KVCacheManager.allocate_slots", _note_who_got_no_blocks)
+    _wrap("vllm.v1.core.sched.scheduler.Scheduler.schedule", _schedule_with_blocks_for_newcomers)
+
+
+def _note_who_got_no_blocks(allocate: Callable[..., Any], manager: Any, request: Any, *rest: Any, **named: Any) -> Any:
+    blocks = allocate(manager, request, *rest, **named)
+    if blocks is None:
+        manager.got_no_blocks = request
+    return blocks
+
+
+def _schedule_with_blocks_for_newcomers(schedule: Callable[..., Any], scheduler: Any, *rest: Any, **named: Any) -> Any:
+    """A newcomer waited seconds for one block of a full KV cache, until an answer of somebody with hundreds grew.
+
+    vLLM (0.32) preempts nothing for a waiting request. Where the first of them got no blocks in the last step, the
+    sequence that vLLM would preempt goes, if its owner had more than twice as many: one a step.
+    """
+    manager = scheduler.kv_cache_manager
+    waiting, manager.got_no_blocks = getattr(manager, "got_no_blocks", None), None
+    if waiting is not None and scheduler.running and scheduler.waiting and scheduler.waiting.peek_request() is waiting:
+        last = max(scheduler.running, key=lambda request: (request.priority, request.arrival_time))
+        if last.priority // SEQUENCE > 2 * (waiting.priority // SEQUENCE):
+            scheduler.running.remove(last)
+            scheduler._preempt_request(last, time.monotonic())  # noqa: SLF001  # no public name for it
+    return schedule(scheduler, *rest, **named)
 
 
 def _sample_discarded_tokens_unseeded(sample: Callable[..., Any], runner: Any, *arguments: Any, **named: Any) -> Any:

@@ -24,6 +24,7 @@ RENAMED = {
     "processes": "get_mp_context",
     "settings": "enable_envs_cache",
     "grammar threads": "StructuredOutputManager",
+    "newcomers": "_preempt_request",
     "seeds": "discard_request_mask",
     "cache at start": "initialize_kv_cache_tensors",
     "compile models only": "TorchCompileWithNoGuardsWrapper",

@@ -1,0 +1,123 @@
+"""Who gets blocks of a full KV cache: vLLM's own scheduler, with our patch and without. No model is run."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.admission import SEQUENCE
+from engine.backends.vllm import plugin
+
+pytestmark = pytest.mark.engine
+
+with warnings.catch_warnings():  # of what torch imports
+    warnings.simplefilter("ignore")
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+    from vllm.v1.structured_output import StructuredOutputManager
+
+DEMO = Path(__file__).parents[4] / "engine" / "demo" / "weights" / "chat"
+BLOCK = 16  # tokens
+MOST = 8  # blocks that are given out
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch, undone at the end."""
+    monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
+    monkeypatch.setattr(KVCacheManager, "allocate_slots", KVCacheManager.allocate_slots)
+    plugin.patches()["newcomers"]()
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    model = ModelConfig(model=str(DEMO), dtype="float32")
+    limits = SchedulerConfig(
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        max_model_len=256,
+        is_encoder_decoder=False,
+        policy="priority",
+    )
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
+    config = VllmConfig(model_config=model, scheduler_config=limits, cache_config=cache)
+    layers = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    blocks = KVCacheConfig(
+        num_blocks=MOST + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], layers)]
+    )
+    cache.num_gpu_blocks = MOST + 1
+    return Scheduler(config, blocks, StructuredOutputManager(config), block_size=BLOCK)
+
+
+def ask(scheduler: Scheduler, name: str, ahead: int, prompt: int = 4) -> Request:
+    """`ahead`: sequences of the same owner."""
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    params.update_from_generation_config({}, 1)
+    request = Request(name, [1] * prompt, params, None, priority=ahead * SEQUENCE)
+    scheduler.add_request(request)
+    return request
+
+
+def step(scheduler: Scheduler) -> None:
+    """One token for each sequence that is scheduled."""
+    done = scheduler.schedule()
+    names = list(done.num_scheduled_tokens)
+    made = ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, [[1] for _ in names])
+    scheduler.update_from_output(done, made)
+
+
+def fill(scheduler: Scheduler) -> list[Request]:
+    """Eight sequences of one owner, one block each."""
+    flood = [ask(scheduler, f"flood {number}", number) for number in range(MOST)]
+    step(scheduler)
+    assert [request.status for request in flood] == [RequestStatus.RUNNING] * MOST
+    return flood
+
+
+def steps_until(true: Callable[[], bool], scheduler: Scheduler) -> int:
+    for number in range(1, 100):
+        step(scheduler)
+        if true():
+            return number
+    raise AssertionError("not within 100 steps")
+
+
+def test_without_the_patch_a_newcomer_waits_until_an_answer_grows(scheduler):
+    fill(scheduler)
+    newcomer = ask(scheduler, "newcomer", 0)
+    assert steps_until(lambda: newcomer.status == RequestStatus.RUNNING, scheduler) > BLOCK // 2
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_newcomer_gets_the_blocks_of_who_has_the_most_in_the_next_step(scheduler):
+    flood = fill(scheduler)
+    newcomer = ask(scheduler, "newcomer", 0)
+    assert steps_until(lambda: newcomer.status == RequestStatus.RUNNING, scheduler) == 2
+    assert [request.status for request in flood] == [RequestStatus.RUNNING] * (MOST - 1) + [RequestStatus.PREEMPTED]
+    assert newcomer.num_output_tokens == 1
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_long_prompt_of_a_newcomer_takes_one_sequence_a_step(scheduler):
+    flood = fill(scheduler)
+    newcomer = ask(scheduler, "newcomer", 0, prompt=3 * BLOCK)
+    assert steps_until(lambda: newcomer.status == RequestStatus.RUNNING, scheduler) == 4
+    assert [request.status for request in flood].count(RequestStatus.PREEMPTED) == 3
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize(("ahead", "gets_them"), [(3, True), (4, False)])
+def test_only_who_has_less_than_half_as_many_gets_them(scheduler, ahead, gets_them):
+    flood = fill(scheduler)  # the last of them has seven ahead
+    other = ask(scheduler, "other", ahead)
+    for _ in range(BLOCK // 2):
+        step(scheduler)
+    assert (other.status == RequestStatus.RUNNING) == gets_them
+    assert (flood[-1].status == RequestStatus.PREEMPTED) == gets_them
