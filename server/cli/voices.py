@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -24,6 +27,8 @@ from server.terminal import HEARTH, table
 
 _COLUMNS = ("id", "name", "gender", "language", "family", "quality", "licence", "model", "available")
 _WORDS = {None: "", True: "yes", False: "no"}
+# What plays a WAV file on a desktop; the first that is there does.
+_PLAYERS = (("pw-play",), ("paplay",), ("aplay", "-q"), ("ffplay", "-nodisp", "-autoexit", "-loglevel", "error"))
 _SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
 app = typer.Typer(invoke_without_command=True)
@@ -78,7 +83,7 @@ def say(  # noqa: PLR0913 - one argument per option
     voice: Annotated[str, typer.Argument(metavar="ID", help="A voice; `hearth voices` shows them.")],
     text: Annotated[str, typer.Argument(help="What is spoken.")],
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, like hello.wav.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a file, like hello.wav.")] = None,
     audio_format: Annotated[
         AudioFormat | None, typer.Option("--format", case_sensitive=False, help="Default: the file's ending.")
     ] = None,
@@ -87,15 +92,17 @@ def say(  # noqa: PLR0913 - one argument per option
     weights_dir: WeightsDir = None,
     models: Models = None,
 ) -> None:
-    """Speak a text into a file. No server is needed."""
+    """Speak a text, through this machine's loudspeaker or into a file. No server is needed."""
     from engine.process.parent import WorkerDiedError
 
     if text.encode(errors="replace").decode() != text:
         refuse("The text is no valid UTF-8. Is the terminal's encoding UTF-8?")
-    ending = output.suffix.removeprefix(".").lower()
+    player = None if output else _player()
+    file = output or Path("said.wav")
+    ending = file.suffix.removeprefix(".").lower()
     response_format = audio_format or next((known for known in get_args(AudioFormat) if known == ending), None)
     if response_format is None:
-        refuse(f"What kind of file {output.name!r} is cannot be told from its name. Say --format wav, for example.")
+        refuse(f"What kind of file {file.name!r} is cannot be told from its name. Say --format wav, for example.")
     settings = load_settings(models=models, weights_dir=weights_dir)
     config = load_config(settings.models)
     spec, found = _find(config, Voices(config, settings.weights_dir), voice)
@@ -108,13 +115,27 @@ def say(  # noqa: PLR0913 - one argument per option
         seed=seed,
         response_format=response_format,
     )
-    try:
-        seconds = asyncio.run(_speak(spec, request, found, output, mark=settings.image_mark))
-    except WorkerDiedError as error:
-        refuse(str(error), code=1)
-    except OSError as error:
-        refuse(f"{output} cannot be written: {error.strerror}.", code=1)
-    typer.echo(f"{found.name} has spoken {seconds:.1f} s into {output}.", err=True)
+    with tempfile.TemporaryDirectory() as folder:
+        target = output or Path(folder) / file
+        try:
+            seconds = asyncio.run(_speak(spec, request, found, target, mark=settings.image_mark))
+        except WorkerDiedError as error:
+            refuse(str(error), code=1)
+        except OSError as error:
+            refuse(f"{file} cannot be written: {error.strerror}.", code=1)
+        if player and subprocess.run([*player, str(target)], check=False).returncode:
+            refuse(f"{player[0]} could not play it. Write a file instead: -o hello.wav", code=1)
+    if output:
+        typer.echo(f"{found.name} has spoken {seconds:.1f} s into {output}.", err=True)
+
+
+def _player() -> tuple[str, ...]:
+    """Return the command that plays a file here, or end."""
+    found = next((command for command in _PLAYERS if shutil.which(command[0])), None)
+    if found is None:
+        names = ", ".join(command[0] for command in _PLAYERS)
+        refuse(f"Nothing here plays sound (looked for {names}). Write a file instead: -o hello.wav")
+    return found
 
 
 def _find(config: Config, offered: Voices, name: str) -> tuple[SpeechModelSpec, Speaker]:

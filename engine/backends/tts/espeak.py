@@ -3,8 +3,9 @@
 A voice is a file of its model folder; the library is that of the package espeakng-loader (GPL-3.0-or-later).
 """
 
+import re
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,9 @@ _SCRIPTS = {
     "om": ("LATIN",),
     "en": ("LATIN",),
 }
+# In these an apostrophe is a consonant, which the library drops at a word's end. After a quotation mark it closes.
+_WITH_GLOTTAL_STOPS = ("so", "om")
+_LAST_APOSTROPHE = re.compile(r"(?<![\w'\u2018\u2019])(\w+)['\u2019](?!\w)")
 _OF_ANY_SCRIPT = ("COMBINING", "MODIFIER")
 
 
@@ -51,15 +55,18 @@ class EspeakSpeech:
         self._folder, self._language = folder, language
         self._library = library()
         self.sample_rate = self._library.sample_rate
-        self._voice, self._gain = cache(self._read_voice), cache(self._measure_gain)
+        self._voice = cache(self._read_voice)
 
     def sayable(self, text: str) -> str:
+        if self._language in _WITH_GLOTTAL_STOPS:
+            text = _LAST_APOSTROPHE.sub("\\1\u02bc", text)
         scripts = _SCRIPTS.get(self._language)
         return text if scripts is None else "".join(letter if _is_of(letter, scripts) else " " for letter in text)
 
     def speak(self, text: str, speaker: int | str | None, speed: float, seed: int) -> NDArray[np.float32]:
-        gain = self._gain(str(speaker))
-        self._library.choose(self._language, self._voice(str(speaker)))
+        sound = self._voice(str(speaker))
+        gain = _gain(self._language, sound)
+        self._library.choose(self._language, sound)
         return stretch([self._library.speak(text, seed) * gain], self.sample_rate, speed)
 
     def _read_voice(self, name: str) -> tuple[str, ...]:
@@ -72,11 +79,13 @@ class EspeakSpeech:
             raise LoadError(f"{self._folder.name}: there is no voices/{name}.")
         return found.sound
 
-    def _measure_gain(self, name: str) -> np.float32:
-        """What makes every voice equally loud."""
-        self._library.choose(self._language, self._voice(name))
-        samples = self._library.speak(spell_numbers(_MEASURED, self._language), 0)
-        return np.float32(10 ** ((_LUFS - loudness_lufs(samples, self.sample_rate)) / 20))
+
+@lru_cache(1000)
+def _gain(language: str, sound: tuple[str, ...]) -> np.float32:
+    """What makes every voice equally loud. It outlives the models, because it takes longer than a sentence."""
+    library().choose(language, sound)
+    samples = library().speak(spell_numbers(_MEASURED, language), 0)
+    return np.float32(10 ** ((_LUFS - loudness_lufs(samples, library().sample_rate)) / 20))
 
 
 def _is_of(character: str, scripts: tuple[str, ...]) -> bool:

@@ -45,7 +45,7 @@ def rules(language: str) -> str:
     for letter, consonant in _WITH_YA.items():
         groups.setdefault(_group(letter), []).append(f"{letter} {consonant}ja")
     parts = [f".L01 {_sixths(''.join(consonants))}", f".L02 {_sixths(_LIQUIDS + _NASALS + _GLIDES)}"]
-    parts.append(f".L03 {_sixths(_LIQUIDS + _NASALS)}")
+    parts += [f".L03 {_sixths(_LIQUIDS + _NASALS)}", f".L04 {_sixths(_NASALS)}"]
     parts += [f".group {group}\n" + "\n".join(lines) for group, lines in groups.items()]
     return "\n\n".join([*parts, ""])
 
@@ -63,10 +63,10 @@ def _of_sixth(letter: str, first: str, consonant: str) -> list[str]:
         lines.append(f"{run}) {with_vowel if before % 2 else alone}")
         lines.append(f"_{run}) {alone if before % 2 else with_vowel}")
         lines += [f"{start}{run}) {letter} (_ {consonant}" for start in ("", "_")]
-    if first in _NASALS:
-        lines.append(f"{letter} (L03_++++ {consonant}y")
-    elif first not in _LIQUIDS + _GLIDES:
-        lines.append(f"{letter} (L02_++++ {consonant}y")
+    # L02 are all that may follow, L03 those without glides, L04 the nasals.
+    group = "L04" if first in _LIQUIDS else "L03" if first in _NASALS else "" if first in _GLIDES else "L02"
+    if group:
+        lines.append(f"{letter} ({group}_++++ {consonant}y")
     return lines
 
 
