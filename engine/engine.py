@@ -183,6 +183,20 @@ class Engine:
         with await self._pool.acquire(model):
             return await self._chat_backend(model)[0].detokenize(ids)
 
+    async def load(self, model: str) -> None:
+        """Have a model loaded: one that failed once more, one that comes and goes as if it were asked for. Waits."""
+        self._pool.load_again(model)
+        (await self._pool.acquire(model)).close()
+
+    def unload(self, model: str) -> None:
+        """Have a model that shares its memory leave with its last answer. Raises `RequestError` for one that stays."""
+        if not self._pool.evict(model):
+            raise RequestError(
+                f"{model} has memory of its own and stays loaded. Give it `unload_after_seconds` in models.yaml, or"
+                " take it out.",
+                param="model",
+            )
+
     async def reload(self, config: Config) -> set[str]:
         """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
 
@@ -289,7 +303,11 @@ class Engine:
             status=health.status,
             demo=spec.id in self._loader.demos,
             created=self._created,
+            waiting=health.waiting,
         )
+        with contextlib.suppress(EngineError):
+            admission = self._pool.get(spec.id).admission
+            info = replace(info, running=admission.running, waiting=info.waiting + admission.waiting)
         if isinstance(spec, SpeechModelSpec):
             return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):

@@ -230,7 +230,7 @@ class ModelInfo:
     """A model as its users see it.
 
     `context_length` is None until a chat model has been loaded once. `sizes` are those of images, None where it makes
-    none.
+    none. `running` counts sequences, images or texts at work, `waiting` requests before their turn.
     """
 
     id: str
@@ -244,6 +244,8 @@ class ModelInfo:
     context_length: int | None = None
     max_output_tokens: int | None = None
     sizes: tuple[str, ...] | None = None
+    running: int = 0
+    waiting: int = 0
 
     @property
     def max_model_len(self) -> int | None:

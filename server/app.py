@@ -12,10 +12,11 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import audio, chat, completions, models, reference, tokens
+from server.api import audio, chat, completions, key, models, reference, tokens
+from server.api.admin import commands, usage
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
-from server.api.admin import usage
+from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageLinks
@@ -24,21 +25,39 @@ from server.api.openapi import describe
 from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
+from server.auth.sessions import OnceLinks, Sessions, SignIns
+from server.console import routes as console
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
+from server.observability.status_server import Inspection
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url
 from server.store.database import Database
 from server.store.key_cache import KeyCache
 from server.store.keys import KeyStore
 from server.store.limits import Buckets, Quotas
+from server.store.sessions import SessionStore
 from server.store.usage import UsageBook
 
-_ROUTES = (chat, messages, responses, completions, tokens, images, audio, models, usage, admin_keys, admin)
+_ROUTES = (
+    chat,
+    messages,
+    responses,
+    completions,
+    tokens,
+    images,
+    audio,
+    models,
+    key,
+    usage,
+    admin_keys,
+    admin,
+    commands,
+)
 
 
 class HearthApp(FastAPI):
@@ -73,13 +92,18 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.bodies = Bodies(settings.max_bodies_bytes)
     app.state.metrics = Metrics(config.models)
     app.state.lately = Lately(app.state.metrics)
-    app.state.metrics_page = CachedPage()
+    app.state.metrics_page, app.state.status_page = CachedPage(), CachedPage()
+    app.state.inspection = Inspection()
+    app.state.once_links, app.state.sign_ins = OnceLinks(), SignIns()
     errors.install(app)
     app.add_exception_handler(ClientDisconnectedError, client_disconnected)
     for module in _ROUTES:
         app.include_router(module.router)
     app.include_router(admin.probes)
     app.include_router(reference.router)
+    app.include_router(console.root)
+    if settings.console:
+        app.include_router(console.router)
     return app
 
 
@@ -119,8 +143,10 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
         ):
             app.state.database = database
             app.state.keys = keys
+            app.state.sessions = Sessions(SessionStore(database, keys.store), keys)
             app.state.key_admin = KeyAdmin(keys, engine)
             app.state.reloading = asyncio.Lock()
+            app.state.commands = Commands(settings)
             app.state.meter = Meter(buckets, quotas, book, app.state.metrics)
             app.state.image_files = image_files
             app.state.image_links = ImageLinks.open(settings.data_dir)
@@ -128,6 +154,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             try:
                 yield
             finally:
+                await app.state.commands.stop()
                 await (engine.terminate() if app.state.terminate else engine.stop())
     finally:
         logging.getLogger("hearth").removeHandler(app.state.lately)

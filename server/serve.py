@@ -29,7 +29,7 @@ from server.observability.status_server import answers, status_socket
 from server.reload import reload_config, renew_certificate
 from server.settings import Settings, database_url, is_loopback
 from server.store.database import Database
-from server.store.keys import SCOPES, KeyStore
+from server.store.keys import SCOPES, KeyStore, public_id_in
 from server.terminal import HEARTH, keys_command, time_left
 
 _log = logging.getLogger("hearth.serve")
@@ -68,7 +68,8 @@ def run(settings: Settings, config: Config) -> None:
     ):
         first_key = runner.run(_first_key(settings, config))
         app = create_app(settings, config)
-        banner = Banner(settings, listener.getsockname()[1], first_key)
+        once = first_key and app.state.once_links.make(public_id_in(first_key) or "")
+        banner = Banner(settings, listener.getsockname()[1], first_key, once)
         app.state.base_url, app.state.certificate = banner.base_url, certificate
         server = _Server(app, banner)
         runner.run(server.serve(sockets=[listener]))
@@ -240,13 +241,14 @@ async def _first_key(settings: Settings, config: Config) -> str | None:
 class Banner:
     """Prints to stdout: bars on a terminal, a line per change elsewhere. The key is printed once, here."""
 
-    def __init__(self, settings: Settings, port: int, first_key: str | None) -> None:
+    def __init__(self, settings: Settings, port: int, first_key: str | None, once: str | None = None) -> None:
         self._anywhere = settings.host in {"0.0.0.0", "::"}  # noqa: S104  # asked for, see _first_key
         self.base_url = _base_url(settings, "127.0.0.1" if self._anywhere else settings.host, port)
         """For clients on this machine."""
         self._settings = settings
         self._port = port
         self._first_key = first_key
+        self._once = once
         self._console = Console(highlight=False, soft_wrap=True, markup=False)
         self._say = self._console.print
         self._bars = Progress(
@@ -306,6 +308,11 @@ class Banner:
             )
         if self._first_key is not None:
             self._say(f"API key (admin, shown once, keep it): {self._first_key}")
+        if settings.console:
+            page = self.base_url.removesuffix("v1")
+            self._say(f"In a browser: {page}")
+            if self._once is not None:
+                self._say(f"Signs in there without the key, once and within 10 minutes: {page}#once={self._once}")
         self._say("Loading the models:")
 
     def _announce(self, engine: Engine) -> None:

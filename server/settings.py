@@ -131,6 +131,7 @@ class Settings(BaseSettings):
     cors_origins: _List[Annotated[str, AfterValidator(_origin)]] = Field(
         (), description="origins of web pages that may call from a browser, with commas; * for all"
     )
+    console: bool = Field(default=True, description="whether this server has a page for browsers at its address")
     tls_cert: Path | None = Field(None, description="certificate with its chain, PEM: speak HTTPS")
     tls_key: Path | None = Field(None, description="the certificate's private key, PEM")
     drain_seconds: float = Field(30.0, ge=0, description="how long running requests may go on after SIGTERM")

@@ -127,6 +127,12 @@ class Ledger:
                 async with asyncio.timeout(decision.again_seconds):
                     await self.changes.wait()
 
+    def evict(self, name: str) -> bool:
+        """Have it leave when its last lease ends, if it comes and goes; it comes back when it is asked for."""
+        if self.is_evictable(name) and self._entry(name).state == "in":
+            self._move(name, "leaving")
+        return self.is_evictable(name)
+
     async def acquire(self, name: str, usable: Callable[[], bool]) -> contextlib.ExitStack:
         """Lease a model until what is returned is closed. One that comes and goes is waited for until it is loaded.
 

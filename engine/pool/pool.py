@@ -99,6 +99,18 @@ class Pool:
         self._model(name)  # raises: it is unknown
         return await self._ledger.acquire(name, partial(self._is_loaded, name))
 
+    def load_again(self, name: str) -> None:
+        """Load a model that has failed once more, as it is configured. Raises `UnknownModelError`."""
+        model = self._model(name)
+        if model.status == "failed":
+            model.stale.set()
+            self._look_after(model)
+
+    def evict(self, name: str) -> bool:
+        """Take the memory of a model that comes and goes once its last lease ends. False: it always stays."""
+        self._model(name)
+        return self._ledger.evict(name)
+
     async def acquire_for(self, request: GenerationRequest, sequences: int) -> contextlib.ExitStack:
         """Lease the model of a request, which has so many sequences. Closing what is returned releases it.
 

@@ -1,4 +1,4 @@
-"""What a person finds who opens the server's address in a browser: who it is, and every endpoint with its fields.
+"""`GET /docs`: every endpoint with its fields, and which version this is.
 
 Drawn from the machine-readable description, without a script and without anything from elsewhere.
 """
@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 router = APIRouter(include_in_schema=False)
 _PAGE = """\
@@ -28,37 +28,14 @@ code, pre {{ font-size: .9em }} summary {{ cursor: pointer }} details {{ margin:
 {body}
 </html>
 """
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Vary": "Accept",
-}
-
-
-@router.head("/")
-@router.get("/", response_class=Response)
-async def who_answers(request: Request) -> Response:
-    """Say who answers here, and where to go: a page for a browser, JSON for other clients."""
-    base_url = str(request.base_url).rstrip("/")
-    if "text/html" not in request.headers.get("accept", ""):
-        return JSONResponse(
-            {"name": "Hearth", "version": _version(), "base_url": f"{base_url}/v1", "docs": f"{base_url}/docs"},
-            headers={"Vary": "Accept"},
-        )
-    body = (
-        "<h1>Hearth</h1><p>Chat, images and speech on this machine. The API follows the OpenAI convention.</p>"
-        f"<p>Base address for clients: <code>{escape(base_url)}/v1</code></p>"
-        "<p>A key comes from the administrator of this server. It is sent as <code>Authorization: Bearer hk_...</code>"
-        '</p><p><a href="docs">All endpoints and fields</a> · <a href="openapi.json">OpenAPI description</a> · '
-        '<a href="health/ready">State of the models</a></p>'
-    )
-    return _page("Hearth", body)
+_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 
 
 @router.head("/version")
 @router.get("/version")
 async def version() -> dict[str, str]:
     """Give the version of this server."""
-    return {"version": _version()}
+    return {"version": importlib.metadata.version("hearth-inference")}
 
 
 @router.head("/docs")
@@ -71,10 +48,6 @@ async def read_reference(request: Request) -> Response:
     for path, operations in description["paths"].items():
         parts += [_operation(method, path, operation, schemas) for method, operation in operations.items()]
     return _page("Hearth API", "\n".join(parts))
-
-
-def _version() -> str:
-    return importlib.metadata.version("hearth-inference")
 
 
 def _page(title: str, body: str) -> Response:

@@ -112,5 +112,9 @@ class Model(Shown):
     """The same as `context_length`, by vLLM's name."""
     max_output_tokens: int | None
     sizes: list[str] | None
+    running: int
+    """Sequences, images or texts at work."""
+    waiting: int
+    """Requests that wait for their turn, or for the model to be loaded."""
     description: str
     demo: bool

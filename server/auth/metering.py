@@ -107,6 +107,28 @@ class KeyLimiter:
         ask = Ask(f"{self.key}:tokens", cost, most)
         return ask, await self._take(ask)
 
+    async def left(self) -> dict[str, int | None]:
+        """Return what is left of each limit at this moment, None where there is none. Takes nothing."""
+        most = self.limits
+        left: dict[str, int | None] = {
+            "requests": await self._level("requests", most.requests_per_minute),
+            "tokens": await self._level("tokens", most.tokens_per_minute),
+            "parallel_requests": None,
+            "images": None,
+        }
+        if most.parallel_requests is not None:
+            left["parallel_requests"] = max(0, most.parallel_requests - self.running)
+        if most.images_per_day is not None:
+            left["images"] = max(0, most.images_per_day - await self.meter.quotas.used(self.key, "images"))
+        return left
+
+    async def _level(self, kind: str, limit: int | None) -> int | None:
+        if not limit:
+            return limit
+        taken = await self.meter.buckets.take(Ask(f"{self.key}:{kind}", 0, limit))
+        level = taken.level if isinstance(taken, Refused) else taken
+        return 0 if level is None else level.remaining
+
     async def _take(self, ask: Ask) -> Level:
         taken = await self.meter.buckets.take(ask)
         if isinstance(taken, Refused):

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.fair_queue import InFlight
+from server.auth.sessions import halves_of
 from server.errors import ApiError, overloaded, to_api_error
 from server.http.disconnect import ClientDisconnectedError, Drain, shutting_down
 from server.http.protocol import SECURITY_HEADERS, header_of
@@ -23,12 +24,13 @@ from server.store.errors import StoreUnavailableError
 from server.store.keys import KEY_PREFIX, ApiKey
 
 # The whole list of what answers without a key: health, by the paths that other servers have too; what describes the
-# API; and image files, which ask for a signed link instead.
+# API; the page's files, and signing in; and image files, which ask for a signed link instead.
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 OPEN_PATHS = HEALTH_PATHS | {"/", "/docs", "/openapi.json"}
 # A setting may add these: Open WebUI asks for them without a key.
 VOICE_LISTS = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _IMAGE_FILE = re.compile(r"/v1/images/files/[^/]+")
+_PAGE_FILE = re.compile(r"/console/(?!session).+")
 _SECURITY_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # What a page may read of an answer besides its body: the request's id, and when to come again.
@@ -44,7 +46,9 @@ _EXPOSED_HEADERS = (
 
 def needs_key(method: str, path: str) -> bool:
     """Whether a request is refused without a valid key."""
-    return path not in OPEN_PATHS and not (method in {"GET", "HEAD"} and _IMAGE_FILE.fullmatch(path))
+    if path in OPEN_PATHS or (method == "POST" and path == "/console/session"):
+        return False
+    return not (method in {"GET", "HEAD"} and (_IMAGE_FILE.fullmatch(path) or _PAGE_FILE.fullmatch(path)))
 
 
 class RequestContext:
@@ -182,15 +186,20 @@ async def _key_of(scope: Scope) -> ApiKey | None:
     """Return the valid key of a request; None where none is needed and none counts. Raises `ApiError`."""
     if not needs_key(scope["method"], scope["path"]):
         return None
-    text = _key_text(scope)
-    if not text:
+    text, halves = _key_text(scope), halves_of(scope)
+    if not text and halves is None:
         if scope["method"] == "GET" and scope["path"] in VOICE_LISTS and scope["app"].state.settings.open_voice_list:
             return None
         raise _unauthorized("Send your key in the header `Authorization: Bearer <key>` or `x-api-key: <key>`.")
     try:
-        key: ApiKey | None = await scope["app"].state.keys.authenticate(text)
+        state = scope["app"].state
+        key: ApiKey | None = await (
+            state.keys.authenticate(text) if text or halves is None else state.sessions.key_of(halves)
+        )
     except StoreUnavailableError as error:
         raise overloaded("Keys cannot be checked right now. Try again in a few seconds.") from error
+    if key is None and not text:
+        raise _unauthorized("This session has ended, or its key. Sign in again.")
     if key is None:
         # litellm knows a bad key by these first words alone; without them it reports a bad request.
         raise _unauthorized(

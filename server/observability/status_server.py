@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -42,6 +42,7 @@ from server.store.usage import Usage
 _log = logging.getLogger("hearth.status")
 _SHOWN = 5
 _QUESTION_SECONDS = 10.0
+_INSPECTED_SECONDS = 10.0
 
 
 def degraded(app: FastAPI) -> str | None:
@@ -52,11 +53,11 @@ def degraded(app: FastAPI) -> str | None:
 
 
 async def read_status(app: FastAPI) -> Status:
-    """Look at everything once. What belongs to the event loop is read on it, processes and GPUs in a thread (50 ms)."""
+    """Look at everything. What belongs to the event loop is read on it, processes and GPUs by `Inspection`."""
     engine, drain, settings = app.state.engine, app.state.drain, app.state.settings
     loads, states = {load.id: load for load in engine.loads()}, engine.health()
     swaps, running, draining = engine.swaps, drain.running, drain.draining
-    families, ram, hardware = await asyncio.to_thread(_inspect, loads.values())
+    families, ram, hardware = await app.state.inspection.of(loads.values())
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
     models = []
     for health in states:
@@ -101,6 +102,25 @@ def answers(app: FastAPI) -> dict[Question, Callable[[], Awaitable[bytes]]]:
         return Refusals(data=app.state.lately.refused()).model_dump_json().encode()
 
     return {"status": status, "refusals": refusals, "metrics": partial(read_page, app)}
+
+
+class Inspection:
+    """What processes and GPUs hold, looked at when it is asked for and 10 s old at most: a look takes 50 to 150 ms."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._found: tuple[dict[int, str], dict[str, int], Hardware] | None = None
+        self._looked_at = 0.0
+        self._pids: set[int] = set()
+
+    async def of(self, loads: Collection[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
+        """Return whose each process is, RAM by model, and the machine; anew where processes have come or ended."""
+        pids = {pid for load in loads for pid in load.pids}
+        async with self._turn:
+            if self._found is None or pids != self._pids or time.monotonic() - self._looked_at > _INSPECTED_SECONDS:
+                self._found = await asyncio.to_thread(_inspect, loads)
+                self._pids, self._looked_at = pids, time.monotonic()
+            return self._found
 
 
 def _inspect(loads: Iterable[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:

@@ -6,13 +6,14 @@ Owns freshness, staleness and the batch of last-used dates; what a valid key is,
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from server.store.database import WrittenLater
 from server.store.errors import StoreUnavailableError
-from server.store.keys import ApiKey, KeyStore, ParsedKey, parse
+from server.store.keys import ApiKey, KeyStore, parse
 
 
 @dataclass(slots=True)
@@ -52,17 +53,21 @@ class KeyCache(WrittenLater):
         presented = parse(text)
         if presented is None:
             return None
+        return await self.admit(presented.sha256, partial(self.store.check, presented))
+
+    async def admit(self, sha256: bytes, ask: Callable[[], Awaitable[ApiKey | None]]) -> ApiKey | None:
+        """The usable key that was presented by something with this hash; `ask` asks the store for it."""
         now = self.clock()
-        known = self._known.get(presented.sha256)
+        known = self._known.get(sha256)
         if known is not None and now < known.ask_again_at:
-            self._known.move_to_end(presented.sha256)
+            self._known.move_to_end(sha256)
             return self._admit(known.key)
-        if now < self._unknown.get(presented.sha256, now):
+        if now < self._unknown.get(sha256, now):
             return None
         try:
-            return self._admit(await self._look_up(presented))
+            return self._admit(await self._look_up(sha256, ask))
         except StoreUnavailableError:
-            known, now = self._known.get(presented.sha256), self.clock()
+            known, now = self._known.get(sha256), self.clock()
             if known is None or now - known.confirmed_at > self.stale_seconds:
                 raise
             # One request per ttl waits for the failing store, not every one
@@ -78,6 +83,10 @@ class KeyCache(WrittenLater):
         for known in self._known.values():
             if known.key.public_id == public_id:
                 known.ask_again_at = self.clock()
+
+    def forget(self, sha256: bytes) -> None:
+        """What has this hash is not admitted any more: its session has ended."""
+        self._known.pop(sha256, None)
 
     async def flush(self) -> None:
         """Write the collected last-used dates in one transaction. On StoreUnavailableError they are kept."""
@@ -97,30 +106,30 @@ class KeyCache(WrittenLater):
         self._used[key.public_id] = now
         return key
 
-    async def _look_up(self, presented: ParsedKey) -> ApiKey | None:
-        lookup = self._lookups.get(presented.sha256)
+    async def _look_up(self, sha256: bytes, ask: Callable[[], Awaitable[ApiKey | None]]) -> ApiKey | None:
+        lookup = self._lookups.get(sha256)
         if lookup is None:
             # A task of its own: callers that leave must not take the answer away from the others
-            lookup = self.tasks.start(self._ask(presented))
-            self._lookups[presented.sha256] = lookup
-            lookup.add_done_callback(lambda _: self._lookups.pop(presented.sha256))
+            lookup = self.tasks.start(self._ask(sha256, ask))
+            self._lookups[sha256] = lookup
+            lookup.add_done_callback(lambda _: self._lookups.pop(sha256))
         await asyncio.wait({lookup}, timeout=self.lookup_timeout_seconds)
         if not lookup.done() or lookup.cancelled():
             raise StoreUnavailableError("The key database does not answer. Try again in a few seconds.")
         return lookup.result()
 
-    async def _ask(self, presented: ParsedKey) -> ApiKey | None:
+    async def _ask(self, sha256: bytes, ask: Callable[[], Awaitable[ApiKey | None]]) -> ApiKey | None:
         asked_at = self.clock()
-        key = await self.store.check(presented)
+        key = await ask()
         # Known is recorded here rather than by the caller, so that an answer after the timeout counts too
         if key is None:
-            self._known.pop(presented.sha256, None)
-            self._unknown[presented.sha256] = self.clock() + self.unknown_ttl_seconds
-            self._unknown.move_to_end(presented.sha256)
+            self._known.pop(sha256, None)
+            self._unknown[sha256] = self.clock() + self.unknown_ttl_seconds
+            self._unknown.move_to_end(sha256)
         else:
-            self._unknown.pop(presented.sha256, None)
-            self._known[presented.sha256] = _Known(key, asked_at, asked_at + self.ttl_seconds)
-            self._known.move_to_end(presented.sha256)
+            self._unknown.pop(sha256, None)
+            self._known[sha256] = _Known(key, asked_at, asked_at + self.ttl_seconds)
+            self._known.move_to_end(sha256)
         for entries in (self._known, self._unknown):
             while len(entries) > self.max_entries:
                 entries.popitem(last=False)

@@ -293,6 +293,13 @@ class Quotas:
             taking.add_done_callback(self._came_late)
             raise
 
+    async def used(self, owner: str, kind: str) -> int:
+        """Return how many were counted today. Raises StoreUnavailableError."""
+        today = self._clock().astimezone(UTC).date()
+        async with self._database.reading() as connection:
+            query = select(quota_day.c.used).filter_by(owner=owner, kind=kind, day=today)
+            return await connection.scalar(query) or 0
+
     def give_back(self, taken: QuotaTaken, unused: int) -> None:
         """Uncount so many of what was taken. Does not wait or fail."""
         if unused > 0:

@@ -103,6 +103,19 @@ audit = sa.Table(
 )
 
 
+console_session = sa.Table(
+    "console_session",
+    metadata,
+    sa.Column("id_sha256", sa.LargeBinary(32), primary_key=True),  # of the half in the cookie
+    sa.Column("token_sha256", sa.LargeBinary(32), nullable=False),  # of the half in the page
+    sa.Column("key_id", sa.String(12), nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("last_seen", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.Index("console_session_by_key", "key_id"),
+)
+
+
 def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
     """The version of the schema in a database with these tables; None: it is empty, or its first start was cut off.
 

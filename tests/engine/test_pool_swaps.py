@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from skipping_loop import SkippingLoop
 
-from engine import EngineDiedError, ModelSpec, load_config
+from engine import EngineDiedError, LoadError, ModelSpec, UnknownModelError, load_config
 from engine.pool.eviction import SWAP_EVERY_SECONDS
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.pool import Pool
@@ -53,12 +53,15 @@ class Place:
     def __init__(self, *, sleeps: bool) -> None:
         self.made: dict[str, list[Backend]] = {PLUS: [], PRO: []}
         self._sleeps = sleeps
+        self.refused = False
         self.ledger = Ledger(SWAPPING)
         self.pool = Pool(SPECS, self._load, self.ledger)
         self.pool.start()
 
     async def _load(self, spec: ModelSpec, report: Any) -> Any:
         report("loading", 0.5)
+        if self.refused:
+            raise LoadError("it is refused")
         self.made[spec.id].append(Backend(sleeps=self._sleeps))
         return self.made[spec.id][-1]
 
@@ -97,6 +100,57 @@ def test_one_makes_room_and_comes_back(sleeps: bool) -> None:  # noqa: FBT001
         assert len(place.made[PLUS]) == (1 if sleeps else 2)
         assert place.made[PLUS][0].told == (["sleep", "wake"] if sleeps else ["sleep", "shutdown"])
         assert place.ledger.swaps == 2
+        await place.pool.stop()
+
+    on_skipping_loop(test())
+
+
+def test_one_that_is_evicted_by_hand_ends_its_lease_and_comes_back_when_it_is_asked_for() -> None:
+    async def test() -> None:
+        place = Place(sleeps=False)
+        await place.rest()
+        with await place.pool.acquire(PLUS):
+            assert place.pool.evict(PLUS)
+            await place.rest()
+            assert place.made[PLUS][0].told == []
+        await place.rest()
+        assert place.states() == ["unloaded", "unloaded"]
+        await place.use(PLUS)
+        assert place.states() == ["ready", "unloaded"]
+        await place.pool.stop()
+
+    on_skipping_loop(test())
+
+
+def test_one_with_memory_of_its_own_is_not_evicted_by_hand() -> None:
+    async def test() -> None:
+        place = Place(sleeps=False)
+        place.ledger.plan(ALONE)
+        await place.rest()
+        assert not place.pool.evict(PLUS)
+        with pytest.raises(UnknownModelError):
+            place.pool.evict("no such model")
+        await place.rest()
+        assert place.made[PLUS][0].told == []
+        await place.pool.stop()
+
+    on_skipping_loop(test())
+
+
+def test_one_that_failed_is_loaded_again_when_that_is_asked_for() -> None:
+    async def test() -> None:
+        place = Place(sleeps=False)
+        place.ledger.plan(ALONE)
+        place.refused = True
+        await place.rest()
+        assert place.states()[0] == "failed"
+        place.refused = False
+        place.pool.load_again(PLUS)
+        await place.rest()
+        assert place.states()[0] == "ready"
+        place.pool.load_again(PLUS)  # it is: nothing happens
+        await place.rest()
+        assert len(place.made[PLUS]) == 1
         await place.pool.stop()
 
     on_skipping_loop(test())

@@ -17,10 +17,21 @@ from server.http.middleware import OPEN_PATHS
 from server.settings import load_settings
 
 # What every valid key may do, whatever its scopes. All else that is closed needs exactly one.
-FOR_ALL_KEYS = {("GET", "/version"), ("HEAD", "/version"), ("GET", "/v1/usage")}
+FOR_ALL_KEYS = {
+    ("GET", "/version"),
+    ("HEAD", "/version"),
+    ("GET", "/v1/usage"),
+    ("GET", "/v1/key"),
+    ("DELETE", "/console/session"),
+}
 # Asks for a signed link instead of a key: tests/server/api/images/test_images.py.
 IMAGE_FILE = f"/v1/images/files/{MODEL}"
+PAGE_FILE = f"/console/{MODEL}"
+SIGN_IN = "/console/session"
 OPEN = {
+    ("GET", PAGE_FILE),
+    ("HEAD", PAGE_FILE),
+    ("POST", SIGN_IN),
     *[(method, path) for path in OPEN_PATHS for method in ("GET", "HEAD")],
     ("GET", IMAGE_FILE),
     ("HEAD", IMAGE_FILE),

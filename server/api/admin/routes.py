@@ -44,6 +44,19 @@ class RequestsQuery(Asked):
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 
+class Tier(Shown):
+    """A tier. Its keys may use `models`; limits are each key's, null: none."""
+
+    id: str
+    models: list[str]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    parallel_requests: int | None
+    batch_items: int | None
+    images_per_day: int | None
+    queue_share: float
+
+
 class Entry(Shown):
     """One change: who made it, from where, what was done to what."""
 
@@ -87,10 +100,28 @@ async def read_requests(query: Annotated[RequestsQuery, Query()], request: Reque
     return Listed(data=request.app.state.lately.refused(query.since)[: query.limit])
 
 
-@router.get("/status")
-async def status(request: Request) -> Status:
-    """Say how models, memory, queues and GPUs stand at this moment."""
-    return await read_status(request.app)
+@router.get("/status", response_model=Status)
+async def status(request: Request) -> Response:
+    """Say how models, memory, queues and GPUs stand; at most a second old, however many pages ask."""
+
+    async def make() -> bytes:
+        return (await read_status(request.app)).model_dump_json().encode()
+
+    return Response(await request.app.state.status_page.read(make), media_type="application/json")
+
+
+@router.get("/tiers")
+async def list_tiers(request: Request) -> Listed[Tier]:
+    """List the tiers of models.yaml: the models of their keys, and their limits."""
+    config = request.app.state.engine.config
+    return Listed(
+        data=[
+            Tier.model_validate(
+                dict(tier) | {"models": [spec.id for spec in config.models.values() if spec.tier in tier.models]}
+            )
+            for tier in config.tiers.values()
+        ]
+    )
 
 
 @router.post("/reload")

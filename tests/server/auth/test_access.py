@@ -11,9 +11,11 @@ from access_parts import (
     FOR_ALL_KEYS,
     IMAGE_FILE,
     OPEN,
+    PAGE_FILE,
     ROUTES,
     SCOPED,
     SCOPES_ASKED,
+    SIGN_IN,
     routes_that_name_a_model,
 )
 from chat_parts import CHAT, HELLO, MODEL, assert_error
@@ -77,7 +79,9 @@ def assert_unauthorized(response: httpx2.Response) -> None:
 def test_the_app_has_the_routes_of_the_contract_and_few_of_them_are_open():
     assert {("POST", CHAT), ("GET", "/v1/models"), ("GET", f"/v1/models/{MODEL}")} <= set(ROUTES)
     assert {"/", "/docs", "/health", "/health/live", "/health/ready", "/openapi.json", "/ping"} == OPEN_PATHS
-    assert {path for method, path in ROUTES if not needs_key(method, path)} == OPEN_PATHS | {IMAGE_FILE}
+    page = {PAGE_FILE, SIGN_IN}
+    assert {path for method, path in ROUTES if not needs_key(method, path)} == OPEN_PATHS | {IMAGE_FILE} | page
+    assert needs_key("DELETE", SIGN_IN)
     assert {route for route in ROUTES if not needs_key(*route)} <= OPEN
 
 
@@ -151,7 +155,19 @@ def test_what_is_open_answers_anybody(anonymous: httpx2.Client, path: str, heade
 
 
 @pytest.mark.parametrize(
-    "path", ["/health/live/", "/health/../v1/models", "/HEALTH/LIVE", "/health/live%2f..", "/healthz", "/docs/"]
+    "path",
+    [
+        "/health/live/",
+        "/health/../v1/models",
+        "/HEALTH/LIVE",
+        "/health/live%2f..",
+        "/healthz",
+        "/docs/",
+        "/console",
+        "/console/",
+        "/console/session",
+        "/v1/console/x",
+    ],
 )
 def test_what_only_looks_like_health_needs_a_key(anonymous: httpx2.Client, path: str):
     assert_unauthorized(anonymous.get(path))

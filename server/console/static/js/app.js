@@ -1,0 +1,77 @@
+// The frame: who is signed in, which page is open (behind the # of the address), and the way to the others.
+import { isAdmin, me, signOut, start } from "./api.js";
+import { Chat, ChatList } from "./chat.js";
+import { Connect } from "./connect.js";
+import { Images } from "./images.js";
+import { Keys } from "./keys.js";
+import { Models } from "./models.js";
+import { MyKey } from "./mykey.js";
+import { SignIn } from "./signin.js";
+import { Status } from "./status.js";
+import { Usage } from "./usage.js";
+import { Voices } from "./voices.js";
+import { effect, html, render, signal } from "./lib.js";
+import { Said } from "./widgets.js";
+
+const may = (scope) => () => me.value.scopes.includes(scope);
+const PAGES = {
+  chat: { title: "Chat", page: Chat, shown: may("chat"), below: ChatList },
+  images: { title: "Images", page: Images, shown: may("images") },
+  voices: { title: "Voices", page: Voices, shown: may("audio") },
+  models: { title: "Models", page: Models, shown: may("models") },
+  usage: { title: "Usage", page: Usage, shown: () => true },
+  connect: { title: "Connect", page: Connect, shown: () => true },
+  key: { title: "My key", page: MyKey, shown: () => true },
+  keys: { title: "Keys", page: Keys, shown: () => isAdmin.value },
+  status: { title: "Status", page: Status, shown: () => isAdmin.value },
+};
+const place = signal(location.hash.slice(2));
+const menu = signal(false), started = signal(false), problem = signal(null);
+
+addEventListener("hashchange", () => {
+  place.value = location.hash.slice(2);
+  menu.value = false;
+});
+
+const Nav = ({ open, offered }) => html`<nav aria-label="Pages" id="menu" class=${menu.value ? "open" : ""}>
+  <ul>${offered.map((name) => html`<li key=${name}>
+    <a href=${`#/${name}`} aria-current=${open === name ? "page" : undefined}>${PAGES[name].title}</a>
+    ${open === name && PAGES[name].below && html`<${PAGES[name].below} />`}
+  </li>`)}</ul>
+  <footer>
+    <p dir="auto" title=${me.value.name}>${me.value.name}</p>
+    <button type="button" class="small" onClick=${signOut}>Sign out</button>
+    <a href="docs" target="_blank">API</a>
+  </footer>
+</nav>`;
+
+function App() {
+  if (!started.value) return null;
+  if (!me.value) return html`<${SignIn} problem=${problem.value} />`;
+  const offered = Object.keys(PAGES).filter((name) => PAGES[name].shown());
+  const open = offered.includes(place.value) ? place.value : offered[0];
+  const { page, title } = PAGES[open];
+  return html`<div class="frame">
+    <a class="skip" href="#main" onClick=${skip}>Skip to content</a>
+    <header class="bar">
+      <button type="button" class="menu small" aria-expanded=${menu.value} aria-controls="menu"
+        onClick=${() => (menu.value = !menu.value)}>Menu</button>
+      <img src="console/icon.svg" alt="" width="24" height="24" /> <strong>Hearth</strong>
+    </header>
+    <${Nav} open=${open} offered=${offered} />
+    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open} /></main>
+    <${Said} />
+  </div>`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+effect(() => {
+  const title = me.value && PAGES[place.value]?.title;
+  document.title = title ? `${title} · Hearth` : "Hearth";
+});
+render(html`<${App} />`, document.getElementById("app"));
+start().catch((error) => (problem.value = error)).finally(() => (started.value = true));

@@ -1,0 +1,74 @@
+"""What administrators have done over HTTP beyond keys: tiers, models loaded again, plan, doctor and downloads."""
+
+import json
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from chat_parts import assert_error
+from serving import Key, Server
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def admin(server: Server, admin_key: Key) -> Iterator[httpx2.Client]:
+    headers = {"Authorization": f"Bearer {admin_key.text}"}
+    with httpx2.Client(base_url=f"{server.base_url}/admin", headers=headers, timeout=200) as opened:
+        yield opened
+
+
+def test_tiers_have_their_models_and_limits(admin: httpx2.Client):
+    tiers = {tier["id"]: tier for tier in admin.get("/tiers").json()["data"]}
+    assert set(tiers) == {"standard", "enhanced"}
+    assert "service-pro" in tiers["enhanced"]["models"]
+    assert "service-pro" not in tiers["standard"]["models"]
+    assert tiers["standard"]["requests_per_minute"] is None
+
+
+def test_a_model_with_memory_of_its_own_stays_and_an_unknown_one_is_named_so(admin: httpx2.Client):
+    assert admin.post("/models/service-plus/load").status_code == 204
+    assert_error(admin.post("/models/service-plus/unload"), 400, "invalid_value", param="model")
+    for what in ("load", "unload"):
+        assert_error(admin.post(f"/models/nothing/{what}"), 404, "model_not_found", param="model")
+    actions = [entry["action"] for entry in admin.get("/audit", params={"limit": 5}).json()["data"]]
+    assert "model.load" in actions
+
+
+def test_the_plan_is_what_the_command_prints(server: Server, admin: httpx2.Client):
+    found = admin.get("/plan").json()
+    assert [model["id"] for model in found["models"]] == [model["id"] for model in plan_of(server)["models"]]
+
+
+def plan_of(server: Server) -> dict:
+    return json.loads(server.hearth("plan", "--json"))
+
+
+def test_status_is_the_same_for_all_who_ask_within_a_second(admin: httpx2.Client):
+    first, second = admin.get("/status").json(), admin.get("/status").json()
+    assert (
+        first["uptime_seconds"] == second["uptime_seconds"] or second["uptime_seconds"] - first["uptime_seconds"] > 0.9
+    )
+
+
+def test_a_download_that_nothing_can_come_of_says_so_line_by_line(admin: httpx2.Client):
+    assert admin.get("/weights/pull").status_code in {200, 404}
+    answer = admin.post("/weights/pull", json={"models": ["no-such-variant"]})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events[-1] == {"type": "weights.done", "ok": False}
+    assert any("no-such-variant" in event.get("text", "") for event in events)
+    again = admin.get("/weights/pull")
+    assert again.text == answer.text
+    assert admin.delete("/weights/pull").status_code == 204
+
+
+@pytest.mark.parametrize("models", [["--help"], ["../x"], ["a b"], [""], [1], "x", None])
+def test_a_download_takes_names_and_no_options(admin: httpx2.Client, models: object):
+    assert admin.post("/weights/pull", json={"models": models}).status_code == 400
+
+
+@pytest.mark.rounds
+def test_doctor_finds_the_server_that_asks_it(admin: httpx2.Client):
+    found = admin.post("/doctor").json()
+    assert any(finding["area"] == "server" and finding["verdict"] == "ok" for finding in found["findings"])
