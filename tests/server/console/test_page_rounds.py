@@ -231,3 +231,31 @@ def test_twenty_open_pages_cost_little_while_nobody_acts(server: Server, admin_k
     told(f"{pages} pages take {share:.1%} of a core")
     assert asked > seconds * pages / 5 * 0.9
     assert share < 0.03
+
+
+def test_a_new_user_has_an_answer_and_a_colleague_a_key_in_a_few_clicks(
+    browser: Browser, tmp_path: Path, told: Callable[[str], None]
+):
+    """From the start of a server: its link, a question as soon as a model answers, then a key for somebody else."""
+    began = time.monotonic()
+    with Server(tmp_path) as server:
+        ready = time.monotonic() - began
+        link = server.wait_for_line(r"\S+/#once=\S+")[0]
+        with opened(browser, server) as one:
+            one.page.goto(link)
+            one.page.get_by_role("main", name="Chat").wait_for()
+            assert "once" not in one.page.url
+            one.ask("What is the capital of France?")
+            one.answered()
+            answered = time.monotonic() - began
+            one.go("Keys")
+            one.page.get_by_role("button", name="New key").click()
+            one.page.get_by_label("Name").fill("Selam")
+            one.page.get_by_role("button", name="Make the key").click()
+            text = one.page.get_by_role("dialog", name="The key, shown once").locator("code").first.inner_text()
+            models = httpx2.get(f"{server.base_url}/models", headers={"Authorization": f"Bearer {text}"})
+            assert models.status_code == 200
+            one.check()
+        told(f"ready after {ready:.1f} s, answered after {answered:.1f} s, key after {time.monotonic() - began:.1f} s")
+        assert answered - ready < 20
+        assert link.partition("once=")[2] not in str(server.access_lines())
