@@ -183,6 +183,58 @@ class EngineSpec(Spec):
     null: never."""
 
 
+# Of vLLM's arguments those that decide how fast it is, and nothing of what is promised: what it answers, whose code
+# runs, which files and addresses it opens, how much memory the plan gives it, and who waits for whom.
+ENGINE_ARGS = (
+    "all2all_backend",
+    "async_scheduling",
+    "attention_backend",
+    "block_size",
+    "cudagraph_capture_sizes",
+    "disable_cascade_attn",
+    "disable_custom_all_reduce",
+    "enable_chunked_prefill",
+    "enable_expert_parallel",
+    "enable_flashinfer_autotune",
+    "enable_prefix_caching",
+    "gdn_prefill_backend",
+    "linear_backend",
+    "long_prefill_token_threshold",
+    "mamba_backend",
+    "max_cudagraph_capture_size",
+    "max_num_batched_tokens",
+    "mm_encoder_attn_backend",
+    "mm_encoder_tp_mode",
+    "moe_backend",
+    "numa_bind",
+    "optimization_level",
+    "performance_mode",
+    "quantization",
+    "safetensors_load_strategy",
+)
+_EngineArg = Annotated[str, _one_of("argument of vLLM that may be set here,", lambda: ENGINE_ARGS)]
+
+
+class SpeculativeSpec(Spec):
+    """Tokens that are guessed and checked in one step: the same text, sooner where guesses are right."""
+
+    method: Literal["ngram", "mtp"]
+    """ngram: what followed the last words earlier in the conversation; good for code and for texts that quote. mtp: by
+    the model's own layers for it, where it was saved with them."""
+    tokens: Annotated[int, Field(ge=1, le=16)] = 3
+    """That are guessed at a time."""
+    longest_match: Annotated[int, Field(ge=1, le=16)] = 4
+    """Tokens that ngram looks for at most."""
+    shortest_match: Annotated[int, Field(ge=1, le=16)] = 2
+    """And at least."""
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        if self.shortest_match > self.longest_match:
+            raise plain_error(f"`shortest_match` must be at most `longest_match` ({self.longest_match})")
+        return self
+
+
 class ChatEngineSpec(EngineSpec):
     """Settings of vLLM for a chat model. Every value has a default."""
 
@@ -202,6 +254,16 @@ class ChatEngineSpec(EngineSpec):
     kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
     """GiB for the KV cache, which holds the running conversations. null: what the plan gives it; without one on a GPU
     what gpu_memory_utilization leaves, on a CPU 1 GiB (demo model: 0.0625)."""
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    """Number format of the KV cache. fp8: twice as much context in the same memory, and slightly other answers; on GPUs
+    only. auto: that of the weights."""
+    speculative: SpeculativeSpec | None = None
+    """Guess several tokens and check them in one step. null: no guesses."""
+    engine_args: Annotated[dict[_EngineArg, bool | int | float | str | list[int]], Field(max_length=32)] = Field(
+        default_factory=dict
+    )
+    """More arguments of vLLM, by its own names. Those that would break a promise are refused. The plan does not know
+    them."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory for this model, weights and cache together. Better left out: the plan then sees to it.
     Without effect on a CPU."""

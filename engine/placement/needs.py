@@ -159,7 +159,7 @@ def _need(  # noqa: PLR0913  # each of them tells a size
         context = spec.engine.context_length or variant.context_length or DEFAULT_CONTEXT
         if spec.engine.context_length is None and spec.prefer == "context":
             longest = variant.max_context_length or 0
-        cache = _cache(variant, split, gpu_bytes)
+        cache = _cache(variant, split, gpu_bytes, halved=spec.engine.kv_cache_dtype != "auto")
         fixed_gib = spec.engine.kv_cache_gib
     share = explicit(spec, "gpu_memory_utilization") if split else None
     need = Need(
@@ -183,10 +183,13 @@ def _need(  # noqa: PLR0913  # each of them tells a size
     return replace(need, kv_bytes=max(need.one_chat_bytes, cache.bytes_of(variant.chats, context)))
 
 
-def _cache(variant: VariantSpec, split: int, gpu_bytes: int) -> KvCache | None:
-    """Return how its KV cache is divided on each of `split` GPUs (0: in RAM); None where its size is not known."""
+def _cache(variant: VariantSpec, split: int, gpu_bytes: int, *, halved: bool) -> KvCache | None:
+    """Return how its KV cache is divided on each of `split` GPUs (0: in RAM); None where its size is not known.
+
+    `halved`: its numbers have 8 bits; states of layers with linear attention keep theirs.
+    """
     parts = max(1, split)
-    token_bytes = int(variant.kv_kib_per_token * 1024 / min(parts, variant.kv_heads or parts))
+    token_bytes = int(variant.kv_kib_per_token * (512 if halved else 1024) / min(parts, variant.kv_heads or parts))
     if token_bytes == 0:
         return None
     return KvCache.of(
@@ -307,10 +310,13 @@ class ContextNeeds:
             is_exact=set(kinds) <= _KINDS and bool(state) == bool(linear) and not any(key in text for key in _OTHERS),
         )
 
-    def cache(self, split: int, gpu_bytes: int, *, wide: int = 1) -> KvCache:
-        """Return how the cache is divided on each of `split` GPUs of that size (0: in RAM); `wide`: 2 for 32 bits."""
+    def cache(self, split: int, gpu_bytes: int, *, wide: float = 1) -> KvCache:
+        """Return how the cache is divided on each of `split` GPUs of that size (0: in RAM).
+
+        `wide`: 2 for numbers of 32 bits, 0.5 for 8.
+        """
         return KvCache.of(
-            self.token_bytes * wide // min(split, self.kv_heads),
+            int(self.token_bytes * wide) // min(split, self.kv_heads),
             groups=self.groups,
             window=self.window,
             state_bytes=self.state_bytes // split,

@@ -391,10 +391,12 @@ class Planned:
         if placed.utilization is not None:
             values["gpu_memory_utilization"] = placed.utilization
         # null and auto leave it open, like a key that is not there
-        said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
+        said = {key for key in engine.model_fields_set if getattr(engine, key) not in (None, "auto")}
         left = {key: value for key, value in values.items() if key not in said}
         if placed.sequences is not None and not is_demo:
             left["max_num_seqs"] = placed.sequences  # vLLM would refuse to start with as many as were asked for
+        if is_demo:
+            left |= {"kv_cache_dtype": "auto", "speculative": None, "engine_args": {}}  # meant for the real model
         return spec.model_copy(update={"engine": engine.model_copy(update=left)})
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:
@@ -452,7 +454,8 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
     cache_gib = engine.kv_cache_gib or (None if hardware.gpus else processes.CPU_CACHE_GIB)
     if cache_gib is None or not needs.is_exact:
         return spec
-    wide = 2 if engine.dtype == "float32" else 1
+    wide = 2.0 if engine.dtype == "float32" else 1.0
+    wide = wide if engine.kv_cache_dtype == "auto" else 0.5
     cache = needs.cache(engine.tensor_parallel_size, memory_bytes if hardware.gpus else 0, wide=wide)
     wanted = engine.context_length or needs.positions
     longest = cache.longest(int(cache_gib * GIB), wanted)

@@ -106,6 +106,15 @@ def test_what_is_left_goes_to_longer_conversations_first():
     assert share.context_length == 8192, "vLLM may find less than was reckoned"
 
 
+def test_a_kv_cache_of_8_bits_holds_twice_as_much():
+    growing = variant("v", 4, kv_kib_per_token=128, context_length=8192, max_context_length=262144, chats=1)
+    wide, narrow = (
+        planned("1x16", model("a", growing, engine={"kv_cache_dtype": kind})).models[0] for kind in ("auto", "fp8")
+    )
+    assert narrow.kv_bytes >= wide.kv_bytes - GIB
+    assert 1.9 < narrow.context_length / wide.context_length < 2.1
+
+
 def test_one_long_conversation_goes_before_even_parts():
     cheap = variant("cheap", 4, kv_kib_per_token=16, max_context_length=131072)
     dear = variant("dear", 4, kv_kib_per_token=128, max_context_length=131072)

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Count
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,6 +31,7 @@ from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.plugin import register_kernels
 from engine.config import ChatModelSpec
+from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
 from engine.placement.hardware import read_hardware
@@ -387,6 +388,7 @@ def _start_engine(launch: Launch) -> Any:
         with processes.CONFIG_LOCK:
             launch.report("reading the model's configuration", 0.4)
             compat.apply("fresh folders", forget_folders)
+            _check_known(launch.spec, AsyncEngineArgs)
             arguments = AsyncEngineArgs(**engine_arguments(launch))
             config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
@@ -399,6 +401,13 @@ def _start_engine(launch: Launch) -> Any:
             disable_log_stats=stat_logger is None,
             stat_loggers=None if stat_logger is None else [stat_logger],
         )
+
+
+def _check_known(spec: ChatModelSpec, arguments: Any) -> None:
+    """Raise `LoadError` for what models.yaml gives this version of vLLM and it does not take."""
+    unknown = sorted(set(spec.engine.engine_args) - {each.name for each in fields(arguments)})
+    if unknown:
+        raise LoadError(f"{spec.id}: this vLLM has no {', '.join(unknown)}. Take it out of `engine_args`.")
 
 
 def forget_folders() -> None:
@@ -489,6 +498,11 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
         "mm_processor_cache_gb": 0,
         "enable_sleep_mode": launch.sleep is not None,
     }
+    if engine.speculative is not None:
+        arguments["speculative_config"] = _speculative(engine.speculative)
+    if engine.kv_cache_dtype != "auto":
+        arguments["kv_cache_dtype"] = engine.kv_cache_dtype
+    arguments |= engine.engine_args
     cache_gib = engine.kv_cache_gib
     if processes.runs_on_cpu():
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
@@ -500,6 +514,13 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments
+
+
+def _speculative(spec: SpeculativeSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {"method": spec.method, "num_speculative_tokens": spec.tokens}
+    if spec.method == "ngram":
+        found |= {"prompt_lookup_max": spec.longest_match, "prompt_lookup_min": spec.shortest_match}
+    return found
 
 
 async def _free_bytes(gpus: tuple[int, ...]) -> dict[int, int]:

@@ -163,6 +163,24 @@ def test_a_path_that_cannot_exist_says_so():
         load_config(Path("models\0.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"engine_args": {"trust_remote_code": True}}, "there is no argument of vLLM that may be set here"),
+        ({"engine_args": {"max_num_batched_token": 1}}, "did you mean `max_num_batched_tokens`?"),
+        ({"engine_args": {"kv_transfer_config": "{}"}}, "there is no argument of vLLM that may be set here"),
+        ({"speculative": {"method": "eagle"}}, "speculative.method"),
+        ({"speculative": {"method": "ngram", "longest_match": 1}}, "must be at most `longest_match` (1)"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype"),
+    ],
+)
+def test_switches_that_break_a_promise_or_do_not_exist_are_refused(tmp_path, engine, message):
+    text = yaml.safe_load(GOOD)
+    text["models"]["a"]["engine"] = engine
+    found = problems(tmp_path, yaml.safe_dump(text))
+    assert any(message in f"{problem.key}: {problem.message}" for problem in found), found
+
+
 @pytest.mark.parametrize("text", ["models: {}\ntiers: {}\n", "models:\ntiers: 3\n", "x: 1\n"])
 def test_a_file_without_models_and_tiers_misses_both(tmp_path, text):
     found = {problem.key: problem.message for problem in problems(tmp_path, text)}

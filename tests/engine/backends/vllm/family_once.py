@@ -19,8 +19,14 @@ from engine.stream import TokenStream, fold
 from engine.types import ChatStep
 
 MODEL = "service-pro"
-ENUM = {"type": "object", "properties": {"city": {"enum": ["Adama", "Mekelle"]}, "days": {"type": "integer"}}}
-FORCED = [{"type": "function", "function": {"name": "forecast", "parameters": {**ENUM, "required": ["city", "days"]}}}]
+# Closed: nothing in it can go on until `max_tokens`.
+FORECAST = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Adama", "Mekelle"]}, "days": {"enum": [1, 2, 3]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FORCED = [{"type": "function", "function": {"name": "forecast", "parameters": FORECAST}}]
 COSTS = (250, 8000)
 
 

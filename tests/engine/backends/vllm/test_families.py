@@ -80,14 +80,12 @@ class TestFamily:
         assert ("function_calling" in found, "vision" in found) == (family.calls, family.sees)
 
     def test_forced_arguments_are_held_to_their_schema(self, said: tuple[str, dict[str, Any]]):
-        if said[0] == "llama":
-            pytest.xfail("vLLM's llama3_json has cut the arguments of a forced call behind the first one")
         for answer in said[1].get("forced", []):
             ((name, arguments),) = answer["calls"][:1]
             given = json.loads(arguments)
             assert (name, set(given)) == ("forecast", {"city", "days"})
             assert given["city"] in {"Adama", "Mekelle"}
-            assert isinstance(given["days"], int)
+            assert given["days"] in {1, 2, 3}
 
     def test_a_token_costs_the_same_after_8000_of_them(self, said: tuple[str, dict[str, Any]]):
         short, long = said[1].get("token_seconds", (1.0, 1.0))
