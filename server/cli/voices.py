@@ -21,6 +21,7 @@ from engine.config import SpeechModelSpec, load_config
 from engine.errors import RequestError
 from engine.voices.catalogue import Voices
 from server.api.voices import VoiceList, VoiceQuery
+from server.cli.add_voice import add
 from server.cli.options import AsJson, Models, WeightsDir, refuse, tell
 from server.settings import load_settings
 from server.terminal import HEARTH, table
@@ -32,6 +33,7 @@ _PLAYERS = (("pw-play",), ("paplay",), ("aplay", "-q"), ("ffplay", "-nodisp", "-
 _SHORT = {"language": "lang", "available": "ready"}  # so that nine columns fit in a usual terminal
 
 app = typer.Typer(invoke_without_command=True)
+app.command("add")(add)
 
 
 @app.callback()

@@ -1,0 +1,144 @@
+"""`hearth voices add`: fetches a neural voice, verified like all weights, shows its licence and gives it a name.
+
+Nothing is installed: where what runs its family is missing, the command says how to install it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pycountry
+import typer
+
+from engine import language_code
+from engine.config import Config, load_config
+from engine.config.models import SpeechModelSpec
+from engine.voices.catalogue import read_catalogue
+from engine.voices.languages import language_name
+from engine.voices.overlay import FILE, ID
+from engine.weights.download import Wanted
+from engine.weights.transfer import remove
+from server.cli.options import Models, WeightsDir, refuse
+from server.cli.weights import pull_all, pulled_lines
+from server.settings import load_settings
+from server.terminal import HEARTH
+
+_PIPER = re.compile(r"(?P<language>[a-z]{2,3})_(?P<country>[A-Z]{2})-(?P<name>[a-z0-9_]+)-(?P<quality>[a-z_]+)")
+_NON_COMMERCIAL = re.compile(r"\bnc\b|non-?\s?commercial", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a voice comes from, and what is known of it before it is here."""
+
+    repository: str
+    subfolder: str
+    folder: str
+    name: str
+    licence: str | None
+
+
+def source_of(text: str) -> Source:
+    """Return what `mms:am` or `piper:en_US-amy-medium` means; or end."""
+    family, _, which = text.partition(":")
+    found = _mms(which) if family == "mms" else _piper(which) if family == "piper" else None
+    if found is None:
+        refuse(
+            f"{text!r} is no source of voices. There are mms:LANGUAGE, like mms:am, and piper:VOICE, like "
+            "piper:en_US-amy-medium. Others are added by hand: docs/voices.md"
+        )
+    return found
+
+
+def _mms(which: str) -> Source | None:
+    code = language_code(which) or ""
+    found = pycountry.languages.get(alpha_2=code) or pycountry.languages.get(alpha_3=code)
+    if found is None:
+        return None
+    return Source(f"facebook/mms-tts-{found.alpha_3}", "", f"mms-{code}", f"MMS {language_name(code)}", "CC-BY-NC-4.0")
+
+
+def _piper(which: str) -> Source | None:
+    voice = _PIPER.fullmatch(which)
+    if voice is None:
+        return None
+    place = f"{voice['language']}/{voice['language']}_{voice['country']}/{voice['name']}/{voice['quality']}"
+    name = voice["name"].replace("_", " ").title()
+    return Source("rhasspy/piper-voices", place, f"piper-{which.lower()}", name, None)
+
+
+def add(  # noqa: PLR0913 - one argument per option
+    source: Annotated[
+        str, typer.Argument(help="mms:LANGUAGE, like mms:am; or piper:VOICE, like piper:en_US-amy-medium.")
+    ],
+    *,
+    gender: Annotated[
+        Literal["female", "male"], typer.Option(help="What the voice sounds like; its files do not say.")
+    ],
+    voice_id: Annotated[
+        str | None, typer.Option("--id", help="What clients send. selam takes the shipped Selam's place.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Shown to people.")] = None,
+    accept_licence: Annotated[bool, typer.Option("--accept-licence", help="Do not ask about the licence.")] = False,
+    weights_dir: WeightsDir = None,
+    models: Models = None,
+) -> None:
+    """Fetch a neural voice. Resumes after an interruption; asks where its licence forbids commercial use."""
+    wanted = source_of(source)
+    if voice_id is not None and not ID.fullmatch(voice_id):
+        refuse("--id has 1 to 64 of a-z, 0-9, `-` and `_`, and begins with a letter or digit.")
+    settings = load_settings(models=models, weights_dir=weights_dir)
+    weights = _weights_of_speech(load_config(settings.models))
+    folder, voices = f"{weights}/{wanted.folder}", settings.weights_dir / weights
+    known = read_catalogue(voices).find(voice_id or wanted.folder)
+    if known is not None and known.model != wanted.folder:
+        refuse(f"{known.model} has a voice {known.id} already. Give this one another --id, or remove that folder.")
+    if wanted.licence is not None:
+        _ask(wanted.licence, accepted=accept_licence)
+    outcome = pull_all(settings.weights_dir, [Wanted(wanted.repository, folder, None, wanted.subfolder)], quiet=False)
+    for line in pulled_lines(outcome):
+        typer.echo(line)
+    for error in outcome["errors"]:
+        refuse(error["message"], code=1)
+    _write(voices / wanted.folder, wanted, gender, voice_id, name)
+    catalogue = read_catalogue(voices)
+    remarks = [one.message for one in catalogue.warnings if one.model == wanted.folder]
+    found = next((one for one in catalogue.voices if one.model == wanted.folder), None)
+    if found is None:
+        refuse(" ".join(remarks), code=1)
+    with contextlib.ExitStack() as undo:  # it is here to be read, and must not stay if it is refused
+        if wanted.licence is None:
+            undo.callback(remove, settings.weights_dir, folder)
+            _ask(found.licence or "unknown", accepted=accept_licence)
+            undo.pop_all()
+    typer.echo(f"{found.name} is there as {found.id}. Licence: {found.licence or 'its files name none'}.")
+    for message in remarks:
+        typer.echo(message, err=True)
+    typer.echo(f"Listen: {HEARTH} voices say {found.id} ...   Serve: {HEARTH} reload")
+
+
+def _weights_of_speech(config: Config) -> str:
+    found = next((spec for spec in config.models.values() if isinstance(spec, SpeechModelSpec)), None)
+    if found is None:
+        refuse("No model of models.yaml speaks. docs/voices.md shows an entry that does.")
+    return found.weights
+
+
+def _ask(licence: str, *, accepted: bool) -> None:
+    if _NON_COMMERCIAL.search(licence.replace("_", "-")) and not accepted:
+        typer.confirm(f"The licence is {licence}: no commercial use. Accept it?", abort=True)
+
+
+def _write(place: Path, wanted: Source, gender: str, voice_id: str | None, name: str | None) -> None:
+    """Say in voices.yaml what the model's files do not; what people wrote there stays."""
+    file = place / FILE
+    if file.exists():
+        return
+    voice = {"id": voice_id or wanted.folder, "name": name or wanted.name, "gender": gender}
+    said = {"voices": [voice]} | ({"licence": wanted.licence} if wanted.licence else {})
+    file.write_text(json.dumps(said, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")  # JSON is YAML
