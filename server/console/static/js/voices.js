@@ -60,7 +60,7 @@ export function Voices() {
       <button class="main" disabled=${!voice || busy.value}>${busy.value ? "Speaking" : "Speak"}</button>
       <${Failure} error=${error.value} />
     </form>
-    ${voice && html`<p><small dir="auto">${voice.description}</small></p>`}
+    ${voice && html`<p><small dir="auto">${[voice.description, voice.quality, voice.licence].filter(Boolean).join(", ")}</small></p>`}
     ${sound.value && html`<figure class="sound" key=${sound.value.url}>
       <figcaption dir="auto">${sound.value.said}</figcaption>
       <audio controls autoplay src=${sound.value.url} aria-label=${sound.value.said}></audio>
