@@ -187,10 +187,13 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, server: Server,
     assert sum(sizes) <= 250_000
 
 
-def test_who_is_signed_in_with_a_revoked_key_is_out_within_ten_seconds(tab: Tab, server: Server, key: Key):
+def test_who_is_signed_in_with_a_revoked_key_is_out_with_the_next_question_of_the_page(
+    tab: Tab, server: Server, key: Key
+):
+    """The server refuses the key within 10 s (test_sign_in.py), and this page asks every 5 s."""
     tab.go("My key")
     server.revoke(key)
-    tab.page.get_by_label("Your key").wait_for(timeout=10_000)
+    tab.page.get_by_label("Your key").wait_for(timeout=16_000)
     tab.errors.clear()  # Chromium's own lines on a 401
 
 
