@@ -21,6 +21,7 @@ import yaml
 from bench.load import BenchError, LoadJob, Work, chat_body, load_generator, tail
 
 from engine import ANSWERS, load_config
+from server.store.keys import SCOPES
 
 TIER = "bench"
 HEARTH, SERVE, RUST = "hearth", "serve", "rust"  # servers
@@ -248,7 +249,7 @@ async def start_server(
 
 async def create_key(place: Workspace, name: str = "bench") -> str:
     """Make a key of the workspace's tier with the real command line. Raises `BenchError`."""
-    scopes = [part for scope in ("chat", "batch", "images", "metrics", "admin") for part in ("--scope", scope)]
+    scopes = [part for scope in SCOPES for part in ("--scope", scope)]
     command = (str(place.hearth), "keys", "create", "--name", name, "--tier", TIER, *scopes, "--json")
     done = await anyio.run_process(command, env=place.environment, cwd=place.checkout, check=False)
     if done.returncode != 0:

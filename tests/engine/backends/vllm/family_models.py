@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 TEMPLATES = Path(__file__).with_name("families")
 POSITIONS = 16384
-STEPS, GOOD_ENOUGH = 400, 0.02
+STEPS, GOOD_ENOUGH = 400, 0.005
 
 TOOLS = [
     {
