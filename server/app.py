@@ -18,6 +18,8 @@ from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
 from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
+from server.api.batches import batches, files
+from server.api.batches.batches import EndpointLines, LineEndpoint
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageLinks
 from server.api.messages import routes as messages
@@ -27,6 +29,8 @@ from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns
 from server.console import routes as console
+from server.batches.folder import Folder
+from server.batches.runner import BatchLimits, Runner
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
@@ -36,6 +40,7 @@ from server.observability.metrics import CachedPage, Metrics
 from server.observability.status_server import Inspection
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url
+from server.store.batches import BatchStore
 from server.store.database import Database
 from server.store.key_cache import KeyCache
 from server.store.keys import KeyStore
@@ -48,6 +53,8 @@ _ROUTES = (
     messages,
     responses,
     completions,
+    files,
+    batches,
     tokens,
     images,
     audio,
@@ -58,6 +65,12 @@ _ROUTES = (
     admin,
     commands,
 )
+# What the lines of a batch may ask.
+_LINE_ENDPOINTS = {
+    "/v1/chat/completions": LineEndpoint(chat.answer_line),
+    "/v1/completions": LineEndpoint(completions.answer_line),
+    "/v1/responses": LineEndpoint(responses.answer_line),
+}
 
 
 class HearthApp(FastAPI):
@@ -152,7 +165,8 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             app.state.image_links = ImageLinks.open(settings.data_dir)
             await engine.start()
             try:
-                yield
+                async with _batch_runner(app, settings):
+                    yield
             finally:
                 await app.state.commands.stop()
                 await (engine.terminate() if app.state.terminate else engine.stop())
@@ -161,6 +175,21 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
         app.state.access_log.close()
         if tracing is not None:
             tracing.close()
+
+
+def _batch_runner(app: FastAPI, settings: Settings) -> Runner:
+    state = app.state
+    folder = Folder(settings.data_dir / "batches", kept_free_bytes=int(settings.disk_reserve_gib * 2**30))
+    store = BatchStore(state.database)
+    limits = BatchLimits(
+        most_lines=settings.max_batch_lines,
+        most_line_bytes=settings.max_body_bytes,
+        retention_seconds=settings.file_retention_days * 86400,
+    )
+    lines = EndpointLines(_LINE_ENDPOINTS, state.meter, state.access, settings)
+    runner = Runner(store, folder, KeyStore(state.database), lines, limits, draining=lambda: state.drain.draining)
+    state.batch_store, state.batch_folder, state.batch_runner = store, folder, runner
+    return runner
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

@@ -107,6 +107,15 @@ class Settings(BaseSettings):
     )
     max_messages: int = Field(2048, ge=1, le=4096, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
+    max_file_bytes: int = Field(2**30, ge=1024, description="one uploaded file; larger ones are refused (413)")
+    key_files_gib: float = Field(10, gt=0, le=2**20, description="the files of a key together (429)")
+    file_retention_days: float = Field(
+        30, gt=0, le=3660, description="files are deleted after that, unless their client has said when"
+    )
+    max_batch_lines: int = Field(50_000, ge=1, le=1_000_000, description="lines in the file of a batch")
+    disk_reserve_gib: float = Field(
+        1, ge=0, le=2**20, description="what files of batches leave free on the disk of the data directory (507)"
+    )
     max_image_bytes: int = Field(10 * 2**20, ge=1024, description="one picture as a file")
     max_image_megapixels: float = Field(36, gt=0, le=1000, description="one picture; together twice as many")
     fetch_images: bool = Field(default=False, description="whether pictures may be https addresses, too")

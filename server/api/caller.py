@@ -15,7 +15,7 @@ import msgspec
 from fastapi import Depends, Request
 from fastapi.responses import Response
 
-from engine import ChatRequest, ChatResult, TextRequest
+from engine import ChatRequest, ChatResult, TextRequest, Urgency
 from server.auth.access import Access, RequiresScope
 from server.auth.metering import MeteredEngine
 from server.errors import ApiError
@@ -43,16 +43,26 @@ class Answer(Encoder):
         return event("error", error=error.body())
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """One request, the key it came with, and what it takes to answer it. `engine` is held to the key's limits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """A key that asks something, and what it takes to answer it. `engine` is held to the key's limits.
 
-    request: Request
+    What asks is a request (`Caller`), an item of one, or a line of a batch.
+    """
+
     record: RequestRecord
     key: ApiKey
     engine: MeteredEngine
     access: Access
     settings: Settings
+    urgency: Urgency = Urgency.INTERACTIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller(Asker):
+    """One request, and the key it came with."""
+
+    request: Request
     drain: Drain
 
     async def answer(
@@ -101,7 +111,15 @@ class CallerWith(RequiresScope):
         """Raise `ApiError` 403."""
         key, app, record = self.check(request), request.app.state, request.state.record
         engine = MeteredEngine(app.engine, app.meter, key, record, kind=self.scope)
-        return Caller(request, record, key, engine, app.access, app.settings, app.drain)
+        return Caller(
+            request=request,
+            record=record,
+            key=key,
+            engine=engine,
+            access=app.access,
+            settings=app.settings,
+            drain=app.drain,
+        )
 
 
 def of_app(name: str) -> Callable[[Request], Awaitable[Any]]:

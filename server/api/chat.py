@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -11,10 +12,10 @@ from fastapi.responses import Response
 from pydantic import Field, WithJsonSchema
 
 from engine import Urgency, Usage
-from server.api.caller import Caller, CallerWith, ChatCaller, json_response
+from server.api.caller import Asker, Caller, CallerWith, ChatCaller, json_response
 from server.api.chat_answer import ChatAnswer, usage_object
-from server.api.chat_request import ChatCompletionBody, to_chat_body, to_chat_request
-from server.api.schema import Strict
+from server.api.chat_request import ChatCompletionBody, to_chat_request
+from server.api.schema import Strict, checked_line
 from server.errors import ApiError, to_api_error
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -28,6 +29,12 @@ async def create_chat_completion(body: ChatCompletionBody, caller: ChatCaller) -
     """Answer a conversation, whole or, with `stream: true`, as server-sent events."""
     chat = to_chat_request(body, caller)
     return await caller.answer(chat, ChatAnswer(chat, include_usage=body.include_usage), stream=body.stream)
+
+
+async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
+    """Answer a line of a batch like a single request. Raises what such a request fails with."""
+    chat = to_chat_request(checked_line(ChatCompletionBody, item), asker)
+    return ChatAnswer(chat).whole(await asker.engine.whole(chat))
 
 
 class BatchBody(Strict):
@@ -77,7 +84,8 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
     custom_id = item.get("custom_id") if isinstance(item, dict) else None
     labels = {"index": index, "custom_id": custom_id if isinstance(custom_id, str) else None}
     try:
-        chat = to_chat_request(_checked(item), caller, urgency=Urgency.BATCH, place=f"requests[{index}].")
+        body = _checked(item)
+        chat = to_chat_request(body, replace(caller, urgency=Urgency.BATCH), place=f"requests[{index}].")
         result = await caller.engine.whole(chat)
     except Exception as error:  # noqa: BLE001  # an item's failure is its own, whatever it is
         api_error = to_api_error(error)
@@ -87,9 +95,7 @@ async def _answer_item(index: int, item: Any, caller: Caller) -> dict[str, Any]:
 
 
 def _checked(item: Any) -> ChatCompletionBody:
-    body = to_chat_body(item)  # like the body of a single request, so that both get the same errors
-    if body.stream:
-        raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
+    body = checked_line(ChatCompletionBody, item)  # so that both get the same errors as a single request
     custom_id = item.get("custom_id")
     if custom_id is not None and not (isinstance(custom_id, str) and len(custom_id) <= 256):
         sentence = "`custom_id` must be a string of at most 256 characters."

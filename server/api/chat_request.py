@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from engine import ChatRequest, EngineError, Urgency
+from engine import ChatRequest, EngineError
 from server.api import schema as shared
-from server.api.caller import Caller
+from server.api.caller import Asker
 from server.api.json_schema import sent_schema
 from server.api.left_out import OtherTool, callable_or_other
 from server.api.structured import StructuredOutputs
-from server.errors import ApiError, invalid_body, to_api_error
+from server.errors import ApiError, to_api_error
 from server.http.routing import parse_strict_json
 from server.validation import FieldError
 
@@ -250,7 +250,7 @@ class SampledBody(shared.ModelBody):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def to_engine(self, caller: Caller) -> dict[str, Any]:
+    def to_engine(self, caller: Asker) -> dict[str, Any]:
         """Say it in the engine's words. The request id is ours: a client's never reaches the engine.
 
         Raises `ApiError` 404 where the key may not ask for the model.
@@ -263,6 +263,7 @@ class SampledBody(shared.ModelBody):
             "ignore_eos": bool(self.ignore_eos),
             "structured_outputs": self.structured_outputs.given if self.structured_outputs else None,
             "owner": caller.key.public_id,
+            "urgency": caller.urgency,
         }
 
 
@@ -319,15 +320,10 @@ class ChatCompletionBody(SampledBody):
 
 def to_chat_body(value: Any) -> ChatCompletionBody:
     """Check what did not come as the body of a chat request like one that did. Raises `ApiError`."""
-    try:
-        return ChatCompletionBody.model_validate(value)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
+    return shared.checked(ChatCompletionBody, value)
 
 
-def to_chat_request(
-    body: ChatCompletionBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE, place: str = ""
-) -> ChatRequest:
+def to_chat_request(body: ChatCompletionBody, caller: Asker, *, place: str = "") -> ChatRequest:
     """Say in the engine's words what the body says, once it is known that the key may ask for it. Raises `ApiError`.
 
     `place` is what stands before the body's fields where it is part of a larger one, like `requests[3].`.
@@ -356,7 +352,6 @@ def to_chat_request(
         chat_template_kwargs=body.chat_template_kwargs,
         continue_answer=bool(body.continue_final_message),
         generation_prompt=body.add_generation_prompt is not False,
-        urgency=urgency,
     )
 
 

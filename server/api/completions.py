@@ -9,10 +9,10 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine import ChatChoice, ChatDelta, ChatStep, Prompt, TextRequest, TokenLogprob
-from server.api.caller import ChatCaller
+from server.api.caller import Asker, ChatCaller
 from server.api.chat_answer import CompletionAnswer
 from server.api.chat_request import SampledBody
-from server.api.schema import INT64_MAX, TopLogprobs, refused
+from server.api.schema import INT64_MAX, TopLogprobs, checked_line, refused
 from server.http.routing import StrictRoute
 from server.validation import FieldError
 
@@ -153,6 +153,17 @@ router = APIRouter(prefix="/v1", tags=["chat"], route_class=StrictRoute)
 @router.post("/completions", response_class=Response)
 async def create_completion(body: CompletionBody, caller: ChatCaller) -> Response:
     """Go on with a text, without a chat template; whole or, with `stream: true`, as server-sent events."""
+    text, answer = _asked(body, caller)
+    return await caller.answer(text, answer, stream=body.stream)
+
+
+async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
+    """Answer a line of a batch like a single request. Raises what such a request fails with."""
+    text, answer = _asked(checked_line(CompletionBody, item), asker)
+    return answer.whole(await asker.engine.whole(text))
+
+
+def _asked(body: CompletionBody, caller: Asker) -> tuple[TextRequest, TextAnswer]:
     most = caller.access.model(caller.key, body.model).max_output_tokens
     wanted = [each for each in (body.prompt_logprobs, body.logprobs if body.echo else None) if each is not None]
     text = TextRequest(
@@ -166,5 +177,4 @@ async def create_completion(body: CompletionBody, caller: ChatCaller) -> Respons
         echo=bool(body.echo),
     )
     shows_prompt = body.prompt_logprobs is not None
-    answer = TextAnswer(text, include_usage=body.include_usage, shows_prompt=shows_prompt)
-    return await caller.answer(text, answer, stream=body.stream)
+    return text, TextAnswer(text, include_usage=body.include_usage, shows_prompt=shows_prompt)

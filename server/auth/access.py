@@ -46,28 +46,28 @@ class Access:
     """Which models a key may use: those of its tier, and of its own list if it has one."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def models(self, key: ApiKey) -> list[ModelInfo]:
         """Return what the key may use, in the order of models.yaml."""
-        return [model for model in self._engine.models() if self._allows(key, model.id, model.tier)]
+        return [model for model in self.engine.models() if self._allows(key, model.id, model.tier)]
 
     def speech_models(self, key: ApiKey | None) -> list[ModelInfo]:
         """Return the models that speak, and that the key may use; without one, all of them."""
-        models = self._engine.models() if key is None else self.models(key)
+        models = self.engine.models() if key is None else self.models(key)
         return [model for model in models if "speech" in model.capabilities]
 
     def model(self, key: ApiKey, name: str) -> ModelInfo:
         """Return one model by id or alias. Raises like `model_id`."""
         model = self.model_id(key, name)
-        return next(info for info in self._engine.models() if info.id == model)
+        return next(info for info in self.engine.models() if info.id == model)
 
     def model_id(self, key: ApiKey, name: str) -> str:
         """Return the id of the model of this name, an id or an alias.
 
         Raises `ApiError` 404, the same one for an unknown model and for one that the key may not use.
         """
-        spec = self._engine.config.model(name)
+        spec = self.engine.config.model(name)
         if spec is None or not self._allows(key, spec.id, spec.tier):
             sentence = "There is no such model, or your key may not use it."
             advice = "GET /v1/models lists the ones that you may use."
@@ -75,5 +75,5 @@ class Access:
         return spec.id
 
     def _allows(self, key: ApiKey, model: str, tier: str) -> bool:
-        own = self._engine.config.tiers.get(key.tier)
+        own = self.engine.config.tiers.get(key.tier)
         return own is not None and tier in own.models and (key.models is None or model in key.models)

@@ -26,6 +26,7 @@ from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, Quot
 from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120
+_KEPT_FROM_BACKGROUND = 0.5  # of what a key may use per minute
 _T = TypeVar("_T")
 _Stream = TypeVar("_Stream", bound=Stream[Any])
 
@@ -81,20 +82,20 @@ class KeyLimiter:
         """Count one less."""
         self.running -= 1
 
-    async def take_request(self) -> Level | None:
-        """Take a request, and return how many are left. None: there is no limit."""
+    async def take_request(self, *, kept: float = 0.0) -> Level | None:
+        """Take a request, and return how many are left. None: there is no limit. `kept`: see `Ask`."""
         most, tokens = self.limits.requests_per_minute, self.limits.tokens_per_minute
         if most is None:
             return None
         try:
-            return await self._take(Ask(f"{self.key}:requests", 1, most))
+            return await self._take(Ask(f"{self.key}:requests", 1, most, kept=kept))
         except ApiError as error:
             if tokens:
                 with suppress(StoreUnavailableError):
                     error.headers.update(_headers_of(await self._take(Ask(f"{self.key}:tokens", 0, tokens))))
             raise
 
-    async def take_tokens(self, tokens: int, *, asked: bool) -> tuple[Ask, Level] | None:
+    async def take_tokens(self, tokens: int, *, asked: bool, kept: float = 0.0) -> tuple[Ask, Level] | None:
         """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
 
         With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
@@ -104,7 +105,7 @@ class KeyLimiter:
         if most is None:
             return None
         cost = tokens if asked or not most else min(tokens, most)
-        ask = Ask(f"{self.key}:tokens", cost, most)
+        ask = Ask(f"{self.key}:tokens", cost, most, kept=kept)
         return ask, await self._take(ask)
 
     async def left(self) -> dict[str, int | None]:
@@ -154,15 +155,27 @@ class KeyLimiter:
 class MeteredEngine:
     """One per HTTP request: all its calls together count as one that runs. `kind` names them in the usage book.
 
-    Its methods are those of `Engine`, and raise `ApiError` where a limit is met.
+    Its methods are those of `Engine`, and raise `ApiError` where a limit is met. In the `background` nothing counts as
+    running, and half of what the key may use per minute is left to its requests: a batch does not lock its owner out.
     """
 
-    def __init__(self, engine: Engine, meter: Meter, key: ApiKey, record: RequestRecord, kind: str) -> None:
+    def __init__(  # noqa: PLR0913  # all that a request is answered with
+        self,
+        engine: Engine,
+        meter: Meter,
+        key: ApiKey,
+        record: RequestRecord,
+        kind: str,
+        *,
+        background: bool = False,
+    ) -> None:
         self.limiter = meter.of(key.public_id, limits_of(key, engine.config.tiers))
         self.record = record
         self.kind = kind
         self.tier = key.tier
         self.calls = meter.calls
+        self.kept = _KEPT_FROM_BACKGROUND if background else 0.0
+        self._background = background
         self._engine = engine
         self._calls = 0
 
@@ -177,14 +190,14 @@ class MeteredEngine:
 
     def begin_call(self) -> None:
         """Count one more call. Raises `ApiError` where the key has too many requests that run."""
-        if self._calls == 0:
+        if self._calls == 0 and not self._background:
             self.limiter.begin()
         self._calls += 1
 
     def end_call(self) -> None:
         """Count one less."""
         self._calls -= 1
-        if self._calls == 0:
+        if self._calls == 0 and not self._background:
             self.limiter.end()
 
     async def tokens(self, request: ChatRequest | TextRequest, *, whole: bool = False) -> TokenStream:
@@ -271,7 +284,7 @@ class _Call:
         self.request.calls.add(self)
         try:
             with suppress(StoreUnavailableError):  # better unlimited for a moment than no service
-                self._show(await self.request.limiter.take_request())
+                self._show(await self.request.limiter.take_request(kept=self.request.kept))
         except BaseException as error:
             self.end(error)
             raise
@@ -284,7 +297,8 @@ class _Call:
             before, self.tokens = self.tokens, None  # not once more, should the next lines fail
             limiter.give_back(before, int(before.cost))
         with suppress(StoreUnavailableError):
-            if taken := await limiter.take_tokens(prompt_tokens + longest_answer_tokens, asked=asked):
+            tokens, kept = prompt_tokens + longest_answer_tokens, self.request.kept
+            if taken := await limiter.take_tokens(tokens, asked=asked, kept=kept):
                 self.tokens, level = taken
                 self._show(level)
         if isinstance(self.stream, TokenStream) and self.stream.clamped and self.request.kind != "batch":

@@ -33,12 +33,16 @@ _log = logging.getLogger("hearth.limits")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """`cost` units of the bucket with this name, which holds `limit` and refills in `seconds`."""
+    """`cost` units of the bucket with this name, which holds `limit` and refills in `seconds`.
+
+    `kept`: this share of the bucket, 0 to 1, is left to others; of what is larger than the rest, as much as can be.
+    """
 
     bucket: str
     cost: float
     limit: float
     seconds: float = 60.0
+    kept: float = 0.0
 
     @property
     def nanoseconds(self) -> int:
@@ -49,6 +53,11 @@ class Ask:
     def window(self) -> int:
         """How long an empty bucket takes to fill, in nanoseconds."""
         return round(self.seconds * _SECOND)
+
+    @property
+    def open_window(self) -> int:
+        """The part of it that may be empty afterwards."""
+        return max(self.nanoseconds, round(self.window * (1 - self.kept)))
 
     def used(self, tat: int | None, now: int) -> int:
         """How long the bucket takes to be full again, in nanoseconds."""
@@ -210,13 +219,14 @@ class Buckets(WrittenLater):
         if tat is not None and tat - now > ask.window:
             # The clock was set back, or the limit lowered: without this the bucket would stay shut until then
             self._execute(cursor, "bring_back", ask)
-        wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.window) / _SECOND
+        wait = max(0, ask.used(tat, now) + ask.nanoseconds - ask.open_window) / _SECOND
         return Refused(wait, ask.level(tat, now))
 
     def _execute(self, cursor: Any, statement: str, ask: Ask) -> Any:
         # Read here, after the wait for the write lock. PostgreSQL asks its own clock and ignores this one
         now = self._clock()
-        values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": ask.window, "now": now}
+        window = ask.open_window if statement == "take" else ask.window
+        values = {"bucket": ask.bucket, "cost": ask.nanoseconds, "window": window, "now": now}
         return cursor.execute(self._statements[statement], values)
 
 

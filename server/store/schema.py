@@ -115,6 +115,55 @@ console_session = sa.Table(
     sa.Index("console_session_by_key", "key_id"),
 )
 
+# Moments of files and batches are whole seconds since 1970, as their convention has them. Ids are in order of time.
+file = sa.Table(
+    "file",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("key_id", sa.String(12), nullable=False),
+    sa.Column("place", sa.String(64), nullable=False),  # whose folder it lies in
+    sa.Column("purpose", sa.String(32), nullable=False),
+    sa.Column("filename", sa.String(255), nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+    sa.Index("file_by_key", "key_id", "id"),
+)
+
+BATCH_MOMENTS = (
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+    *("cancelling_at", "cancelled_at"),
+)
+BATCH_COUNTS = ("total", "completed", "failed")
+
+batch = sa.Table(
+    "batch",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("key_id", sa.String(12), nullable=False),
+    sa.Column("place", sa.String(64), nullable=False),
+    sa.Column("input_file_id", sa.String(64), nullable=False),
+    sa.Column("endpoint", sa.String(64), nullable=False),
+    sa.Column("completion_window", sa.String(8), nullable=False),
+    sa.Column("labels", sa.JSON(none_as_null=True)),  # its `metadata`
+    sa.Column("output_seconds", sa.BigInteger),  # how long its output is kept; NULL: as the server keeps files
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+    *(sa.Column(name, sa.BigInteger) for name in BATCH_MOMENTS),
+    *(sa.Column(name, sa.Integer, nullable=False, server_default="0") for name in BATCH_COUNTS),
+    sa.Column("model", sa.String),
+    sa.Column("usage", sa.JSON(none_as_null=True)),
+    sa.Column("errors", sa.JSON(none_as_null=True)),
+    sa.Column("output_file_id", sa.String(64)),
+    sa.Column("error_file_id", sa.String(64)),
+    # Which process runs it, and until when in Unix seconds, unless it says so again
+    sa.Column("runner", sa.String(32)),
+    sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
+    sa.Index("batch_by_key", "key_id", "id"),
+    sa.Index("batch_by_status", "status"),
+)
+
 
 def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
     """The version of the schema in a database with these tables; None: it is empty, or its first start was cut off.

@@ -14,11 +14,12 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
-from server.api.caller import ChatCaller, event, json_response
+from server.api.caller import Asker, ChatCaller, event, json_response
 from server.api.chat_answer import logprob
 from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
 from server.api.left_out import OtherTool
 from server.api.responses import schema
+from server.api.schema import checked_line
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -47,21 +48,29 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @router.post("/responses", response_class=Response)
 async def create_response(body: schema.ResponseBody, caller: ChatCaller) -> Response:
     """Answer a conversation of items, whole or, with `stream: true`, as typed events. Nothing is stored."""
+    answer, events = _asked(body, caller)
+    caller.record.stream = bool(body.stream)
+    if body.stream:
+        return caller.streamed(events, failure=answer.failed)
+    return json_response(await until_disconnect(_whole(answer, events), caller.request, caller.drain))
+
+
+async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
+    """Answer a line of a batch like a single request. Raises what such a request fails with."""
+    return await _whole(*_asked(checked_line(schema.ResponseBody, item), asker))
+
+
+def _asked(body: schema.ResponseBody, asker: Asker) -> tuple["ResponseAnswer", TokenEvents]:
     names = FieldNames(_NAMES, with_rest=True)
     fields = _chat_fields(body, names)
     with names.as_sent():
-        chat = to_chat_request(to_chat_body(fields), caller)
-    caller.record.model, caller.record.stream = chat.model, bool(body.stream)
+        chat = to_chat_request(to_chat_body(fields), asker)
+    asker.record.model = chat.model
     answer = ResponseAnswer(body, chat, created=int(time.time()))
     events = TokenEvents(
-        lambda: caller.engine.tokens(chat), answer, caller.record, head=answer.start(), naming=names.as_sent()
+        lambda: asker.engine.tokens(chat), answer, asker.record, head=answer.start(), naming=names.as_sent()
     )
-    if body.stream:
-        return caller.streamed(events, failure=answer.failed)
-    await until_disconnect(_read(events), caller.request, caller.drain)
-    if answer.response is None:
-        raise GenerationError("The model gave no answer. Send the request again.")
-    return json_response(answer.response)
+    return answer, events
 
 
 @router.api_route("/responses/{stored:path}", methods=["DELETE", "GET", "POST"], include_in_schema=False)
@@ -71,10 +80,13 @@ async def no_stored_response(_: ChatCaller) -> None:
     raise ApiError(404, "not_found", sentence)
 
 
-async def _read(events: TokenEvents) -> None:
+async def _whole(answer: "ResponseAnswer", events: TokenEvents) -> dict[str, Any]:
     """Run to the end: plain and streamed answers agree because they are made by the same events."""
     async for _ in events:
         pass
+    if answer.response is None:
+        raise GenerationError("The model gave no answer. Send the request again.")
+    return answer.response
 
 
 def _chat_fields(body: schema.ResponseBody, names: FieldNames) -> dict[str, Any]:

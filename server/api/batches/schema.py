@@ -1,0 +1,234 @@
+"""The bodies, queries and answers of `/v1/files` and `/v1/batches`, in the convention's form."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+
+from server.api.schema import Asked, Shown, Strict, refused
+from server.batches.folder import is_id
+from server.store.batches import Batch, Status, StoredFile
+
+Purpose = Literal["batch", "batch_output"]
+SHORTEST_EXPIRY_SECONDS = 3600
+LONGEST_EXPIRY_SECONDS = 2_592_000
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
+_HOURS = {"h": 1, "d": 24}
+_LONGEST_WINDOW_HOURS = 7 * 24
+
+Id = Annotated[str, BeforeValidator(refused("is no id of ours", lambda value: not is_id(str(value))))]
+
+
+def window_seconds(window: str) -> int:
+    """Return how long a window is that has been checked."""
+    found = _WINDOW.fullmatch(window)
+    return int(found[1]) * _HOURS[found[2]] * 3600 if found else 0
+
+
+def _window(value: str) -> str:
+    if not 3600 <= window_seconds(value) <= _LONGEST_WINDOW_HOURS * 3600:
+        raise ValueError("must be from `1h` to `7d`, like `24h`")
+    return value
+
+
+def _labels(value: Any) -> Any:
+    """The keys are the client's, so they are checked as a whole: no path of an error may name one."""
+    known = value is None or (isinstance(value, dict) and len(value) <= 16)
+    if not known or not all(
+        isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
+        for name, text in (value or {}).items()
+    ):
+        raise ValueError("must map at most 16 names of up to 64 characters to texts of up to 512")
+    return value
+
+
+class OutputExpiry(Strict):
+    """How long the files that a batch makes are kept."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=SHORTEST_EXPIRY_SECONDS, le=LONGEST_EXPIRY_SECONDS)]
+
+
+class BatchBody(Strict):
+    """The body of `POST /v1/batches`."""
+
+    input_file_id: str
+    """A file of yours with `purpose` `batch`: JSON Lines, one request in each."""
+    endpoint: str
+    """What all lines ask for, like `/v1/chat/completions`."""
+    completion_window: Annotated[str, AfterValidator(_window)]
+    """How long it may take, `1h` to `7d`. What is not done by then is an error in its error file."""
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_labels)] = None
+    output_expires_after: OutputExpiry | None = None
+
+
+class FilesQuery(Asked):
+    """Which files to list."""
+
+    after: Id | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: Purpose | None = None
+
+
+class BatchesQuery(Asked):
+    """Which batches to list, the newest first."""
+
+    after: Id | None = None
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class FileObject(Shown):
+    """A file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FileDeleted(BaseModel):
+    """A file is gone."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class BatchError(BaseModel):
+    """Why a batch has failed: something in a line, or in all of it."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(BaseModel):
+    """The first hundred of them."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchError]
+
+
+class RequestCounts(BaseModel):
+    """Lines: all, those with an answer, and those with an error of their own."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class InputDetails(BaseModel):
+    """Of the input tokens, those that were in the prefix cache."""
+
+    cached_tokens: int
+
+
+class OutputDetails(BaseModel):
+    """Of the output tokens, those of reasoning."""
+
+    reasoning_tokens: int
+
+
+class BatchUsage(BaseModel):
+    """What all answers used together."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class BatchObject(BaseModel):
+    """A batch, and how far it is."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None
+    """The model of all lines; null where they differ, and until they are checked."""
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage | None
+    metadata: dict[str, str] | None
+
+    @classmethod
+    def of(cls, row: Batch) -> "BatchObject":
+        same = {name: getattr(row, name) for name in cls.model_fields if hasattr(row, name)}
+        return cls(
+            **same
+            | {
+                "errors": None if row.errors is None else BatchErrors(data=[BatchError(**one) for one in row.errors]),
+                "request_counts": RequestCounts(total=row.total, completed=row.completed, failed=row.failed),
+                "usage": None if row.usage is None else _usage(row.usage),
+                "metadata": row.labels,
+            }
+        )
+
+
+class Page(BaseModel):
+    """What lists have around them."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FilePage(Page):
+    """Files."""
+
+    data: list[FileObject]
+
+
+class BatchPage(Page):
+    """Batches."""
+
+    data: list[BatchObject]
+
+
+def file_page(rows: list[StoredFile], limit: int) -> FilePage:
+    """Make a page of rows, of which one more than `limit` were asked for."""
+    return FilePage(data=[FileObject.model_validate(row) for row in rows[:limit]], **_around(rows, limit))
+
+
+def batch_page(rows: list[Batch], limit: int) -> BatchPage:
+    """Make a page of rows, of which one more than `limit` were asked for."""
+    return BatchPage(data=[BatchObject.of(row) for row in rows[:limit]], **_around(rows, limit))
+
+
+def _around(rows: list[StoredFile] | list[Batch], limit: int) -> dict[str, Any]:
+    ids = [row.id for row in rows[:limit]]
+    return {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": len(rows) > limit}
+
+
+def _usage(counted: dict[str, int]) -> BatchUsage:
+    read, written = counted["input_tokens"], counted["output_tokens"]
+    return BatchUsage(
+        input_tokens=read,
+        input_tokens_details=InputDetails(cached_tokens=counted["cached_tokens"]),
+        output_tokens=written,
+        output_tokens_details=OutputDetails(reasoning_tokens=counted["reasoning_tokens"]),
+        total_tokens=read + written,
+    )

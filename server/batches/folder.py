@@ -1,0 +1,163 @@
+"""The folder of files and journals: written whole or not at all, for us alone, deleted when nothing names them.
+
+A folder has a name of its own, its place, by which rows say where a file lies: a server runs the batches of its place.
+"""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from engine.files import sync_folder
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_T = TypeVar("_T")
+_THREADS = 4  # of their own: a slow disk holds up nothing else
+_NAME = re.compile(r"(file-|batch_)[0-9a-f]{32}")
+_PIECE_BYTES = 256 * 2**10
+_LOOK_EVERY_BYTES = 16 * 2**20  # for what is left on the disk
+_ORPHAN_SECONDS = 3600.0  # what has no row is deleted then: its row may be about to be written
+_UPLOAD_SECONDS = 24 * 3600.0
+
+
+def is_id(text: str) -> bool:
+    """Whether it has the form of our ids, so that it may be asked of the database and the disk."""
+    return _NAME.fullmatch(text) is not None
+
+
+class Folder:
+    """Files and journals below `path`. Make it with `open`. What is named `..._now` blocks, and raises OSError.
+
+    `kept_free_bytes` of the disk stay free: beyond that, writing fails as on a full disk. `shared`: other servers may
+    use it at the same time.
+    """
+
+    def __init__(self, path: Path, *, kept_free_bytes: int = 0, shared: bool = False) -> None:
+        self.path = path
+        self.shared = shared
+        self.place = ""
+        self._kept_free_bytes = kept_free_bytes
+        self._threads = CapacityLimiter(_THREADS)
+
+    async def open(self) -> None:
+        """Make what is missing, and read the folder's name."""
+        await self.run(self._open_now)
+
+    async def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """Do it on a thread of ours."""
+        return await to_thread.run_sync(work, *arguments, limiter=self._threads)
+
+    def file(self, id_: str) -> Path:
+        """Where the file of this id lies. Raises ValueError for what is no id."""
+        return self._below("files", id_)
+
+    def journal(self, id_: str) -> Path:
+        """The folder of a batch's journal. Raises ValueError for what is no id."""
+        return self._below("journals", id_)
+
+    async def read(self, id_: str) -> AsyncIterator[bytes]:
+        """Yield what is in a file, in pieces. Raises OSError."""
+        file: BinaryIO = await self.run(lambda: self.file(id_).open("rb"))
+        try:
+            while piece := await self.run(file.read, _PIECE_BYTES):
+                yield piece
+        finally:
+            file.close()
+
+    async def delete(self, id_: str) -> None:
+        """Delete a file, or a batch's journal. Whether it is there does not matter. Does not fail."""
+        with suppress(OSError):  # the next sweep tries again
+            if id_.startswith("file-"):
+                await self.run(self.file(id_).unlink)
+            else:
+                await self.run(shutil.rmtree, self.journal(id_))
+
+    def has_room(self, more_bytes: int) -> bool:
+        """Whether so much more may be written. Blocks, for microseconds on a local disk."""
+        return shutil.disk_usage(self.path).free - more_bytes >= self._kept_free_bytes
+
+    def writer_now(self) -> "FileWriter":
+        return FileWriter(self, self.path / "uploads" / secrets.token_hex(16))
+
+    def old_now(self) -> list[str]:
+        """Delete uploads that were broken off; return the ids of what has lain here for an hour."""
+        now = time.time()
+        found = []
+        for kind, seconds in (("uploads", _UPLOAD_SECONDS), ("files", _ORPHAN_SECONDS), ("journals", _ORPHAN_SECONDS)):
+            for entry in os.scandir(self.path / kind):
+                with suppress(FileNotFoundError):
+                    if now - entry.stat(follow_symlinks=False).st_mtime < seconds:
+                        continue
+                    if kind == "uploads":
+                        Path(entry.path).unlink()
+                    elif is_id(entry.name):
+                        found.append(entry.name)
+        return found
+
+    def _below(self, kind: str, id_: str) -> Path:
+        if not is_id(id_):
+            raise ValueError("this is no id of ours")
+        return self.path / kind / id_
+
+    def _open_now(self) -> None:
+        for kind in ("", "files", "uploads", "journals"):
+            (self.path / kind).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.shared:
+            self.path.chmod(0o700)
+            for left in (self.path / "uploads").iterdir():  # by a process that was killed
+                left.unlink(missing_ok=True)
+        named = self.path / "place"
+        with suppress(FileExistsError):  # of several servers, the first names it
+            fresh = self.path / f"place.{secrets.token_hex(8)}"
+            fresh.write_text(secrets.token_hex(16), encoding="ascii")
+            try:
+                named.hardlink_to(fresh)
+            finally:
+                fresh.unlink()
+        self.place = named.read_text(encoding="ascii")[:64]
+
+
+class FileWriter:
+    """A file that is not there yet: it comes with `commit_now`, whole and on disk, or goes with `discard_now`."""
+
+    def __init__(self, folder: Folder, part: Path) -> None:
+        self._folder = folder
+        self._part = part
+        self._file: BinaryIO = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", 2**20)
+        self._looked_at = -_LOOK_EVERY_BYTES
+        self.bytes = 0
+
+    def write_now(self, data: bytes) -> None:
+        if self.bytes - self._looked_at >= _LOOK_EVERY_BYTES:
+            self._looked_at = self.bytes
+            if not self._folder.has_room(_LOOK_EVERY_BYTES):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._file.write(data)
+        self.bytes += len(data)
+
+    def commit_now(self, id_: str) -> None:
+        """Give it its name. After an error it is gone."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            target = self._folder.file(id_)
+            self._part.replace(target)
+            sync_folder(target.parent)
+        except BaseException:
+            self.discard_now()
+            raise
+
+    def discard_now(self) -> None:
+        with suppress(OSError):  # what is left in the buffer has no room either
+            self._file.close()
+        with suppress(OSError):
+            self._part.unlink(missing_ok=True)

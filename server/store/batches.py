@@ -1,0 +1,282 @@
+"""The rows of files and batches: whose they are, how far each is, and which process runs it.
+
+What lies on the disk, and the progress of a batch from line to line, is `server/batches`'. Moments are Unix seconds.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import Select, delete, func, insert, or_, select, update
+
+from server.store.database import Database
+from server.store.errors import StoreError
+from server.store.schema import api_key
+from server.store.schema import batch as batch_table
+from server.store.schema import file as file_table
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+UNFINISHED: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+ENDED: tuple[Status, ...] = ("completed", "failed", "expired", "cancelled")
+_Query = TypeVar("_Query", bound=Select[Any])
+
+
+class FullError(StoreError):
+    """A key has as much as it may have; the message says of what."""
+
+
+class InUseError(StoreError):
+    """A file cannot be deleted: a batch reads it. `batch` is its id."""
+
+    def __init__(self, batch: str) -> None:
+        super().__init__("A batch reads this file.")
+        self.batch = batch
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file, without its bytes. `key_id` is its owner's public id."""
+
+    id: str
+    key_id: str
+    place: str
+    purpose: str
+    filename: str
+    bytes: int
+    created_at: int
+    expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as its row says. `labels` are the client's `metadata`; `errors` those of its validation."""
+
+    id: str
+    key_id: str
+    place: str
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    status: Status
+    created_at: int
+    expires_at: int
+    labels: dict[str, str] | None = None
+    output_seconds: int | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    model: str | None = None
+    usage: dict[str, int] | None = None
+    errors: list[dict[str, Any]] | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    runner: str | None = None
+    leased_until: float = 0.0
+
+
+def new_id(prefix: str) -> str:
+    """Make an id. Those of later files and batches are larger, and none can be guessed."""
+    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+class BatchStore:
+    """Files and batches in a database. Any method may raise StoreUnavailableError. `clock` gives Unix seconds."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self.clock = clock
+
+    async def owners(self, key: str) -> tuple[str, ...]:
+        """A key and those that it has replaced: what was theirs is its own."""
+        found = [key]
+        async with self._database.reading() as connection:
+            for one in found:
+                older = select(api_key.c.public_id).where(api_key.c.replaced_by == one)
+                found += (await connection.execute(older)).scalars()
+        return tuple(found)
+
+    async def kept_bytes(self, owners: Collection[str]) -> int:
+        """How much the files of these keys take together."""
+        async with self._database.reading() as connection:
+            return int((await connection.execute(_kept(owners))).scalar_one())
+
+    async def add_file(self, new: StoredFile, owners: Collection[str], *, most_bytes: int) -> None:
+        """Write the row of a file that lies in its place. Raises `FullError` if its owners have more than so much."""
+        async with self._database.writing() as connection:
+            if int((await connection.execute(_kept(owners))).scalar_one()) + new.bytes > most_bytes:
+                raise FullError("files")
+            await connection.execute(insert(file_table).values(_values(new)))
+
+    async def file(self, id_: str, owners: Collection[str]) -> StoredFile | None:
+        """The file of this id, if it is theirs; None if there is none that has not expired."""
+        mine = (file_table.c.id == id_) & file_table.c.key_id.in_(owners)
+        query = select(file_table).where(mine, file_table.c.expires_at > self.clock())
+        async with self._database.reading() as connection:
+            row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else StoredFile(**row)
+
+    async def files(
+        self,
+        owners: Collection[str],
+        *,
+        limit: int,
+        after: str | None = None,
+        ascending: bool = False,
+        purpose: str | None = None,
+    ) -> list[StoredFile]:
+        """Their files, the newest first unless `ascending`; those behind the id `after`."""
+        query = select(file_table).where(file_table.c.key_id.in_(owners), file_table.c.expires_at > self.clock())
+        if purpose is not None:
+            query = query.where(file_table.c.purpose == purpose)
+        query = _page(query, file_table.c.id, limit=limit, after=after, ascending=ascending)
+        async with self._database.reading() as connection:
+            return [StoredFile(**row) for row in (await connection.execute(query)).mappings()]
+
+    async def delete_file(self, id_: str, owners: Collection[str]) -> StoredFile | None:
+        """Forget a file, and return what was forgotten; None if they have none of this id. Raises `InUseError`."""
+        reads = select(batch_table.c.id).where(batch_table.c.input_file_id == id_, batch_table.c.status.in_(UNFINISHED))
+        mine = (file_table.c.id == id_) & file_table.c.key_id.in_(owners)
+        async with self._database.writing() as connection:
+            row = (await connection.execute(select(file_table).where(mine))).mappings().one_or_none()
+            if row is None:
+                return None
+            reader = (await connection.execute(reads.limit(1))).scalar_one_or_none()
+            if reader is not None:
+                raise InUseError(reader)
+            await connection.execute(delete(file_table).where(mine))
+        return StoredFile(**row)
+
+    async def forget_old(self, place: str, *, batches_before: float) -> None:
+        """Forget files that have expired and that no batch reads, and batches that ended before."""
+        reads = select(batch_table.c.input_file_id).where(batch_table.c.status.in_(UNFINISHED))
+        old = (file_table.c.expires_at <= self.clock()) & file_table.c.id.not_in(reads)
+        ended = batch_table.c.status.in_(ENDED) & (batch_table.c.expires_at < batches_before)
+        files = select(file_table.c.id)
+        output = batch_table.c.output_file_id.in_(files) | batch_table.c.error_file_id.in_(files)
+        async with self._database.writing(durable=False) as connection:
+            await connection.execute(delete(file_table).where(file_table.c.place == place, old))
+            # NULL: there is no such file
+            await connection.execute(
+                delete(batch_table).where(batch_table.c.place == place, ended, func.coalesce(output, False).is_(False))
+            )
+
+    async def known_files(self, ids: Collection[str]) -> set[str]:
+        """Which of these have a row."""
+        query = select(file_table.c.id).where(file_table.c.id.in_(ids))
+        async with self._database.reading() as connection:
+            return set((await connection.execute(query)).scalars())
+
+    async def add_batch(self, new: Batch, owners: Collection[str], *, most: int) -> None:
+        """Write the row of a batch. Raises `FullError` if its owners have so many that have not ended."""
+        theirs = select(func.count()).select_from(batch_table)
+        theirs = theirs.where(batch_table.c.key_id.in_(owners), batch_table.c.status.in_(UNFINISHED))
+        async with self._database.writing() as connection:
+            if int((await connection.execute(theirs)).scalar_one()) >= most:
+                raise FullError("batches")
+            await connection.execute(insert(batch_table).values(_values(new)))
+
+    async def batch(self, id_: str, owners: Collection[str] | None = None) -> Batch | None:
+        """The batch of this id, if it is theirs; None: whoever's it is."""
+        query = select(batch_table).where(batch_table.c.id == id_)
+        if owners is not None:
+            query = query.where(batch_table.c.key_id.in_(owners))
+        async with self._database.reading() as connection:
+            row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else Batch(**row)
+
+    async def batches(self, owners: Collection[str] | None, *, limit: int, after: str | None = None) -> list[Batch]:
+        """Their batches, or those of all keys, the newest first; those behind the id `after`."""
+        query = select(batch_table)
+        if owners is not None:
+            query = query.where(batch_table.c.key_id.in_(owners))
+        query = _page(query, batch_table.c.id, limit=limit, after=after, ascending=False)
+        async with self._database.reading() as connection:
+            return [Batch(**row) for row in (await connection.execute(query)).mappings()]
+
+    async def unfinished(self, place: str) -> list[Batch]:
+        """All of a place that have not ended, the oldest first."""
+        query = select(batch_table).where(batch_table.c.place == place, batch_table.c.status.in_(UNFINISHED))
+        async with self._database.reading() as connection:
+            return [Batch(**row) for row in (await connection.execute(query.order_by(batch_table.c.id))).mappings()]
+
+    async def move(
+        self,
+        id_: str,
+        expected: Iterable[Status],
+        status: Status,
+        *,
+        runner: str | None = None,
+        files: Iterable[StoredFile] = (),
+        **fields: Any,
+    ) -> bool:
+        """Bring a batch from one of the expected states to another, with its files; False if it is in none of them.
+
+        With `runner`, also if another one runs it meanwhile.
+        """
+        moment = {f"{status}_at": int(self.clock())}
+        query = update(batch_table).where(batch_table.c.id == id_, batch_table.c.status.in_(tuple(expected)))
+        if runner is not None:
+            query = query.where(batch_table.c.runner == runner)
+        async with self._database.writing() as connection:
+            moved = await connection.execute(query.values(status=status, **moment, **fields))
+            if moved.rowcount != 1:
+                return False
+            for new in files:
+                await connection.execute(insert(file_table).values(_values(new)))
+        return True
+
+    async def lease(self, id_: str, runner: str, seconds: float) -> bool:
+        """Let a process run a batch for so long; False if another one does."""
+        now = self.clock()
+        free = or_(batch_table.c.runner.is_(None), batch_table.c.runner == runner, batch_table.c.leased_until < now)
+        taken = update(batch_table).where(batch_table.c.id == id_, free)
+        async with self._database.writing(durable=False) as connection:
+            return (await connection.execute(taken.values(runner=runner, leased_until=now + seconds))).rowcount == 1
+
+    async def release(self, id_: str, runner: str) -> None:
+        """Let any process run it from now on."""
+        mine = update(batch_table).where(batch_table.c.id == id_, batch_table.c.runner == runner)
+        async with self._database.writing(durable=False) as connection:
+            await connection.execute(mine.values(runner=None, leased_until=0.0))
+
+    async def release_all(self, place: str) -> None:
+        """The same for all of a place that has one process at a time, which has just begun."""
+        async with self._database.writing(durable=False) as connection:
+            await connection.execute(
+                update(batch_table)
+                .where(batch_table.c.place == place, batch_table.c.runner.is_not(None))
+                .values(runner=None, leased_until=0.0)
+            )
+
+    async def keep_up(self, id_: str, runner: str, seconds: float, fields: Mapping[str, Any]) -> Batch | None:
+        """Write how far a batch is and prolong its lease; return its row. None: another process runs it, or nobody."""
+        mine = (batch_table.c.id == id_) & (batch_table.c.runner == runner)
+        async with self._database.writing(durable=False) as connection:
+            await connection.execute(
+                update(batch_table).where(mine).values(leased_until=self.clock() + seconds, **fields)
+            )
+            row = (await connection.execute(select(batch_table).where(mine))).mappings().one_or_none()
+        return None if row is None else Batch(**row)
+
+
+def _kept(owners: Collection[str]) -> Select[Any]:
+    return select(func.coalesce(func.sum(file_table.c.bytes), 0)).where(file_table.c.key_id.in_(owners))
+
+
+def _page(query: _Query, id_: Any, *, limit: int, after: str | None, ascending: bool) -> _Query:
+    if after is not None:
+        query = query.where(id_ > after if ascending else id_ < after)
+    return query.order_by(id_ if ascending else id_.desc()).limit(limit)
+
+
+def _values(row: StoredFile | Batch) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in type(row).__slots__}
