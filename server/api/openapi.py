@@ -30,6 +30,12 @@ _WITH_BODY = {
     413: "The body is too large: `request_too_large`.",
     415: "The body is compressed or not JSON: `unsupported_media_type`.",
 }
+_WITH_FILE = {
+    400: "A bad or missing field, or no complete form.",
+    413: "The file is too large: `request_too_large`.",
+    415: "The body is compressed or no form: `unsupported_media_type`.",
+    507: "The disk is full: `insufficient_storage`.",
+}
 _FILE = {"type": "string", "format": "binary"}
 _AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDIA_TYPES.values()}
 _STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/images/generations"}
@@ -88,6 +94,8 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         statuses[404] = "No such image, or its link has expired or was changed: `not_found`."
     if "requestBody" in operation:
         statuses |= _WITH_BODY
+        if "multipart/form-data" in operation["requestBody"]["content"]:
+            statuses |= _WITH_FILE
         answer = responses["200"].setdefault("content", {"application/json": {"schema": {"type": "object"}}})
         if path in _STREAMING:
             answer["text/event-stream"] = {"schema": {"type": "string", "description": "With `stream: true`."}}
@@ -96,9 +104,15 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
     if path == "/v1/images/generations":
         statuses[507] = "The disk is full: `insufficient_storage`."
-    if "{public_id}" in path:
+    if path.endswith("/content"):
+        responses["200"]["content"] = {"application/octet-stream": {"schema": _FILE}}
+    if method == "DELETE" or path.endswith("/cancel"):
+        statuses[409] = "A batch reads the file, or has ended: `file_in_use`, `batch_ended`."
+    if "{file_id}" in path or path.startswith("/v1/batches"):
+        statuses[404] = "There is no such file or batch, or it is another key's: `not_found`."
+    elif "{public_id}" in path:
         statuses[404] = "No key has this public id: `not_found`."
-    elif ("requestBody" in operation or "{model}" in path) and not path.startswith("/v1/admin"):
+    elif path != "/v1/files" and ("requestBody" in operation or "{model}" in path) and not path.startswith("/v1/admin"):
         statuses[404] = "No such model, or the key may not use it: `model_not_found`."
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses |= {str(status): {"description": text, "content": content} for status, text in sorted(statuses.items())}

@@ -50,6 +50,7 @@ def backup(
     """Copy the whole database, with keys, usage and audit log, while the server goes on."""
     in_store(load_settings(data_dir=data_dir), lambda database: database.backup(path))
     typer.echo(f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It holds hashes of the keys: keep it safe.")
+    typer.echo("Files of batches are not in it, nor are images and logs.")
     typer.echo(f"To put it back: stop the server, then {HEARTH} restore {path}")
 
 

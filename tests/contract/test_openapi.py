@@ -18,8 +18,9 @@ pytestmark = pytest.mark.engine
 
 MODEL = "service-plus"
 SHORT = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 16, "n": 1, "ignore_eos": False}
-WITHOUT_BODY = {"/v1/admin/keys/{public_id}/revoke", "/v1/admin/reload"}
+WITHOUT_BODY = {"/v1/admin/keys/{public_id}/revoke", "/v1/admin/reload", "/v1/batches/{batch_id}/cancel"}
 ALLOWED = {
+    "DELETE": {200, 400, 401, 403, 404, 409},
     "GET": {200, 400, 401, 403, 404},
     "PATCH": {200, 400, 401, 403, 404, 413, 415},
     "POST": {200, 400, 401, 403, 404, 413, 415},
@@ -47,7 +48,8 @@ def test_the_description_names_the_key_the_bodies_and_one_shape_of_errors(docume
                 shapes = {answer["content"]["application/json"]["schema"]["$ref"] for answer in errors}
                 assert shapes == {"#/components/schemas/Error"}
             if method == "post" and path not in WITHOUT_BODY:
-                assert operation["requestBody"]["content"]["application/json"]["schema"]
+                form = "multipart/form-data" if path == "/v1/files" else "application/json"
+                assert operation["requestBody"]["content"][form]["schema"]
 
 
 def operations(document: dict[str, Any]) -> list[Any]:
