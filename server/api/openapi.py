@@ -78,6 +78,18 @@ def describe(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _of_batches(method: str, path: str, responses: dict[str, Any]) -> dict[int, str]:
+    """Return what else files and batches are answered with, and complete what is answered."""
+    statuses: dict[int, str] = _WITH_FILE if (method, path) == ("POST", "/v1/files") else {}
+    if path.endswith("/content"):
+        responses["200"]["content"] = {"application/octet-stream": {"schema": _FILE}}
+    if method == "DELETE" or path.endswith("/cancel"):
+        statuses = {409: "A batch reads the file, or has ended: `file_in_use`, `batch_ended`."}
+    if path != "/v1/files":
+        statuses = {404: "There is no such file or batch, or it is another key's: `not_found`.", **statuses}
+    return statuses
+
+
 def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)  # never sent: what FastAPI would refuse so is a 400 here
@@ -94,8 +106,6 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         statuses[404] = "No such image, or its link has expired or was changed: `not_found`."
     if "requestBody" in operation:
         statuses |= _WITH_BODY
-        if "multipart/form-data" in operation["requestBody"]["content"]:
-            statuses |= _WITH_FILE
         answer = responses["200"].setdefault("content", {"application/json": {"schema": {"type": "object"}}})
         if path in _STREAMING:
             answer["text/event-stream"] = {"schema": {"type": "string", "description": "With `stream: true`."}}
@@ -104,15 +114,11 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
     if path == "/v1/images/generations":
         statuses[507] = "The disk is full: `insufficient_storage`."
-    if path.endswith("/content"):
-        responses["200"]["content"] = {"application/octet-stream": {"schema": _FILE}}
-    if method == "DELETE" or path.endswith("/cancel"):
-        statuses[409] = "A batch reads the file, or has ended: `file_in_use`, `batch_ended`."
-    if "{file_id}" in path or path.startswith("/v1/batches"):
-        statuses[404] = "There is no such file or batch, or it is another key's: `not_found`."
+    if path.startswith(("/v1/files", "/v1/batches")):
+        statuses |= _of_batches(method, path, responses)
     elif "{public_id}" in path:
         statuses[404] = "No key has this public id: `not_found`."
-    elif path != "/v1/files" and ("requestBody" in operation or "{model}" in path) and not path.startswith("/v1/admin"):
+    elif ("requestBody" in operation or "{model}" in path) and not path.startswith("/v1/admin"):
         statuses[404] = "No such model, or the key may not use it: `model_not_found`."
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses |= {str(status): {"description": text, "content": content} for status, text in sorted(statuses.items())}

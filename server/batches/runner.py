@@ -24,6 +24,7 @@ from server.batches.lines import Check, Line, LineReader, TooManyLinesError, env
 from server.batches.output import encode_line, write_output
 from server.errors import ApiError, to_api_error
 from server.http.routing import parse_strict_json
+from server.observability.metrics import BatchLoad
 from server.store.batches import UNFINISHED, Batch, BatchStore, Status, StoredFile
 from server.store.database import SideTasks
 from server.store.errors import KeyNotFoundError, StoreUnavailableError
@@ -155,8 +156,7 @@ class Runner:
         self.window = Window(limits.most_running, limits.most_bytes)
         self.name = secrets.token_hex(16)
         self.answered = Counter[str]()  # lines since the start: ok, error
-        self.waiting = 0  # lines of batches that have not ended, as of the last look
-        self.oldest_seconds = 0.0
+        self._seen: list[Batch] = []  # that have not ended, as of the last look
         self._runs: dict[str, _Run] = {}
         self._not_before: dict[str, float] = {}
         self._woken = asyncio.Event()
@@ -181,6 +181,16 @@ class Runner:
         self._woken.set()
         if run := self._runs.get(batch):
             run.changed.set()
+
+    def load(self) -> BatchLoad:
+        """Say how batches stand, as of the last look."""
+        rows = self._seen
+        return BatchLoad(
+            unfinished=len(rows),
+            waiting_lines=sum(row.total - row.completed - row.failed for row in rows),
+            oldest_seconds=max((self.store.clock() - row.created_at for row in rows), default=0.0),
+            lines=self.answered,
+        )
 
     async def sweep(self) -> None:
         """Delete what has expired, and what nothing names."""
@@ -216,9 +226,7 @@ class Runner:
     async def _start_due(self) -> None:
         """Take up what is due: of each key its oldest, and the keys in turn."""
         rows = await self.store.unfinished(self.folder.place)
-        now = self.store.clock()
-        self.waiting = sum(row.total - row.completed - row.failed for row in rows)
-        self.oldest_seconds = max((now - row.created_at for row in rows), default=0.0)
+        self._seen = rows
         ranks = Counter[str]()
         due: list[tuple[int, str, Batch]] = []
         for row in rows:

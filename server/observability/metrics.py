@@ -235,6 +235,29 @@ def server_gauges(
     return families
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLoad:
+    """How file batches stand: those that have not ended, their lines that wait, how old the oldest is, lines so far."""
+
+    unfinished: int
+    waiting_lines: int
+    oldest_seconds: float
+    lines: Mapping[str, int]
+
+
+def batch_gauges(load: BatchLoad) -> list[Metric]:
+    """Return how file batches stand."""
+    lines = CounterMetricFamily("hearth_batch_lines", "Lines of file batches: ok, error.", labels=["outcome"])
+    for outcome in ("ok", "error"):
+        lines.add_metric([outcome], load.lines.get(outcome, 0))
+    gauges = (
+        ("hearth_batches_unfinished", "File batches that have not ended.", load.unfinished),
+        ("hearth_batch_lines_waiting", "Their lines without an answer.", load.waiting_lines),
+        ("hearth_batch_oldest_seconds", "How long ago the oldest of them was made.", load.oldest_seconds),
+    )
+    return [lines, *(GaugeMetricFamily(name, text, value=value) for name, text, value in gauges)]
+
+
 def machine_gauges(settings: Settings) -> list[Metric]:
     """Return what GPUs and disks have left. Blocks, some 50 ms."""
     labels = ["gpu", "name"]
@@ -259,6 +282,7 @@ async def read_page(app: FastAPI) -> bytes:
 
     async def make() -> bytes:
         now = server_gauges(state.engine, state.drain, state.database, state.meter.by_tier())
+        now += batch_gauges(state.batch_runner.load())
         collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
         now += await asyncio.to_thread(machine_gauges, state.settings)
         return await asyncio.to_thread(page, collectors, now)
