@@ -21,6 +21,10 @@ COMMANDS = {
     "weights": ("server.cli.weights:app", "Fetch models, verify them, carry them to a host without internet."),
     "status": ("server.cli.status:status", "Show the server's state: models, memory, queues, GPUs."),
     "requests": ("server.cli.requests:requests", "Show the requests that were refused, or failed, lately."),
+    "batches": (
+        "server.cli.batches:app",
+        "Run files of requests, and show or cancel those that run. The key is taken from HEARTH_KEY.",
+    ),
     "doctor": ("server.cli.doctor.command:doctor", "Find problems and say how to solve them."),
     "plan": ("server.cli.plan:plan", "Show what each model is served with on this machine, where it goes, and why."),
     "reload": (

@@ -1,0 +1,231 @@
+"""`hearth batches`: file batches of a key, over HTTP like any other client; `run` takes one from a file to its answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx2
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from server.cli.options import AsJson, Commands, DataDir, refuse, tell
+from server.observability.status import ask
+from server.settings import load_settings
+from server.terminal import HEARTH, table
+
+app = typer.Typer(cls=Commands, no_args_is_help=True)
+_COLUMNS = ("id", "status", "done", "errors", "lines", "endpoint", "model", "made (UTC)", "ends by (UTC)")
+_ENDED = {"completed", "failed", "expired", "cancelled"}
+_POLL_SECONDS = 1.0
+_ANSWER_SECONDS = 60.0
+_AGAIN_SECONDS = 300.0  # a server that is being restarted is asked again for so long
+_SAVED_AT_A_TIME = 2**20
+Url = Annotated[str | None, typer.Option(help="Address of the server, with /v1 [HEARTH_URL, the one running here].")]
+BatchId = Annotated[str, typer.Argument(help="Its id, from `hearth batches list`.")]
+
+
+@app.callback()
+def batches() -> None:
+    """Run files of requests, and show or cancel those that run. The key is taken from HEARTH_KEY."""
+
+
+@app.command(name="list")
+def list_batches(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the newest first.")] = 20,
+    url: Url = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the batches of the key."""
+    with _Server.open(url, data_dir) as server:
+        found = server.get("/batches", limit=limit)["data"]
+    shown = table(_COLUMNS, map(_row, found)) if found else "This key has no batches."
+    tell({"data": found}, shown, as_json=as_json)
+
+
+@app.command()
+def show(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show one batch, and what is wrong with its file."""
+    with _Server.open(url, data_dir) as server:
+        found = server.get(f"/batches/{batch}")
+    tell(found, table(_COLUMNS, [_row(found)]), *_errors(found), as_json=as_json)
+
+
+@app.command()
+def cancel(batch: BatchId, *, url: Url = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """End a batch. Answers that are there by then are kept."""
+    with _Server.open(url, data_dir) as server:
+        found = server.post(f"/batches/{batch}/cancel")
+    tell(found, f"{found['id']} is {found['status']}.", as_json=as_json)
+
+
+@app.command()
+def run(  # noqa: PLR0913  # one argument per option
+    file: Annotated[Path, typer.Argument(help="JSON Lines: a request in each.", exists=True, dir_okay=False)],
+    *,
+    output: Annotated[Path | None, typer.Option(help="Where answers go [FILE.output.jsonl].")] = None,
+    errors: Annotated[Path | None, typer.Option(help="Where errors go [FILE.errors.jsonl].")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="What the lines ask [that of the first line].")] = None,
+    window: Annotated[str, typer.Option(help="How long it may take: 1h to 7d.")] = "24h",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the files on the server.")] = False,
+    url: Url = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Send a file, wait for its batch, and fetch its answers and errors. Ctrl-C leaves it running.
+
+    Exit code 0: every line has an answer. 1: some, or all, have an error.
+    """
+    asked = endpoint or _endpoint_of(file)
+    with _Server.open(url, data_dir) as server:
+        sent = server.upload(file)
+        body = {"input_file_id": sent["id"], "endpoint": asked, "completion_window": window}
+        batch = server.post("/batches", json=body)
+        typer.echo(f"{batch['id']}: {file.name}, {sent['bytes']} bytes")
+        try:
+            batch, seconds = _followed(server, batch)
+        except KeyboardInterrupt:
+            refuse(f"It goes on. To see it: {HEARTH} batches show {batch['id']}; to end it: ... cancel ...", code=1)
+        for line in _errors(batch):
+            typer.echo(line, err=True)
+        for id_, target in (
+            (batch["output_file_id"], output or file.with_name(f"{file.name}.output.jsonl")),
+            (batch["error_file_id"], errors or file.with_name(f"{file.name}.errors.jsonl")),
+        ):
+            if id_ is not None:
+                server.save(id_, target)
+                typer.echo(f"{'Answers' if id_ == batch['output_file_id'] else 'Errors'}: {target}")
+        if not keep:
+            for id_ in filter(None, (sent["id"], batch["output_file_id"], batch["error_file_id"])):
+                server.delete(f"/files/{id_}")
+    counts = batch["request_counts"]
+    done = counts["completed"] + counts["failed"]
+    rate = f"{done / seconds:.1f} lines a second" if seconds else ""
+    typer.echo(f"{batch['status']}: {counts['completed']} answers, {counts['failed']} errors, {seconds:.1f} s, {rate}")
+    if counts["completed"] != counts["total"] or batch["status"] != "completed":
+        raise typer.Exit(1)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:.1f} lines/s")
+
+
+def _followed(server: _Server, batch: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """Show how far it is until it has ended; return it, and for how many seconds its lines were answered."""
+    console = Console()
+    columns = (TextColumn("{task.description:<12}"), BarColumn(bar_width=32), MofNCompleteColumn())
+    began = time.monotonic()
+    with Progress(*columns, _Rate(), TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(batch["status"], total=None)
+        while batch["status"] not in _ENDED:
+            time.sleep(_POLL_SECONDS)
+            batch = server.get(f"/batches/{batch['id']}")
+            counts = batch["request_counts"]
+            done = counts["completed"] + counts["failed"]
+            progress.update(task, description=batch["status"], completed=done, total=counts["total"] or None)
+    return batch, time.monotonic() - began
+
+
+def _endpoint_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        first = next(filter(bytes.strip, opened), b"")
+    try:
+        return str(json.loads(first)["url"])
+    except (ValueError, TypeError, KeyError):
+        return refuse(f"The first line of {file} names no `url`. Each line is like docs/batches.md shows.")
+
+
+def _row(batch: dict[str, Any]) -> tuple[str, ...]:
+    counts = batch["request_counts"]
+    moments = (_moment(batch[name]) for name in ("created_at", "expires_at"))
+    numbers = (str(counts[name]) for name in ("completed", "failed", "total"))
+    return (batch["id"], batch["status"], *numbers, batch["endpoint"], batch["model"] or "-", *moments)
+
+
+def _moment(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+
+
+def _errors(batch: dict[str, Any]) -> list[str]:
+    found = (batch["errors"] or {"data": []})["data"]
+    return [one["message"] if one["line"] is None else f"line {one['line']}: {one['message']}" for one in found]
+
+
+class _Server:
+    """A server and a key. What it refuses is said on stderr, and ends the command."""
+
+    def __init__(self, client: httpx2.Client) -> None:
+        self._client = client
+
+    @classmethod
+    @contextmanager
+    def open(cls, url: str | None, data_dir: Path | None) -> Iterator[_Server]:
+        key = os.environ.get("HEARTH_KEY") or refuse("Set HEARTH_KEY to a key with the scope `batch`.")
+        base_url = url or os.environ.get("HEARTH_URL")
+        if not base_url:
+            status = ask(load_settings(data_dir=data_dir).data_dir, _ANSWER_SECONDS)
+            base_url = status and status.base_url
+        if not base_url:
+            refuse("No server runs here. Name one with --url http://HOST:8000/v1, or HEARTH_URL.")
+        base_url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1"
+        headers = {"Authorization": f"Bearer {key}"}
+        with httpx2.Client(base_url=base_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
+            yield cls(client)
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """Ask, and again while the server is being restarted."""
+        deadline = time.monotonic() + _AGAIN_SECONDS
+        while True:
+            try:
+                response = self._client.get(path, params=query)
+            except httpx2.TransportError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                if response.status_code not in {429, 503} or time.monotonic() > deadline:
+                    return self._answer(response)
+            time.sleep(_POLL_SECONDS)
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        return self._answer(self._sent("POST", path, **body))
+
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._answer(self._sent("DELETE", path))
+
+    def upload(self, file: Path) -> dict[str, Any]:
+        with file.open("rb") as opened:
+            return self.post("/files", files={"file": (file.name, opened)}, data={"purpose": "batch"})
+
+    def save(self, file: str, target: Path) -> None:
+        """Write what is in a file of the server."""
+        with self._client.stream("GET", f"/files/{file}/content") as response, target.open("wb") as opened:
+            if response.status_code != 200:
+                response.read()
+                self._answer(response)
+            for piece in response.iter_bytes(_SAVED_AT_A_TIME):
+                opened.write(piece)
+
+    def _sent(self, method: str, path: str, **body: Any) -> httpx2.Response:
+        try:
+            return self._client.request(method, path, **body)
+        except httpx2.TransportError:
+            refuse(f"{self._client.base_url} does not answer. Is this the server's address?", code=1)
+
+    def _answer(self, response: httpx2.Response) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = response.json()
+            if response.is_success:
+                return answer
+            refuse(str(answer["error"]["message"]), code=1)
+        except (ValueError, KeyError, TypeError):
+            refuse(f"{self._client.base_url} answers {response.status_code}, and not like Hearth.", code=1)
