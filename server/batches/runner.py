@@ -84,8 +84,8 @@ class BatchLimits:
 class Window:
     """The lines at work. Belongs to one event loop.
 
-    Each key has an equal share of them. A line that may be what kills its engine runs alone in its model, as far as the
-    lines of batches go: others wait.
+    Keys that could begin more have equal shares of them. A line that may be what kills its engine runs alone in its
+    model, as far as the lines of batches go: others wait.
     """
 
     def __init__(self, most_running: int, most_bytes: int) -> None:
@@ -95,17 +95,21 @@ class Window:
         self._by_model: Counter[str] = Counter()
         self._alone: Counter[str] = Counter()  # those that run alone, or wait to
         self._changed = asyncio.Event()
-        self.keys: Counter[str] = Counter()  # runs that feed
+        self._waiting: list[tuple[str, Callable[[], bool]]] = []
 
     async def enter(self, key: str, model: str, size: int, *, alone: bool, most: Callable[[], bool]) -> None:
         """Wait until one more fits in, and `most` says so too."""
         self._alone[model] += alone
+        waiter = (key, most)
+        self._waiting.append(waiter)
         try:
             await self.until(lambda: most() and self._fits(key, model, size, alone=alone))
         except BaseException:
             self._alone[model] -= alone
             self.wake()
             raise
+        finally:
+            self._waiting.remove(waiter)
         self._bytes += size
         self._by_key[key] += 1
         self._by_model[model] += 1
@@ -131,7 +135,8 @@ class Window:
         if (self._by_model[model] if alone else self._alone[model]) > 0:
             return False
         running = self._by_key.total()
-        share = self._by_key[key] * max(1, len(+self.keys)) < self._most_running
+        keys = {key, *(other for other, could in self._waiting if could())}
+        share = self._by_key[key] * len(keys) < self._most_running
         return running == 0 or (share and running < self._most_running and self._bytes + size <= self._most_bytes)
 
 
@@ -431,16 +436,11 @@ class _Run:
 
     async def _feed(self) -> Ending:
         """Answer every line that has no record, as many at a time as there may be."""
-        self._runner.window.keys[self.row.key_id] += 1
-        self._runner.window.wake()
         try:
             async with asyncio.TaskGroup() as group:
                 await self._feed_to(group)
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        finally:
-            self._runner.window.keys[self.row.key_id] -= 1
-            self._runner.window.wake()
         return "completed"
 
     async def _feed_to(self, group: asyncio.TaskGroup) -> None:

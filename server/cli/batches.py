@@ -1,4 +1,4 @@
-"""`hearth batches`: file batches of a key, over HTTP like any other client; `run` takes one from a file to its answers."""
+"""`hearth batches`: file batches of a key, over HTTP like any other client; `run` takes a file to its answers."""
 
 from __future__ import annotations
 
