@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, images, many, pictures, start
+from bench import batch, chat, fair, files, images, many, pictures, start
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -22,6 +22,7 @@ for command in (
     fair.Fair,
     images.Images,
     batch.Batch,
+    files.Files,
     start.Start,
     start.Killed,
     many.Many,

@@ -174,7 +174,7 @@ class _Server:
         base_url = url or os.environ.get("HEARTH_URL")
         if not base_url:
             status = ask(load_settings(data_dir=data_dir).data_dir, _ANSWER_SECONDS)
-            base_url = status and status.base_url
+            base_url = None if status is None else status.base_url
         if not base_url:
             refuse("No server runs here. Name one with --url http://HOST:8000/v1, or HEARTH_URL.")
         base_url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1"
