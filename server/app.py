@@ -39,7 +39,7 @@ from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
 from server.observability.status_server import Inspection
 from server.observability.tracing import Tracing
-from server.settings import Settings, database_url
+from server.settings import Settings, database_url, files_folder
 from server.store.batches import BatchStore
 from server.store.database import Database
 from server.store.key_cache import KeyCache
@@ -179,7 +179,12 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
 
 def _batch_runner(app: FastAPI, settings: Settings) -> Runner:
     state = app.state
-    folder = Folder(settings.data_dir / "batches", kept_free_bytes=int(settings.disk_reserve_gib * 2**30))
+    shared = files_folder(settings)
+    folder = Folder(
+        shared or settings.data_dir / "batches",
+        kept_free_bytes=int(settings.disk_reserve_gib * 2**30),
+        shared=shared is not None,
+    )
     store = BatchStore(state.database)
     limits = BatchLimits(
         most_lines=settings.max_batch_lines,

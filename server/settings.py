@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -51,6 +51,13 @@ def _origin(value: str) -> str:
             "https://chat.example.org or http://localhost:3000, separated by commas; or * for every web page"
         )
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], "-"))
+
+
+def _folder_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise ValueError("must be the address of a folder, like file:///srv/hearth-files")
+    return value
 
 
 def _network(value: str) -> str:
@@ -112,6 +119,9 @@ class Settings(BaseSettings):
     file_retention_days: float = Field(
         30, gt=0, le=3660, description="files are deleted after that, unless their client has said when"
     )
+    files_url: Annotated[str, AfterValidator(_folder_url)] | None = Field(
+        None, description="file:///folder for files of batches that all servers of one PostgreSQL share"
+    )
     max_batch_lines: int = Field(50_000, ge=1, le=1_000_000, description="lines in the file of a batch")
     disk_reserve_gib: float = Field(
         1, ge=0, le=2**20, description="what files of batches leave free on the disk of the data directory (507)"
@@ -153,6 +163,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what goes to standard error")
 
 
+def files_folder(settings: Settings) -> Path | None:
+    """Return the folder that all servers share for files of batches; None: each has its own in its data directory."""
+    return None if settings.files_url is None else Path(unquote(urlsplit(settings.files_url).path))
+
+
 def database_url(settings: Settings) -> str:
     """Return where keys, limits and usage are kept. It may hold a password: for `Database.open` alone."""
     if settings.database_url is not None:
@@ -169,6 +184,9 @@ def load_settings(**flags: Any) -> Settings:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         problems += [f"{_PREFIX}{str(item['loc'][0]).upper()}: {sentence(item)}" for item in error.errors()]
+    else:
+        if settings.files_url is not None and settings.database_url is None:
+            problems.append("HEARTH_FILES_URL: needs HEARTH_DATABASE_URL, which says whose the shared files are")
     if problems:
         raise SettingsError("The settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
     return settings

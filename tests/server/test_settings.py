@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from serving import ROOT
 
-from server.settings import Settings, SettingsError, load_settings, removed_names
+from server.settings import Settings, SettingsError, files_folder, load_settings, removed_names
 
 
 def test_an_unknown_setting_is_refused_with_the_name_that_was_probably_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +43,15 @@ def test_the_documentation_names_the_default(name: str):
         assert said == "none"
     else:  # made when it is needed, or none: told in words
         assert said
+
+
+def test_a_shared_folder_of_files_needs_a_shared_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEARTH_FILES_URL", "file:///srv/hearth%20files")
+    with pytest.raises(SettingsError, match="HEARTH_FILES_URL: needs HEARTH_DATABASE_URL"):
+        load_settings()
+    monkeypatch.setenv("HEARTH_DATABASE_URL", "postgresql+psycopg://user@host/name")
+    assert files_folder(load_settings()) == Path("/srv/hearth files")
+    for wrong in ("s3://bucket/folder", "/srv/files", "file://host/srv", "file:srv"):
+        monkeypatch.setenv("HEARTH_FILES_URL", wrong)
+        with pytest.raises(SettingsError, match="HEARTH_FILES_URL: must be the address of a folder"):
+            load_settings()
