@@ -9,22 +9,26 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from fastapi.responses import Response
+from pydantic import ValidationError
 
 from engine import ChatRequest, ChatResult, TextRequest, Urgency
+from server.api.schema import Strict
 from server.auth.access import Access, RequiresScope
 from server.auth.metering import MeteredEngine
-from server.errors import ApiError
+from server.errors import ApiError, invalid_body
 from server.http.disconnect import Drain, until_disconnect
 from server.http.streaming import Encoder, StreamedResponse, TokenEvents
 from server.observability.access_log import RequestRecord
 from server.settings import Settings
 from server.store.audit import Actor
 from server.store.keys import ApiKey
+
+_Body = TypeVar("_Body", bound=Strict)
 
 
 class Answer(Encoder):
@@ -95,6 +99,22 @@ class Caller(Asker):
 def json_response(answer: Any) -> Response:
     """Encode an answer without FastAPI's walk through it."""
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def checked(kind: type[_Body], value: Any) -> _Body:
+    """Check what did not come as the body of a request like one that did. Raises `ApiError`."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
+
+
+def checked_line(kind: type[_Body], value: Any) -> _Body:
+    """Check a body within a batch, the answer to which cannot be a stream. Raises `ApiError`."""
+    body = checked(kind, value)
+    if getattr(body, "stream", None):
+        raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
+    return body
 
 
 def event(kind: str, **fields: Any) -> bytes:

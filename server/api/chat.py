@@ -12,10 +12,10 @@ from fastapi.responses import Response
 from pydantic import Field, WithJsonSchema
 
 from engine import Urgency, Usage
-from server.api.caller import Asker, Caller, CallerWith, ChatCaller, json_response
+from server.api.caller import Asker, Caller, CallerWith, ChatCaller, checked_line, json_response
 from server.api.chat_answer import ChatAnswer, usage_object
 from server.api.chat_request import ChatCompletionBody, to_chat_request
-from server.api.schema import Strict, checked_line
+from server.api.schema import Strict
 from server.errors import ApiError, to_api_error
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute

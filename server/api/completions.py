@@ -9,10 +9,10 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine import ChatChoice, ChatDelta, ChatStep, Prompt, TextRequest, TokenLogprob
-from server.api.caller import Asker, ChatCaller
+from server.api.caller import Asker, ChatCaller, checked_line
 from server.api.chat_answer import CompletionAnswer
 from server.api.chat_request import SampledBody
-from server.api.schema import INT64_MAX, TopLogprobs, checked_line, refused
+from server.api.schema import INT64_MAX, TopLogprobs, refused
 from server.http.routing import StrictRoute
 from server.validation import FieldError
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
-from server.errors import ApiError, invalid_body
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 _T = TypeVar("_T")
 MAX_MESSAGES = 4096  # whatever the setting says: each of them may be wrong, and be a finding
@@ -80,25 +78,6 @@ class ModelBody(Strict):
     guided_regex: EngineField = None
     guided_choice: EngineField = None
     guided_grammar: EngineField = None
-
-
-_Body = TypeVar("_Body", bound=Strict)
-
-
-def checked(kind: type[_Body], value: Any) -> _Body:
-    """Check what did not come as the body of a request like one that did. Raises `ApiError`."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
-
-
-def checked_line(kind: type[_Body], value: Any) -> _Body:
-    """Check a body within a batch, the answer to which cannot be a stream. Raises `ApiError`."""
-    body = checked(kind, value)
-    if getattr(body, "stream", None):
-        raise ApiError(400, "invalid_value", "`stream` cannot be true within a batch.", param="stream")
-    return body
 
 
 class Asked(BaseModel):

@@ -89,6 +89,8 @@ def test_whatever_is_sent_the_answer_is_one_that_is_described(
 ) -> None:
     headers = {"Authorization": f"Bearer {admin_key.text}"}
     for operation in operations(document):
+        if operation.path == "/v1/files" and operation.method == "post":
+            continue  # a form, which it makes for another client: tests/server/api/test_file_batches.py
         if mode is GenerationMode.NEGATIVE and operation.method == "get":
             continue  # nothing in it can be wrong
         strategy = operation.as_strategy(generation_mode=mode)

@@ -14,12 +14,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from engine import ChatDelta, ChatRequest, ChatStep, GenerationError, TokenLogprob, ToolCallDelta, Usage
-from server.api.caller import Asker, ChatCaller, event, json_response
+from server.api.caller import Asker, ChatCaller, checked_line, event, json_response
 from server.api.chat_answer import logprob
 from server.api.chat_request import FieldNames, to_chat_body, to_chat_request
 from server.api.left_out import OtherTool
 from server.api.responses import schema
-from server.api.schema import checked_line
 from server.errors import ApiError
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
