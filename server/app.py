@@ -28,9 +28,9 @@ from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns
-from server.console import routes as console
 from server.batches.folder import Folder
 from server.batches.runner import BatchLimits, Runner
+from server.console import routes as console
 from server.http.disconnect import ClientDisconnectedError, Drain, client_disconnected
 from server.http.middleware import Cors, Gate, RequestContext
 from server.http.routing import Bodies
