@@ -76,7 +76,8 @@ class Need:
         """Return the context that it is served with where its KV cache is so large."""
         if self.cache is None or self.context_length is None or not self.longest_context:
             return self.context_length
-        longest = self.cache.coarse().longest(kv_bytes, self.longest_context)
+        # Blocks of either size: what just fits into coarse ones may lack a few bytes with fine ones
+        longest = min(cache.longest(kv_bytes, self.longest_context) for cache in (self.cache, self.cache.coarse()))
         if longest < self.longest_context:
             longest -= longest % _CONTEXT_STEP
         return max(longest, self.context_length)
