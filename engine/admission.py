@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Self
+from typing import Protocol, Self
 
 from engine.errors import NotStartedError, OverloadedError, engine_died
 from engine.fair_queue import Claim, FairQueue, InFlight
@@ -94,6 +94,16 @@ class _Standing(IntEnum):
     BATCH = 2
 
 
+class Asking(Protocol):
+    """Who asks, and how urgently."""
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def urgency(self) -> Urgency: ...
+
+
 class Admission:
     """The bounded, fair queue of one model and what runs in it. Made and used in one event loop."""
 
@@ -129,7 +139,7 @@ class Admission:
         self._room = room
         self._dispatch()
 
-    def arrive(self, request: GenerationRequest) -> None:
+    def arrive(self, request: Asking) -> None:
         """Count a request as in flight, waiting or running, until `depart`.
 
         Raises `OverloadedError`, before any work is done for it, where it could only be refused later.
@@ -140,7 +150,7 @@ class Admission:
         self._in_flight.add(request.owner)
         self.begin_work()
 
-    def depart(self, request: GenerationRequest) -> None:
+    def depart(self, request: Asking) -> None:
         self._in_flight.remove(request.owner)
         self.end_work()
 

@@ -17,7 +17,17 @@ from engine.backends.diffusers.model import ImageModel
 from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
 from engine.backends.vllm.engine import VllmChat
-from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.backends.vllm.pooling import VllmPooling
+from engine.config import (
+    ChatModelSpec,
+    Config,
+    EmbeddingModelSpec,
+    ImageModelSpec,
+    ModelSpec,
+    PoolingModelSpec,
+    RerankModelSpec,
+    SpeechModelSpec,
+)
 from engine.config.models import SIZES
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
 from engine.media import ImageLimits, Pictures, PixelLoad, image_paths
@@ -25,11 +35,22 @@ from engine.placement.hardware import Prefer
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
-from engine.stream import ImageStream, SpeechStream, Stream, TokenStream
-from engine.types import ChatRequest, ImageRequest, ModelHealth, ModelInfo, ModelLoad, TextRequest, Tokenized, Urgency
+from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, TokenStream
+from engine.types import (
+    ChatRequest,
+    EmbeddingRequest,
+    ImageRequest,
+    ModelHealth,
+    ModelInfo,
+    ModelLoad,
+    RerankRequest,
+    TextRequest,
+    Tokenized,
+    Urgency,
+)
 from engine.voices.types import SpeechRequest, Voice
 
-_Spec = TypeVar("_Spec", ChatModelSpec, ImageModelSpec, SpeechModelSpec)
+_Spec = TypeVar("_Spec", bound=ModelSpec)
 
 
 class Engine:
@@ -129,6 +150,21 @@ class Engine:
         """
         async with self._leased(request.model, ImageModelSpec, stream):
             cast("ImageModel", self._pool.get(request.model)).images(request, stream)
+        return stream
+
+    async def embed(self, request: EmbeddingRequest, stream: PoolingStream) -> PoolingStream:
+        """Put the vector of each input into `stream`, as it is done. Closing it aborts what is not done.
+
+        Everything that can be refused is raised where the stream is read.
+        """
+        async with self._leased(request.model, EmbeddingModelSpec, stream):
+            cast("VllmPooling", self._pool.get(request.model)).embed(request, stream)
+        return stream
+
+    async def rerank(self, request: RerankRequest, stream: PoolingStream) -> PoolingStream:
+        """Put into `stream` how well each document answers the query, like `embed`."""
+        async with self._leased(request.model, RerankModelSpec, stream):
+            cast("VllmPooling", self._pool.get(request.model)).rerank(request, stream)
         return stream
 
     def voices(self, model: str) -> tuple[Voice, ...]:
@@ -312,6 +348,12 @@ class Engine:
             return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):
             return replace(info, sizes=tuple(f"{edge}x{edge}" for edge in SIZES))
+        if isinstance(spec, PoolingModelSpec):
+            longest, dimensions = spec.engine.max_input_tokens, None
+            with contextlib.suppress(EngineError):
+                backend = cast("VllmPooling", self._pool.get(spec.id))
+                longest, dimensions = backend.max_input_tokens, backend.dimensions
+            return replace(info, max_input_tokens=longest, dimensions=dimensions)
         context_length = spec.engine.context_length
         with contextlib.suppress(EngineError):
             context_length = self._chat_backend(spec.id)[0].context_length
@@ -323,6 +365,8 @@ _LACKS: dict[type, tuple[str, str]] = {
     ChatModelSpec: ("does not chat", "chat"),
     ImageModelSpec: ("makes no images", "image_generation"),
     SpeechModelSpec: ("does not speak", "speech"),
+    EmbeddingModelSpec: ("makes no vectors", "embedding"),
+    RerankModelSpec: ("does not rerank", "rerank"),
 }
 
 

@@ -23,6 +23,7 @@ from engine.types import (
     FinishedImage,
     ImageEvent,
     ImageProgress,
+    Pooled,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -200,6 +201,23 @@ class TokenStream(Stream[ChatStep]):
         if joined is not None:
             self._items.pop()
         self._items.append(joined or item)
+
+
+class PoolingStream(Stream[Pooled]):
+    """What became of the inputs of one request, in the order in which they were done.
+
+    `prompt_tokens` counts those of inputs that were computed, read or not.
+    """
+
+    __slots__ = ("prompt_tokens",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt_tokens = 0
+
+    def put(self, item: Pooled) -> None:
+        self.prompt_tokens += 0 if self.finished else item.tokens
+        super().put(item)
 
 
 class BoundedStream(Stream[T]):

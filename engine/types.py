@@ -1,5 +1,6 @@
 """What crosses the border between the engine and its callers: plain frozen data, no behaviour."""
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,6 +13,7 @@ Report: TypeAlias = Callable[[str, float], None]
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 Quality = Literal["standard", "hd"]
+InputType = Literal["query", "document"]
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 ModelStatus = Literal["unloaded", "loading", "ready", "sleeping", "failed"]
@@ -229,8 +231,9 @@ class ChatResult:
 class ModelInfo:
     """A model as its users see it.
 
-    `context_length` is None until a chat model has been loaded once. `sizes` are those of images, None where it makes
-    none. `running` counts sequences, images or texts at work, `waiting` requests before their turn.
+    `context_length` is None until a chat model has been loaded once, `max_input_tokens` and `dimensions` until a model
+    for embeddings or reranking has. `sizes` are those of images, None where it makes none. `running` counts sequences,
+    images or texts at work, `waiting` requests before their turn.
     """
 
     id: str
@@ -246,6 +249,8 @@ class ModelInfo:
     sizes: tuple[str, ...] | None = None
     running: int = 0
     waiting: int = 0
+    dimensions: int | None = None
+    max_input_tokens: int | None = None
 
     @property
     def max_model_len(self) -> int | None:
@@ -331,6 +336,54 @@ class ImageRequest:
     owner: str = ""
     queue_share: float = 1.0
     before_turn: Callable[[int], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRequest:
+    """What embeddings and reranking have in common, already checked field by field.
+
+    With `truncate` an input that is too long is cut, else it is refused. `owner`, `urgency` and `queue_share` as in
+    `GenerationRequest`; `before_turn` is awaited with the tokens of all inputs, before the first waits for its turn,
+    and what it raises refuses the request.
+    """
+
+    request_id: str
+    model: str
+    truncate: bool = False
+    owner: str = ""
+    urgency: Urgency = Urgency.INTERACTIVE
+    queue_share: float = 1.0
+    before_turn: Callable[[int], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest(PoolingRequest):
+    """Texts, or token ids of this very model, that become vectors.
+
+    `dimensions`: how many numbers a vector has; None: as many as the model makes. `input_type` puts the model's prefix
+    for it before texts.
+    """
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+    input_type: InputType | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRequest(PoolingRequest):
+    """A query, and the texts that are to be put in the order in which they answer it."""
+
+    query: str
+    documents: tuple[str, ...]
+
+
+class Pooled(msgspec.Struct, frozen=True, gc=False):
+    """What became of input `index`, which had so many `tokens`: a vector; of a reranker one number, above 0 for yes."""
+
+    index: int
+    tokens: int
+    values: "array[float]"
+    """In 32 bits."""
 
 
 class ImageJob(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import audio, chat, completions, key, models, reference, tokens
+from server.api import audio, chat, completions, embeddings, key, models, reference, rerank, tokens
 from server.api.admin import commands, usage
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
@@ -56,6 +56,8 @@ _ROUTES = (
     files,
     batches,
     tokens,
+    embeddings,
+    rerank,
     images,
     audio,
     models,

@@ -40,6 +40,8 @@ _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "chat": ("/chat/completions", _CHAT, ""),
     "image_generation": ("/images/generations", {"prompt": "a red circle", "response_format": "url"}, ""),
     "text": ("/completions", {"prompt": "Once upon a time", "max_tokens": 32}, ""),
+    "embedding": ("/embeddings", {"input": "Hello, world."}, ""),
+    "rerank": ("/rerank", {"query": "Who is there?", "documents": ["Hello, world.", "It is late."]}, ""),
     "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
 }
 _COUNTDOWN_SECONDS = 1.0

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from engine.admission import Admission
+from engine.stream import Stream
 
+_T = TypeVar("_T")
 _log = logging.getLogger("hearth.backends")
 
 WORKER_ENVIRONMENT = {
@@ -25,6 +28,27 @@ class Backend(Protocol):
     @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, without those that they have started."""
+
+    def start(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
+        """Have `make` fill the stream. It goes on at its own pace, read or not; closing the stream cancels it."""
+        making = asyncio.create_task(self._make(stream, make))
+
+        def abort() -> asyncio.Future[None]:
+            making.cancel()
+            return making
+
+        stream.abort = abort
+
+    async def _make(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
+        failure: Exception | None = None
+        self.admission.begin_work()
+        try:
+            await make(stream)
+        except Exception as error:  # noqa: BLE001  # raised where the stream is read
+            failure = error
+        finally:
+            self.admission.end_work()
+        stream.finish(failure)
 
     async def idle(self) -> None:
         """Return when no request runs or waits here any more."""

@@ -14,8 +14,11 @@ from engine.config.models import (
     SPEC_BY_TASK,
     ChatModelSpec,
     CommonModelSpec,
+    EmbeddingModelSpec,
     ImageModelSpec,
     ModelSpec,
+    PoolingModelSpec,
+    RerankModelSpec,
     SpeechModelSpec,
     TierSpec,
 )

@@ -477,7 +477,65 @@ class SpeechModelSpec(CommonModelSpec):
     """How it is run, and its queue. Every value has a default."""
 
 
-ModelSpec: TypeAlias = ChatModelSpec | ImageModelSpec | SpeechModelSpec
+class PoolingEngineSpec(EngineSpec):
+    """How vLLM runs it. Every value has a default."""
+
+    max_input_tokens: Annotated[int, Field(ge=8, le=1 << 20)] | None = None
+    """Tokens of one input at most. null: what the variant or the model's own configuration says."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 128
+    """Inputs that are computed at the same time; more wait. An eighth of the places is closed to long lists, one in 32
+    is kept for keys that have nothing running."""
+    max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Requests that may wait. The next one is answered with 503 server_overloaded."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format in memory. auto: what the variant says, else what the model was saved in: of 32 bits 16 are kept on
+    a GPU; on a CPU all but bfloat16 is float32."""
+    kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
+    """GiB for the keys and values of inputs that are computed; only models made of a chat model need them. null: what
+    the plan gives it, on a CPU 1 GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU's memory for this model. Better left out: the plan then sees to it. Without effect on a CPU."""
+    enforce_eager: bool | None = None
+    """true: skip compilation and CUDA graphs, for a faster start and slower answers. null: compile on a GPU."""
+
+
+class _PoolingSpec(CommonModelSpec):
+    """What models have in common that read a text and answer with numbers."""
+
+    engine: PoolingEngineSpec = PoolingEngineSpec()
+    """How vLLM runs it. Every value has a default."""
+
+
+class EmbeddingModelSpec(_PoolingSpec):
+    """A model that makes a vector of a text."""
+
+    task: Literal["embedding"]
+    """What the model does."""
+    capabilities: Names[Literal["embedding"]]
+    """What clients may ask of it."""
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """How the tokens of a text become one vector. null: as the folder says, in the layout of sentence-transformers; a
+    folder that does not say it is refused."""
+    least_dimensions: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """`dimensions` of a request may cut vectors down to so many numbers: only for a model that was trained for it
+    (Matryoshka). null: it is refused."""
+    query_prefix: Annotated[str, Field(max_length=1000)] | None = None
+    """Put before inputs of `input_type: query`. null: what the folder says, which may be nothing."""
+    document_prefix: Annotated[str, Field(max_length=1000)] | None = None
+    """Put before inputs of `input_type: document`. null: what the folder says, which may be nothing."""
+
+
+class RerankModelSpec(_PoolingSpec):
+    """A model that says how well a text answers a query."""
+
+    task: Literal["rerank"]
+    """What the model does."""
+    capabilities: Names[Literal["rerank"]]
+    """What clients may ask of it."""
+
+
+PoolingModelSpec: TypeAlias = EmbeddingModelSpec | RerankModelSpec
+ModelSpec: TypeAlias = ChatModelSpec | ImageModelSpec | SpeechModelSpec | EmbeddingModelSpec | RerankModelSpec
 SPEC_BY_TASK: dict[str, type[ModelSpec]] = {
     get_args(spec.model_fields["task"].annotation)[0]: spec for spec in get_args(ModelSpec)
 }

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, PoolingModelSpec, SpeechModelSpec
 from engine.config.models import VariantSpec
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
@@ -161,6 +161,10 @@ def _need(  # noqa: PLR0913  # each of them tells a size
             longest = variant.max_context_length or 0
         cache = _cache(variant, split, gpu_bytes, halved=spec.engine.kv_cache_dtype != "auto")
         fixed_gib = spec.engine.kv_cache_gib
+    elif isinstance(spec, PoolingModelSpec) and variant.kv_kib_per_token:  # it is made of a chat model
+        longest_input = spec.engine.max_input_tokens or variant.context_length or DEFAULT_CONTEXT
+        tokens = variant.chats * longest_input
+        fixed_gib = spec.engine.kv_cache_gib or tokens * variant.kv_kib_per_token / 2**20
     share = explicit(spec, "gpu_memory_utilization") if split else None
     need = Need(
         variant,
@@ -227,6 +231,8 @@ def _read_folder(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:
         size_gib = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / GIB
         if isinstance(spec, ImageModelSpec):
             shape: dict[str, Any] = {"activations_gib": 3.0}
+        elif isinstance(spec, PoolingModelSpec):
+            shape = {"activations_gib": 1.0}
         else:
             shape = _chat_shape(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         common = {"folder": spec.weights, "licence": _LICENCE, "weights_gib": size_gib, "runs_on": "any"}

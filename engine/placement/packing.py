@@ -122,7 +122,7 @@ def _sleepers(layout: Layout, turning: Collection[str]) -> set[str]:
 def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> Placed:
     need, devices = _need(one), [device for device in layout.devices if device.index in one.places]
     size = one.device_bytes + min(_more_kv(layout, one, device, swap_by) for device in devices)
-    has_kv = need.cache or need.share
+    has_kv = need.cache or need.share or need.fixed_kv
     utilization = math.floor(size / min(device.total_bytes for device in devices) * 10_000) / 10_000
     return replace(
         one,

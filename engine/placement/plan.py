@@ -11,7 +11,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.config import (
+    ChatModelSpec,
+    Config,
+    EmbeddingModelSpec,
+    ImageModelSpec,
+    ModelSpec,
+    RerankModelSpec,
+    SpeechModelSpec,
+)
 from engine.config.models import VariantSpec
 from engine.placement import report
 from engine.placement.hardware import GIB, Hardware, Prefer
@@ -21,7 +29,8 @@ from engine.placement.types import Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 # The demo that answers for a task.
-_DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices"}
+DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices", "embedding": "embedding", "rerank": "rerank"}
+_RANKS = {SpeechModelSpec: 0, EmbeddingModelSpec: 1, RerankModelSpec: 1, ChatModelSpec: 2, ImageModelSpec: 3}
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 
@@ -120,9 +129,8 @@ class _Planner:
 
 
 def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
-    """Which stay loaded first: voices, which are small, then chat, then chat with vision; images last."""
-    task = {SpeechModelSpec: 0, ChatModelSpec: 1, ImageModelSpec: 2}[type(spec)]
-    return task, "vision" in spec.capabilities, spec.id
+    """Which stay loaded first: what is small, voices above all; then chat, then chat with vision; images last."""
+    return _RANKS[type(spec)], "vision" in spec.capabilities, spec.id
 
 
 def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | Refusal:
@@ -283,7 +291,7 @@ class _Change:
         """Yield what helps where memory does not: a demo for one of the models, or one model less."""
         specs = [self.config.models[name] for name in lack.models]
         for spec in reversed(specs):
-            demo = spec.model_copy(update={"demo": _DEMO_OF_TASK[spec.task]})
+            demo = spec.model_copy(update={"demo": DEMO_OF_TASK[spec.task]})
             if spec.demo is None and spec.id not in self.planner.folders and self._fits_with(demo):
                 yield f"give {spec.id} a `demo` in models.yaml"
                 break

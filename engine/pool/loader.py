@@ -18,8 +18,17 @@ from engine.backends import Backend
 from engine.backends.diffusers.model import ImageModel
 from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
-from engine.backends.vllm.engine import Launch, Sleep, VllmChat
-from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, SpeechModelSpec
+from engine.backends.vllm.engine import ChatTools, Launch, Sleep, VllmChat
+from engine.backends.vllm.pooling import VllmPooling
+from engine.config import (
+    ChatModelSpec,
+    Config,
+    EmbeddingModelSpec,
+    ImageModelSpec,
+    ModelSpec,
+    PoolingModelSpec,
+    SpeechModelSpec,
+)
 from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.media import Pictures, PixelLoad
@@ -30,7 +39,7 @@ from engine.placement.plan import plan
 from engine.placement.types import Placed, Plan, Refusal
 from engine.pool.memory import Ledger, MemoryPlan, Share
 from engine.pool.model_state import needs_another_engine
-from engine.pool.records import CompiledModels
+from engine.pool.records import CompiledModels, keep_source_of_vectors
 from engine.process.spawning import with_variables
 from engine.types import Report, Served
 from engine.voices.catalogue import Voices
@@ -117,8 +126,8 @@ class Loader:
         return False
 
     def prepare(self) -> None:
-        chats = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec)]
-        processes.prepare(max((self._cpu_threads(spec) for spec in chats), default=1))
+        on_vllm = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec | PoolingModelSpec)]
+        processes.prepare(max((self._cpu_threads(spec) for spec in on_vllm), default=1))
 
     @property
     def pixels(self) -> PixelLoad:
@@ -150,6 +159,8 @@ class Loader:
                         self.lacks.pop(spec.id, None)
                         if chat.lacks:
                             self.lacks[spec.id] = chat.lacks
+                    elif isinstance(spec, PoolingModelSpec):
+                        backend = await self._load_pooling(spec, planned, folder, report, is_demo=is_demo)
                     else:
                         backend = await self._load_images(spec, planned, folder, report, is_demo=is_demo)
             finally:
@@ -184,15 +195,32 @@ class Loader:
         spec = planned.chat_spec(spec, is_demo=is_demo)
         self._check_cache(spec)
         spec = await asyncio.to_thread(with_fitting_context, spec, folder, self._hardware, chosen=said is None)
-        starter, grammar_starter = self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu"), self._starter("grammars")
-        metrics = CollectorRegistry() if self._vllm_metrics else None
-        launch = Launch(spec, folder, starter, grammar_starter, self._pictures, report, metrics, sleep)
+        tools = ChatTools(self._starter("grammars"), self._pictures)
+        launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep)
         if not self._on_cpu:
-            return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager))
+            return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager), tools)
         if not self.compiled.choose(spec, folder):
-            return await VllmChat.load(replace(launch, compiled=False))
+            return await VllmChat.load(replace(launch, compiled=False), tools)
         with self.compiled.used(spec, folder):
-            return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None))
+            return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None), tools)
+
+    async def _load_pooling(
+        self, spec: PoolingModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
+    ) -> Backend:
+        compiled = not self._on_cpu and not spec.engine.enforce_eager
+        sleep = planned.sleep(spec, self._turn)
+        spec = planned.pooling_spec(spec, is_demo=is_demo)
+        launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep, compiled)
+        loaded = await VllmPooling.load(launch)
+        if isinstance(spec, EmbeddingModelSpec):
+            await asyncio.to_thread(keep_source_of_vectors, self._data_dir, spec.id, folder)
+        return loaded
+
+    def _starter_of(self, spec: ModelSpec) -> processes.StarterThread:
+        return self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu")
+
+    def _metrics(self) -> CollectorRegistry | None:
+        return CollectorRegistry() if self._vllm_metrics else None
 
     async def _load_images(
         self, spec: ImageModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
@@ -357,7 +385,7 @@ class Planned:
             sizes[None] = sizes.get(None, 0) + placed.ram_bytes
         return sizes
 
-    def sleep(self, spec: ChatModelSpec, turn: contextlib.AbstractAsyncContextManager[Any]) -> Sleep | None:
+    def sleep(self, spec: ModelSpec, turn: contextlib.AbstractAsyncContextManager[Any]) -> Sleep | None:
         """Return how a model sleeps; None when it is ended instead."""
         placed = self.of(spec.id)
         if placed.swap_by != "sleep" or not placed.gpus or self.is_demo(spec):
@@ -397,6 +425,22 @@ class Planned:
             left["max_num_seqs"] = placed.sequences  # vLLM would refuse to start with as many as were asked for
         if is_demo:
             left |= {"kv_cache_dtype": "auto", "speculative": None, "engine_args": {}}  # meant for the real model
+        return spec.model_copy(update={"engine": engine.model_copy(update=left)})
+
+    def pooling_spec(self, spec: PoolingModelSpec, *, is_demo: bool) -> PoolingModelSpec:
+        """Fill in what models.yaml leaves to the plan: the longest input, the number format and the memory."""
+        placed, engine = self.of(spec.id), spec.engine
+        values: dict[str, Any] = {}
+        if is_demo:
+            values = {"kv_cache_gib": _DEMO_KV_GIB, "gpu_memory_utilization": _DEMO_SHARE}
+        elif placed.variant is not None and spec.id not in self._own:
+            values = {"dtype": placed.variant.dtype, "max_input_tokens": placed.variant.context_length}
+        if placed.kv_bytes and not is_demo:
+            values["kv_cache_gib"] = placed.kv_bytes / GIB
+        if placed.utilization is not None:
+            values["gpu_memory_utilization"] = placed.utilization
+        said = {key for key in engine.model_fields_set if getattr(engine, key) not in {None, "auto"}}
+        left = {key: value for key, value in values.items() if key not in said}
         return spec.model_copy(update={"engine": engine.model_copy(update=left)})
 
     def image_spec(self, spec: ImageModelSpec, *, is_demo: bool) -> ImageModelSpec:

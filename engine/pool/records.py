@@ -1,6 +1,7 @@
-"""What the data folder keeps of loads: how long each phase took, and which chat models were compiled here."""
+"""What the data folder keeps of loads: how long each phase took, what was compiled here, whose vectors were made."""
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -16,8 +17,11 @@ from engine.files import read_record, write_record
 
 TIMES_FILE = "load-times.json"
 COMPILED_FILE = "compiled.json"
+VECTORS_FILE = "vectors.json"
 
 _log = logging.getLogger("hearth.records")
+_NO_SOURCES = "a change of an embedding model's weights goes unnoticed"
+_LOOKED_AT_BYTES = 2**20  # of the end of each file of weights: every training changes all of it
 _NO_TIMES = "the next start will not say how long it takes"
 
 
@@ -56,6 +60,34 @@ def _key(model: str, *, again: bool) -> str:
 def compiler() -> str | None:
     """Return the C++ compiler that torch would use: `CXX`, else g++; None if it is not here."""
     return shutil.which(os.environ.get("CXX") or "g++")
+
+
+class _Sources(msgspec.Struct):
+    weights: dict[str, str] = {}
+
+
+def keep_source_of_vectors(data_dir: Path | None, model: str, weights: Path) -> None:
+    """Remember which weights an embedding model was loaded with; warn where they are others than before. Blocks."""
+    if data_dir is None:
+        return
+    file, known = data_dir / VECTORS_FILE, hashlib.sha256()
+    for part in sorted(weights.glob("*.safetensors")):
+        with part.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size - _LOOKED_AT_BYTES))
+            known.update(b"%s %d %s" % (part.name.encode(), size, opened.read()))
+    now = f"{weights.name} {known.hexdigest()[:12]}"
+    record = read_record(file, _Sources, _NO_SOURCES)
+    before = record.weights.get(model, now)
+    if before != now:
+        _log.warning(
+            "%s makes vectors with other weights than before (%s, now %s): they do not fit those that were stored. "
+            "Embed all texts again, or put the old weights back.",
+            *(model, before, now),
+        )
+    if record.weights.get(model) != now:
+        record.weights[model] = now
+        write_record(file, record, _NO_SOURCES)
 
 
 class _Compiled(msgspec.Struct):

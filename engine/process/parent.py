@@ -9,12 +9,12 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
@@ -25,10 +25,8 @@ from engine.process import protocol
 from engine.process.protocol import FrameError, FrameReader, to_frame
 from engine.process.spawning import spawn
 from engine.process.watchdog import Guard, Patience
-from engine.stream import Stream
 from engine.types import Report
 
-_T = TypeVar("_T")
 _log = logging.getLogger("hearth.worker")
 
 CANCEL_SECONDS = 10.0
@@ -394,16 +392,6 @@ class WorkerBackend(Backend):
         self._watch.cancel()
         self.worker.terminate()
 
-    def start(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
-        """Have `make` fill the stream. It goes on at its own pace, read or not; closing the stream cancels it."""
-        making = asyncio.create_task(self._make(stream, make))
-
-        def abort() -> asyncio.Future[None]:
-            making.cancel()
-            return making
-
-        stream.abort = abort
-
     async def run(
         self, job: msgspec.Struct, take: Callable[[msgspec.Raw], None], *, within_seconds: float, advice: str
     ) -> None:
@@ -413,17 +401,6 @@ class WorkerBackend(Backend):
                 await self.worker.run(job, take)
         except TimeoutError as error:
             raise GenerationError(f"It took longer than {within_seconds:g} s and was given up. {advice}") from error
-
-    async def _make(self, stream: Stream[_T], make: Callable[[Stream[_T]], Coroutine[Any, Any, None]]) -> None:
-        failure: Exception | None = None
-        self.admission.begin_work()
-        try:
-            await make(stream)
-        except Exception as error:  # noqa: BLE001  # raised where the stream is read
-            failure = error
-        finally:
-            self.admission.end_work()
-        stream.finish(failure)
 
     async def _watch_worker(self) -> None:
         await self.worker.died.wait()

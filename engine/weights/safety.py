@@ -62,7 +62,7 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-_FOLDERS = {"additional_chat_templates": ".jinja", "voices": ".safetensors"}
+_FOLDERS = {"1_Pooling": ".json", "additional_chat_templates": ".jinja", "voices": ".safetensors"}
 _FOLDER: TypeAdapter[str] = TypeAdapter(Folder)
 
 

@@ -53,7 +53,7 @@ def serve_arguments(place: Workspace, *, rust: bool) -> list[str]:
     """Return the command line that gives `vllm serve` the model and the settings of Hearth's engine."""
     spec, folder, _ = planned(place)
     unused = cast("Any", None)  # its processes are not ours to start
-    launch = Launch(spec, folder, unused, unused, unused, unused, compiled=_is_compiled(spec))
+    launch = Launch(spec, folder, unused, unused, compiled=_is_compiled(spec))
     arguments = engine_arguments(launch)  # so that they cannot drift apart
     arguments.pop("ir_op_priority", None)  # kernels that Hearth's plugin brings
     if rust:

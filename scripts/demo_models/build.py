@@ -24,7 +24,9 @@ RECIPES = Path(__file__).parent
 # The files and folders beside this one that decide what a model becomes.
 MADE_OF = {
     "chat": ("training.py", "chat"),
+    "embedding": ("training.py", "chat/corpus.py", "chat/corpus.yaml", "chat/english.txt", "embedding"),
     "image": ("training.py", "vision/pictures.py", "image"),
+    "rerank": ("training.py", "chat/corpus.py", "chat/corpus.yaml", "chat/english.txt", "embedding", "rerank"),
     "vision": ("training.py", "chat", "vision"),
     "voices": ("training.py", "voices"),
 }

@@ -12,8 +12,8 @@ from server.api.schema import Shown
 from server.http.middleware import HEALTH_PATHS, needs_key
 
 _SUMMARY = (
-    "Chat, images and speech on models of your own. Paths start at the server's address; the base address of client "
-    "libraries ends in `/v1`. Every answer carries `x-request-id`, and every error has the same shape, `Error`."
+    "Chat, embeddings, images and speech on models of your own. Paths start at the server's address; the base address "
+    "of client libraries ends in `/v1`. Every answer carries `x-request-id`, every error has the same shape, `Error`."
 )
 _ALWAYS = {
     400: "Not a valid HTTP request, or something wrong in the address.",

@@ -112,6 +112,10 @@ class Model(Shown):
     """The same as `context_length`, by vLLM's name."""
     max_output_tokens: int | None
     sizes: list[str] | None
+    dimensions: int | None
+    """Numbers in a vector."""
+    max_input_tokens: int | None
+    """Of one input to a model for embeddings or reranking."""
     running: int
     """Sequences, images or texts at work."""
     waiting: int

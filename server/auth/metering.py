@@ -13,8 +13,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from engine import ChatRequest, ChatResult, Engine, ImageRequest, SpeechRequest, TextRequest, Tokenized
-from engine.stream import ImageStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
+from engine import (
+    ChatRequest,
+    ChatResult,
+    EmbeddingRequest,
+    Engine,
+    ImageRequest,
+    RerankRequest,
+    SpeechRequest,
+    TextRequest,
+    Tokenized,
+)
+from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
 from server.auth.rights import Limits, limits_of
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
@@ -95,18 +105,21 @@ class KeyLimiter:
                     error.headers.update(_headers_of(await self._take(Ask(f"{self.key}:tokens", 0, tokens))))
             raise
 
-    async def take_tokens(self, tokens: int, *, asked: bool, kept: float = 0.0) -> tuple[Ask, Level] | None:
+    async def take_tokens(
+        self, tokens: int, *, asked: bool, kept: float = 0.0, makes_tokens: bool = True
+    ) -> tuple[Ask, Level] | None:
         """Take tokens, and return what goes to `give_back` and how many are left. None: there is no limit.
 
         With `asked` the client itself asked for so many: more than the bucket ever holds is then refused. Else they
         are what the model would allow, which is no reason to refuse a short answer: all there is will do.
+        `makes_tokens`: what is refused has a `max_tokens` that could be lower.
         """
         most = self.limits.tokens_per_minute
         if most is None:
             return None
         cost = tokens if asked or not most else min(tokens, most)
         ask = Ask(f"{self.key}:tokens", cost, most, kept=kept)
-        return ask, await self._take(ask)
+        return ask, await self._take(ask, makes_tokens=makes_tokens)
 
     async def left(self) -> dict[str, int | None]:
         """Return what is left of each limit at this moment, None where there is none. Takes nothing."""
@@ -130,10 +143,10 @@ class KeyLimiter:
         level = taken.level if isinstance(taken, Refused) else taken
         return 0 if level is None else level.remaining
 
-    async def _take(self, ask: Ask) -> Level:
+    async def _take(self, ask: Ask, *, makes_tokens: bool = True) -> Level:
         taken = await self.meter.buckets.take(ask)
         if isinstance(taken, Refused):
-            raise _refusal(taken, ask)
+            raise _refusal(taken, ask, makes_tokens=makes_tokens)
         return taken
 
     def give_back(self, ask: Ask, unused: int) -> None:
@@ -247,6 +260,18 @@ class MeteredEngine:
         stream = await _Call(self, request.model).open(SpeechStream())
         return await self._engine.speech(replace(request, **self._owned()), stream)
 
+    async def embed(self, request: EmbeddingRequest) -> PoolingStream:
+        """Like `Engine.embed`. Tokens of inputs that were not computed are given back."""
+        call = _Call(self, request.model)
+        stream = await call.open(PoolingStream())
+        return await self._engine.embed(replace(request, **self._owned(call.take_input_tokens)), stream)
+
+    async def rerank(self, request: RerankRequest) -> PoolingStream:
+        """Like `Engine.rerank`."""
+        call = _Call(self, request.model)
+        stream = await call.open(PoolingStream())
+        return await self._engine.rerank(replace(request, **self._owned(call.take_input_tokens)), stream)
+
     def _owned(self, before_turn: Callable[..., Awaitable[None]] | None = None) -> dict[str, Any]:
         owned: dict[str, Any] = {"owner": self.limiter.key, "queue_share": self.limiter.limits.queue_share}
         return owned if before_turn is None else {**owned, "before_turn": before_turn}
@@ -305,6 +330,14 @@ class _Call:
             self.request.record.headers["x-hearth-clamped"] = "max_tokens"
         self.queued_at = time.monotonic()
 
+    async def take_input_tokens(self, tokens: int) -> None:
+        """Take the tokens of a request that makes none itself. Raises `ApiError`."""
+        with suppress(StoreUnavailableError):
+            if taken := await self.request.limiter.take_tokens(tokens, asked=True, makes_tokens=False):
+                self.tokens, level = taken
+                self._show(level)
+        self.queued_at = time.monotonic()
+
     async def take_images(self, images: int) -> None:
         """Take them from the key's quota, before its turn. Raises `ApiError`."""
         with suppress(StoreUnavailableError):
@@ -338,6 +371,8 @@ class _Call:
 
     def _tokens_spent(self, used: Usage) -> int:
         """How many of the tokens that were taken for it are not given back."""
+        if isinstance(self.stream, PoolingStream):
+            return used.prompt_tokens
         if isinstance(self.stream, TokenStream) and self.stream.usage is not None:
             return used.prompt_tokens + used.completion_tokens
         # Left before its end, and not streamed: how far it had come is not known, so what was taken stays taken.
@@ -351,6 +386,8 @@ class _Call:
             return replace(used, images=stream.images)
         if isinstance(stream, SpeechStream):
             return replace(used, audio_seconds=stream.seconds)
+        if isinstance(stream, PoolingStream):
+            return replace(used, prompt_tokens=stream.prompt_tokens)
         if isinstance(stream, TokenStream) and (spent := stream.usage) is not None:
             return replace(
                 used,
@@ -397,10 +434,17 @@ def _quota_spent(message: str) -> ApiError:
     return ApiError(429, "insufficient_quota", message, headers={"x-should-retry": "false"})
 
 
-def _refusal(refused: Refused, ask: Ask) -> ApiError:
+def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
     kind = ask.bucket.rpartition(":")[2]
     if ask.limit == 0:
         return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
+    if math.isinf(refused.retry_after_seconds) and not makes_tokens:
+        return ApiError(
+            400,
+            "invalid_value",
+            f"This request has {ask.cost:.0f} tokens, and your key has {ask.limit:.0f} per minute. Send fewer or"
+            " shorter texts at once.",
+        )
     if math.isinf(refused.retry_after_seconds):
         return ApiError(
             400,
@@ -411,7 +455,8 @@ def _refusal(refused: Refused, ask: Ask) -> ApiError:
         )
     asked, advice = "", "Whoever runs this server can raise the limit."
     if kind == "tokens":
-        asked, advice = f" This request may need {ask.cost:.0f}.", "Ask for fewer with `max_tokens`."
+        asked = f" This request may need {ask.cost:.0f}."
+        advice = "Ask for fewer with `max_tokens`." if makes_tokens else "Send fewer or shorter texts at once."
     return _too_many(
         f"Rate limit reached: {ask.limit:.0f} {kind} per minute.{asked} Try again in"
         f" {_duration(refused.retry_after_seconds)}. {advice}",

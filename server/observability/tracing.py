@@ -58,6 +58,8 @@ _OPERATIONS = {
     "/v1/responses": {_OPERATION: "chat"},
     "/v1/messages": {_OPERATION: "chat"},
     "/v1/completions": {_OPERATION: "text_completion"},
+    "/v1/embeddings": {_OPERATION: "embeddings"},
+    "/v1/rerank": {_OPERATION: "rerank"},
     "/v1/images/generations": {_OPERATION: "generate_content", _OUTPUT: "image"},
     "/v1/audio/speech": {_OPERATION: "generate_content", _OUTPUT: "speech"},
 }

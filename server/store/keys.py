@@ -24,7 +24,7 @@ from server.store.database import Database
 from server.store.errors import KeyFieldError, KeyNotFoundError
 from server.store.schema import api_key, utc_now
 
-DEFAULT_SCOPES = ("chat", "batch", "images", "audio", "models")
+DEFAULT_SCOPES = ("chat", "batch", "embeddings", "images", "audio", "models")
 SCOPES = (*DEFAULT_SCOPES, "metrics", "admin")  # these two show or change what concerns everybody
 NAME_LENGTH = 64
 NOTES_LENGTH = 1000

@@ -67,7 +67,7 @@ USUAL = [
     Client("anthropic_python.py", "anthropic", checks=CHECKS | {"pictures"}),
     Client("openai_node.mjs", "openai", "node"),
     Client("ai_sdk.mjs", "ai", "node"),
-    Client("langchain_python.py", "langchain-openai", "langchain", CHECKS | {"agent", "pictures"}),
+    Client("langchain_python.py", "langchain-openai", "langchain", CHECKS | {"agent", "pictures", "embeddings"}),
     Client("openai_agents.py", "openai-agents", "openai-agents", CHECKS | {"pictures"}),
     Client("litellm_sdk.py", "litellm", "litellm"),
     Client("instructor_python.py", "instructor", "instructor", CHECKS - {"chat"}),  # every answer is an object
@@ -88,7 +88,7 @@ OTHERS = [
     ),
     Client("smolagents_python.py", "smolagents", "smolagents", CHECKS - {"structured"}, chain=True),
     Client("litellm_proxy.py", "litellm", "litellm-proxy", PROXY),
-    Client("llama_index_python.py", "llama-index-core", "llama-index", CHECKS | {"pictures"}),
+    Client("llama_index_python.py", "llama-index-core", "llama-index", CHECKS | {"pictures", "embeddings"}),
     Client("dspy_python.py", "dspy", "dspy", frozenset({"chat", "wrong_key", "unknown_model"})),
     Client("guidellm_cli.py", "guidellm", "guidellm", frozenset({"load", "wrong_key"})),
     Client("lm_eval_cli.py", "lm_eval", "lm-eval", frozenset({"multiple_choice", "wrong_key", "unknown_model"})),

@@ -19,7 +19,7 @@ def variant(name: str, weights_gib: float, **more: Any) -> dict[str, Any]:
 
 
 def model(name: str, *variants: dict[str, Any], task: str = "chat", **more: Any) -> ModelSpec:
-    capability = {"chat": "chat", "image": "image_generation", "speech": "speech"}[task]
+    capability = "image_generation" if task == "image" else task
     fields: dict[str, Any] = {
         "id": name,
         "task": task,

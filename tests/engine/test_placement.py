@@ -311,9 +311,11 @@ _variants = st.lists(
     max_size=4,
     unique_by=lambda one: one["folder"],
 )
-_DEMOS = {"chat": "chat", "image": "image", "speech": "voices"}
+_DEMOS = {"chat": "chat", "image": "image", "speech": "voices", "embedding": "embedding", "rerank": "rerank"}
 _models = st.lists(
-    st.tuples(_variants, st.sampled_from(["chat", "chat", "image", "speech"]), st.booleans()), min_size=1, max_size=5
+    st.tuples(_variants, st.sampled_from(["chat", "chat", "image", "speech", "embedding", "rerank"]), st.booleans()),
+    min_size=1,
+    max_size=5,
 ).map(
     lambda all_: [
         model(f"m{at}", *variants, task=task, demo=_DEMOS[task] if has_demo else None)

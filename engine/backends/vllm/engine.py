@@ -1,6 +1,7 @@
-"""A chat model on vLLM: one `AsyncLLM`, whose core is a child process. Its life, from the start to its end.
+"""A model on vLLM: one `AsyncLLM`, whose core is a child process. Its life, from the start to its end.
 
-Its plan says whether it can sleep, the pool when.
+Its plan says whether it can sleep, the pool when. What chat models have beside that is here, too; pooling.py has what
+makes vectors and scores.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -30,7 +31,7 @@ from engine.admission import KvGroup
 from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.plugin import register_kernels
-from engine.config import ChatModelSpec
+from engine.config import ChatModelSpec, PoolingModelSpec
 from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from engine.backends.vllm.serving import Serving
 
 _log = logging.getLogger("hearth.vllm")
+
+SpecT = TypeVar("SpecT", ChatModelSpec, PoolingModelSpec)
 
 # vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
 _CLOSING_SECONDS = 30.0
@@ -70,14 +73,12 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """What `VllmChat` needs to start: the model's entry, its folder, the threads of blocking starts, the pictures."""
+class Launch(Generic[SpecT]):
+    """What an engine needs to start: the model's entry, its folder, the thread of blocking starts, vLLM's arguments."""
 
-    spec: ChatModelSpec
+    spec: SpecT
     weights: Path
     starter: processes.StarterThread
-    grammar_starter: processes.StarterThread
-    pictures: Pictures
     report: Report
     metrics: CollectorRegistry | None = None
     """For vLLM's own metrics; None: it has none."""
@@ -89,52 +90,16 @@ class Launch:
     """Compiled, but it fails where that would have to be done now."""
 
 
-class VllmChat(Backend):
-    """One loaded chat model. Created by `load`; a restart creates a new one."""
+class VllmEngine(Backend, Generic[SpecT]):
+    """One loaded model. Made in the block of `starting`; a restart makes a new one. A subclass sets `admission`."""
 
-    def __init__(self, engine: Any, serving: Serving, launch: Launch, watch: EngineWatch) -> None:
-        self._engine, self._serving, self._launch, self._watch = engine, serving, launch, watch
-        self.chat, self.text, self.token_ids = serving.chat, serving.text, serving.token_ids
-        self.tokenize, self.detokenize = serving.tokenize, serving.detokenize
-        self.admission = serving.admission
-        self.context_length = serving.context_length
+    def __init__(self, engine: Any, launch: Launch[SpecT], watch: EngineWatch) -> None:
+        self._engine, self._watch = engine, watch
+        self._launch: Launch[SpecT] = launch
         self.metrics = launch.metrics
         self.compiled = launch.compiled
-        self.lacks: frozenset[str] = frozenset()
         self.died = asyncio.Event()
         watch.on_exit(self._on_exit)
-
-    @classmethod
-    async def load(cls, launch: Launch) -> VllmChat:
-        """Start the engine, check what models.yaml claims, and answer one warm-up prompt.
-
-        Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
-        """
-        await asyncio.to_thread(check_chat_folder, launch.weights)
-        patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=processes.runs_on_cpu())
-        watch = EngineWatch(launch.spec.id, patience)
-        async with contextlib.AsyncExitStack() as undo:
-            undo.callback(watch.end)
-            engine = await launch.starter.run(partial(start_engine, launch), watch.started)
-            undo.push_async_callback(launch.starter.run, partial(end_engine, engine, 0))
-            undo.callback(watch.kill)
-            if not watch.pids():  # vLLM started them itself (`start_own_processes`)
-                for process in processes_of(engine):
-                    watch.started(process)
-            engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
-            # vLLM catches and logs whatever its own half raises, and refuses every request from then on.
-            engine.output_handler.add_done_callback(lambda _: None if watch.ended else watch.kill())
-            watch.guard.watch(engine.is_sleeping)  # a question that costs nothing
-            launch.report("checking the chat template", 0.8)
-            groups = await _kv_groups(engine)
-            serving = await launch.starter.run(partial(_build_serving, engine, launch, groups))
-            model = cls(engine, serving, launch, watch)
-            model.lacks = await model._lacking()
-            await serving.prepare()
-            launch.report("answering a warm-up prompt", 0.9)
-            await model._warm_up()
-            undo.pop_all()
-        return model
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -166,14 +131,17 @@ class VllmChat(Backend):
     async def shutdown(self) -> None:
         """End the engine process; whatever still runs fails. Takes up to 3 s."""
         self._watch.end()
-        self._serving.grammars.close()
+        self._close()
         await self._launch.starter.run(lambda: end_engine(self._engine, 5))
 
     def terminate(self) -> None:
         self._watch.end()
-        self._serving.grammars.close()
+        self._close()
         self._watch.kill()
         end_engine(self._engine, 0)  # its sockets; the processes have been killed
+
+    def _close(self) -> None:
+        """End what it has beside the engine."""
 
     def _on_exit(self) -> None:
         """End whatever waits for the engine now. vLLM's own monitor may find its client already shut down."""
@@ -187,6 +155,71 @@ class VllmChat(Backend):
                 self._engine.output_processor.propagate_error(EngineDeadError())
         finally:
             self.died.set()
+
+
+@contextlib.asynccontextmanager
+async def starting(
+    launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]
+) -> AsyncIterator[tuple[Any, EngineWatch]]:
+    """Start an engine with vLLM's `arguments`, made on the starter's thread. What the block raises ends it again.
+
+    Raises `LoadError` when the model can never be loaded as configured; other exceptions may pass with time.
+    """
+    patience = Patience.of(launch.spec.engine.stall_seconds, on_cpu=processes.runs_on_cpu())
+    watch = EngineWatch(launch.spec.id, patience)
+    async with contextlib.AsyncExitStack() as undo:
+        undo.callback(watch.end)
+        engine = await launch.starter.run(partial(start_engine, launch, arguments), watch.started)
+        undo.push_async_callback(launch.starter.run, partial(end_engine, engine, 0))
+        undo.callback(watch.kill)
+        if not watch.pids():  # vLLM started them itself (`start_own_processes`)
+            for process in processes_of(engine):
+                watch.started(process)
+        engine._run_output_handler()  # noqa: SLF001  # built off the loop; nothing public starts it
+        # vLLM catches and logs whatever its own half raises, and refuses every request from then on.
+        engine.output_handler.add_done_callback(lambda _: None if watch.ended else watch.kill())
+        watch.guard.watch(engine.is_sleeping)  # a question that costs nothing
+        yield engine, watch
+        undo.pop_all()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """What a chat model needs beside its engine: a thread that starts compilers of grammars, and clients' pictures."""
+
+    grammar_starter: processes.StarterThread
+    pictures: Pictures
+
+
+class VllmChat(VllmEngine[ChatModelSpec]):
+    """One loaded chat model. Made by `load`."""
+
+    def __init__(self, engine: Any, serving: Serving, launch: Launch[ChatModelSpec], watch: EngineWatch) -> None:
+        super().__init__(engine, launch, watch)
+        self._serving = serving
+        self.chat, self.text, self.token_ids = serving.chat, serving.text, serving.token_ids
+        self.tokenize, self.detokenize = serving.tokenize, serving.detokenize
+        self.admission = serving.admission
+        self.context_length = serving.context_length
+        self.lacks: frozenset[str] = frozenset()
+
+    @classmethod
+    async def load(cls, launch: Launch[ChatModelSpec], tools: ChatTools) -> VllmChat:
+        """Start the engine, check what models.yaml claims, and answer one warm-up prompt. Raises like `starting`."""
+        await asyncio.to_thread(check_chat_folder, launch.weights)
+        async with starting(launch, partial(engine_arguments, launch)) as (engine, watch):
+            launch.report("checking the chat template", 0.8)
+            groups = await _kv_groups(engine)
+            serving = await launch.starter.run(partial(_build_serving, engine, launch, tools, groups))
+            model = cls(engine, serving, launch, watch)
+            model.lacks = await model._lacking()
+            await serving.prepare()
+            launch.report("answering a warm-up prompt", 0.9)
+            await model._warm_up()
+        return model
+
+    def _close(self) -> None:
+        self._serving.grammars.close()
 
     async def _lacking(self) -> frozenset[str]:
         """Return the capabilities that models.yaml claims and the model does not have; each is a line in the log.
@@ -262,11 +295,13 @@ def _most_blocks(group: Mapping[str, Any]) -> int | None:
     return math.ceil(group["sliding_window"] / group["block_size"]) + 1 if is_window else None
 
 
-def _build_serving(engine: Any, launch: Launch, groups: tuple[KvGroup, ...]) -> Serving:
+def _build_serving(
+    engine: Any, launch: Launch[ChatModelSpec], tools: ChatTools, groups: tuple[KvGroup, ...]
+) -> Serving:
     """On a thread: importing it takes as long as vLLM does."""
     from engine.backends.vllm.serving import build_serving
 
-    return build_serving(engine, launch.spec, launch.grammar_starter, launch.pictures, groups)
+    return build_serving(engine, launch.spec, tools.grammar_starter, tools.pictures, groups)
 
 
 def _white_picture() -> str:
@@ -370,15 +405,15 @@ def _close(context: Any, sockets: list[Any], children: Iterable[BaseProcess]) ->
     context.destroy(linger=0)
 
 
-def start_engine(launch: Launch) -> Any:
+def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]) -> Any:
     """Blocking, 4 to 40 s. Returns the `AsyncLLM` when its core is ready. Raises `LoadError` or `StartError`."""
     launch.report("importing vLLM", 0.1)
     compat.check(launch.spec.id)
     with processes.causes_told(launch.spec.id, may_be_the_code=launch.only_kept_code):
-        return _start_engine(launch)
+        return _start_engine(launch, arguments)
 
 
-def _start_engine(launch: Launch) -> Any:
+def _start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -388,9 +423,9 @@ def _start_engine(launch: Launch) -> Any:
         with processes.CONFIG_LOCK:
             launch.report("reading the model's configuration", 0.4)
             compat.apply("fresh folders", forget_folders)
-            _check_known(launch.spec, AsyncEngineArgs)
-            arguments = AsyncEngineArgs(**engine_arguments(launch))
-            config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+            if isinstance(launch.spec, ChatModelSpec):
+                _check_known(launch.spec, AsyncEngineArgs)
+            config = AsyncEngineArgs(**arguments()).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
             processes.start_own_processes()
         launch.report(f"starting the engine process{', compiled' if launch.compiled else ''}", 0.5)
         processes.job.may_compile = not launch.only_kept_code
@@ -474,35 +509,22 @@ def _record_latencies_at_once(record: Callable[..., None]) -> Callable[..., None
     return recorded
 
 
-def engine_arguments(launch: Launch) -> dict[str, Any]:
-    """Return vLLM's `AsyncEngineArgs`."""
-    spec, engine = launch.spec, launch.spec.engine
-    images = engine.max_images if "vision" in spec.capabilities else 0
+def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
+    """Return what is the same of all of vLLM's `AsyncEngineArgs`."""
+    engine = launch.spec.engine
     arguments: dict[str, Any] = {
         "model": str(launch.weights.resolve()),  # what it compiles is found by this name again
-        "served_model_name": [spec.id],
+        "served_model_name": [launch.spec.id],
         "load_format": "safetensors",
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
         "dtype": engine.dtype,
-        "max_model_len": engine.context_length,
         "max_num_seqs": engine.max_num_seqs,
-        "max_logprobs": 20,
         "scheduling_policy": "priority",
-        "tensor_parallel_size": engine.tensor_parallel_size,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "enforce_eager": not launch.compiled,
-        # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
-        "limit_mm_per_prompt": {"image": images, "video": 0, "audio": 0},
-        # Its two halves must see every picture in the same order, and admission here changes the order.
-        "mm_processor_cache_gb": 0,
         "enable_sleep_mode": launch.sleep is not None,
     }
-    if engine.speculative is not None:
-        arguments["speculative_config"] = _speculative(engine.speculative)
-    if engine.kv_cache_dtype != "auto":
-        arguments["kv_cache_dtype"] = engine.kv_cache_dtype
-    arguments |= engine.engine_args
     cache_gib = engine.kv_cache_gib
     if processes.runs_on_cpu():
         # By class path: the short name "uni" is turned into a process of its own on a CPU.
@@ -514,6 +536,27 @@ def engine_arguments(launch: Launch) -> dict[str, Any]:
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
     return arguments
+
+
+def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
+    """Return vLLM's `AsyncEngineArgs` of a chat model."""
+    spec, engine = launch.spec, launch.spec.engine
+    images = engine.max_images if "vision" in spec.capabilities else 0
+    arguments = {
+        **common_arguments(launch),
+        "max_model_len": engine.context_length,
+        "max_logprobs": 20,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        # Whatever else a model could take (video, sound) is never sent, so no memory is kept for it.
+        "limit_mm_per_prompt": {"image": images, "video": 0, "audio": 0},
+        # Its two halves must see every picture in the same order, and admission here changes the order.
+        "mm_processor_cache_gb": 0,
+    }
+    if engine.speculative is not None:
+        arguments["speculative_config"] = _speculative(engine.speculative)
+    if engine.kv_cache_dtype != "auto":
+        arguments["kv_cache_dtype"] = engine.kv_cache_dtype
+    return arguments | engine.engine_args
 
 
 def _speculative(spec: SpeculativeSpec) -> dict[str, Any]:

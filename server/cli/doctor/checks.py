@@ -12,14 +12,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engine.config import ChatModelSpec, ImageModelSpec, SpeechModelSpec
+from engine.config import ChatModelSpec, EmbeddingModelSpec, ImageModelSpec, PoolingModelSpec, SpeechModelSpec
 from engine.errors import EngineError
+from engine.placement.plan import DEMO_OF_TASK
 from engine.placement.report import gib, use_line
 from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Catalogue, Voices
 from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_chat_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
+from engine.weights.vectors import check_pooling_folder, read_layout
 from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
 from server.cli.plan import missing_of
 from server.cli.weights import verified
@@ -251,11 +253,11 @@ def voices(case: Case) -> Iterator[Finding]:
                 yield from _voices(spec.id, offered.of(spec.id))
 
 
-def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
+def _model(case: Case, spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec) -> Finding:
     own = case.settings.weights_dir / spec.weights
     if own.is_dir():
         try:
-            (check_pipeline_folder if isinstance(spec, ImageModelSpec) else check_chat_folder)(own)
+            _check_own(spec, own)
         except EngineError as error:
             return problem(f"{spec.id}: {error.message}")
         return ok(f"{spec.id}: your folder {spec.weights} is there, and headers fit sizes")
@@ -266,12 +268,24 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec) -> Finding:
     if spec.demo is None:
         fetched = variant is not None and variant.repository is not None
         remedy = f"{HEARTH} weights pull {spec.id}" if fetched else f"put a model into {own}"
-        demo = "image" if isinstance(spec, ImageModelSpec) else "vision" if "vision" in spec.capabilities else "chat"
+        demo = "vision" if "vision" in spec.capabilities else DEMO_OF_TASK[spec.task]
         remedy += f"; or give it its demo back, `demo: {demo}` in models.yaml"
         return problem(f"{spec.id}: no weights are here, and no demo is named", remedy)
     if variant is None or variant.repository is None:
         return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
     return warning(f"{spec.id}: the demo answers, since {variant.id} is not here", f"{HEARTH} weights pull {spec.id}")
+
+
+def _check_own(spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec, folder: Path) -> None:
+    """Raise `LoadError` for what its loader would refuse."""
+    if isinstance(spec, ImageModelSpec):
+        check_pipeline_folder(folder)
+    elif isinstance(spec, ChatModelSpec):
+        check_chat_folder(folder)
+    else:
+        check_pooling_folder(folder)
+        if isinstance(spec, EmbeddingModelSpec):
+            read_layout(folder, spec.pooling)
 
 
 def _voices(model: str, offered: Catalogue) -> Iterator[Finding]:

@@ -72,6 +72,11 @@ def _of_model(model: Mapping[str, Any], voices: Sequence[str]) -> Iterator[Call]
             yield call._replace(name=f"{name}: {call.name}", body={"model": name, **(call.body or {})})
         two = {"requests": [{"model": name, **_SHORT}] * 2}
         yield Call(f"{name}: batch of 2", "/v1/chat/completions/batch", _TOKENS, two)
+    if "embedding" in able:
+        yield Call(f"{name}: embeddings", "/v1/embeddings", rb'"embedding":\[-?\d', {"model": name, "input": "Hello."})
+    if "rerank" in able:
+        pair = {"model": name, "query": "Hello?", "documents": ["Hello.", "Good night."]}
+        yield Call(f"{name}: rerank", "/v1/rerank", rb'"relevance_score":\d', pair)
     if "image_generation" in able:
         size = (model.get("sizes") or ["256x256"])[0]
         image = {"model": name, "prompt": "a red circle", "size": size, "response_format": "b64_json"}

@@ -17,6 +17,13 @@ BASE_URL = os.environ["BASE_URL"]
 API_KEY = os.environ["API_KEY"]
 MODEL = os.environ.get("MODEL", "service-plus")
 SEEING = "service-pro"
+EMBEDDING = "service-embedding"
+# A question, the text that answers it, and another one.
+FOUND = (
+    "Where is the pump for bicycles?",
+    "There is a pump for bicycles beside the door.",
+    "Salaries are paid in time.",
+)
 WRONG_KEY = "sk-wrong"
 UNKNOWN_MODEL = "nobody"
 DEMO = json.loads(Path(__file__).with_name("demo.json").read_text(encoding="utf-8"))
@@ -67,6 +74,12 @@ def true(value: object, why: object = "") -> None:
 def is_person(value: object) -> None:
     """Whether a structured answer keeps to PERSON_SCHEMA; which of the names it is, is up to the model."""
     true(value in ({"name": "Ada"}, {"name": "Bob"}), value)
+
+
+def finds_its_text(question: list[float], right: list[float], wrong: list[float]) -> None:
+    """Check the vectors of `FOUND`, which have the length 1."""
+    near, far = (sum(a * b for a, b in zip(question, text, strict=True)) for text in (right, wrong))
+    true(near > far, (near, far))
 
 
 def add_up(prompt_tokens: int | None, completion_tokens: int | None, total_tokens: int | None) -> None:

@@ -8,7 +8,7 @@ from checks import API_KEY, BASE_URL, DEMO, MODEL, UNKNOWN_MODEL, WRONG_KEY
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 # With an address of one's own it asks for usage only when told to.
 SETTINGS: dict[str, Any] = {"base_url": BASE_URL, "temperature": 0, "max_retries": 0, "stream_usage": True}
@@ -89,6 +89,15 @@ def structured() -> None:
         checks.is_person(limited.with_structured_output(schema, method=method).invoke(DEMO["person_question"]))
 
 
+def embeddings() -> None:
+    # By itself it sends token ids of OpenAI's models
+    model = OpenAIEmbeddings(
+        model=checks.EMBEDDING, base_url=BASE_URL, api_key=API_KEY, check_embedding_ctx_length=False
+    )
+    question, *found = checks.FOUND
+    checks.finds_its_text(model.embed_query(question), *model.embed_documents(found))
+
+
 def wrong_key() -> None:
     stranger = ChatOpenAI(model=MODEL, api_key=WRONG_KEY, **SETTINGS)
     checks.raises(openai.AuthenticationError, DEMO["wrong_key_message"], lambda: stranger.invoke("Hello!"))
@@ -99,4 +108,4 @@ def unknown_model() -> None:
     checks.raises(openai.NotFoundError, DEMO["unknown_model_message"], lambda: nobody.invoke("Hello!"))
 
 
-checks.run(chat, stream, tools, tools_streamed, agent, pictures, structured, wrong_key, unknown_model)
+checks.run(chat, stream, tools, tools_streamed, agent, pictures, structured, embeddings, wrong_key, unknown_model)

@@ -8,6 +8,7 @@ from checks import API_KEY, BASE_URL, DEMO, MODEL, UNKNOWN_MODEL, WRONG_KEY
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
@@ -75,6 +76,12 @@ def structured() -> None:
     checks.is_person(llm().as_structured_llm(Person).chat(question).raw.model_dump())
 
 
+def embeddings() -> None:
+    model = OpenAILikeEmbedding(model_name=checks.EMBEDDING, api_base=BASE_URL, api_key=API_KEY)
+    question, *found = checks.FOUND
+    checks.finds_its_text(model.get_query_embedding(question), *model.get_text_embedding_batch(found))
+
+
 def wrong_key() -> None:
     stranger = llm(key=WRONG_KEY)
     checks.raises(openai.AuthenticationError, DEMO["wrong_key_message"], lambda: stranger.chat(QUESTION))
@@ -85,4 +92,4 @@ def unknown_model() -> None:
     checks.raises(openai.NotFoundError, DEMO["unknown_model_message"], lambda: nobody.chat(QUESTION))
 
 
-checks.run(chat, stream, tools, tools_streamed, pictures, structured, wrong_key, unknown_model)
+checks.run(chat, stream, tools, tools_streamed, pictures, structured, embeddings, wrong_key, unknown_model)

@@ -54,6 +54,8 @@ def test_the_shipped_file_loads_and_follows_the_schema():
         "service-pro": "enhanced",
         "service-image": "standard",
         "service-voice": "standard",
+        "service-embedding": "standard",
+        "service-rerank": "standard",
     }
     assert config.tiers["enhanced"].models == ("standard", "enhanced")
     jsonschema.Draft7Validator(json_schema()).validate(yaml.safe_load(path.read_text()))

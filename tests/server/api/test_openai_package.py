@@ -9,6 +9,7 @@ from serving import Server
 
 pytestmark = pytest.mark.engine
 
+ALL_MODELS = [f"service-{name}" for name in ("plus", "pro", "embedding", "rerank", "image", "voice")]
 REQUEST = {"model": MODEL, "messages": HELLO, "temperature": 0}
 
 
@@ -74,19 +75,14 @@ async def test_the_raw_response_shows_our_headers(client: openai.AsyncOpenAI):
 
 def test_the_models(sync_client: openai.OpenAI):
     models = sync_client.models.list()
-    assert [model.id for model in models] == ["service-plus", "service-pro", "service-image", "service-voice"]
+    assert [model.id for model in models] == ALL_MODELS
     assert models._request_id
     one = sync_client.models.retrieve(MODEL)
     assert (one.id, one.object, one.owned_by, one._request_id is None) == (MODEL, "model", "hearth", False)
 
 
 async def test_the_models_async(client: openai.AsyncOpenAI):
-    assert [model.id async for model in client.models.list()] == [
-        "service-plus",
-        "service-pro",
-        "service-image",
-        "service-voice",
-    ]
+    assert [model.id async for model in client.models.list()] == ALL_MODELS
     assert (await client.models.retrieve("service-pro")).id == "service-pro"
 
 

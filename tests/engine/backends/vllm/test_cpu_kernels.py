@@ -124,5 +124,5 @@ def test_a_compiled_model_keeps_the_norms_that_its_code_was_made_with(
     spec = next(iter(load_config(request.config.rootpath / "models.yaml").models.values()))
     assert isinstance(spec, ChatModelSpec)
     nobody = cast("Any", SimpleNamespace())
-    launch = Launch(spec, tmp_path, nobody, nobody, nobody, nobody, compiled=compiled)
+    launch = Launch(spec, tmp_path, nobody, nobody, compiled=compiled)
     assert ("ir_op_priority" in engine_arguments(launch)) is not compiled

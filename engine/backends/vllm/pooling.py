@@ -1,0 +1,243 @@
+"""A model on vLLM that reads texts and answers with numbers: vectors of embeddings, scores of a reranker.
+
+The inputs of a request are tokenised in one piece, then each waits for its turn: a few at a time, so that a list of
+thousands never holds the queue. `AsyncLLM.encode` is vLLM's public way; its server's costs per request are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from engine.admission import Admission, Room
+from engine.backends.vllm import processes
+from engine.backends.vllm.engine import EngineWatch, Launch, VllmEngine, common_arguments, starting
+from engine.backends.vllm.inputs import Input, Inputs
+from engine.config import EmbeddingModelSpec, PoolingModelSpec
+from engine.errors import LoadError, RequestError
+from engine.stream import PoolingStream, Stream
+from engine.types import EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, Urgency
+from engine.weights.vectors import VectorLayout, check_pooling_folder, read_layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_TOKENS = 300_000  # of one request, as in the convention
+_AT_ONCE = 64  # inputs of one request
+_INTERACTIVE_INPUTS = 8  # the first ones of a request; the others wait behind those of other requests
+
+
+class VllmPooling(VllmEngine[PoolingModelSpec]):
+    """One loaded model for embeddings or reranking. Made by `load`."""
+
+    def __init__(  # what `load` has made
+        self,
+        engine: Any,
+        inputs: Inputs,
+        launch: Launch[PoolingModelSpec],
+        watch: EngineWatch,
+        layout: VectorLayout | None,
+    ) -> None:
+        super().__init__(engine, launch, watch)
+        spec = launch.spec.engine
+        self.admission = Admission(
+            Room(
+                spec.max_num_seqs,
+                spec.max_queued_requests,
+                kept_for_interactive=spec.max_num_seqs // 8,
+                kept_for_newcomers=min(max(1, spec.max_num_seqs // 32), spec.max_num_seqs - 1),
+                fair=spec.fair_queue,
+            )
+        )
+        self.max_input_tokens: int = engine.model_config.max_model_len
+        self.dimensions: int | None = None if layout is None else engine.model_config.embedding_size
+        self._layout = layout
+        self._inputs = inputs
+
+    @classmethod
+    async def load(cls, launch: Launch[PoolingModelSpec]) -> Self:
+        """Start the engine, check what it is for, and answer one input. Raises like `starting`."""
+        layout, longest, saved_in = await asyncio.to_thread(_read_folder, launch)
+        arguments = partial(pooling_arguments, launch, layout, longest, saved_in)
+        async with starting(launch, arguments) as (engine, watch):
+            task = "classify" if layout is None else "embed"
+            labels = getattr(engine.model_config.hf_config, "num_labels", None)
+            if task not in await engine.get_supported_tasks() or (layout is None and labels != 1):
+                made = "one score of a query and a text" if layout is None else "vectors"
+                raise LoadError(
+                    f"{launch.spec.id}: this model does not make {made}. Use another one, or name its `task` in "
+                    "models.yaml."
+                )
+            model = cls(engine, await asyncio.to_thread(_inputs_of, engine), launch, watch, layout)
+            launch.report("answering a first input", 0.9)
+            await model._warm_up()
+        return model
+
+    def embed(self, request: EmbeddingRequest, stream: PoolingStream) -> None:
+        """Put a vector for each input into `stream`; closing it aborts. It ends with `EngineError`s."""
+        self.start(stream, partial(self._embed, request))
+
+    def rerank(self, request: RerankRequest, stream: PoolingStream) -> None:
+        """Put a score for each document into `stream`, like `embed`."""
+        self.start(stream, partial(self._rerank, request))
+
+    async def _warm_up(self) -> None:
+        stream = PoolingStream()
+        common: dict[str, Any] = {"request_id": "warm-up", "model": self._launch.spec.id}
+        words = "one two three four five six seven eight nine ten " * 4  # on AMX machines fewer end in SIGILL
+        if self._layout is None:
+            self.rerank(RerankRequest(**common, query="one", documents=(words,), truncate=True), stream)
+        else:
+            self.embed(EmbeddingRequest(**common, inputs=(words,), truncate=True), stream)
+        async for _ in stream:
+            pass
+
+    async def _embed(self, request: EmbeddingRequest, stream: Stream[Pooled]) -> None:
+        self._check_dimensions(request.dimensions)
+        texts, prefix = self._inputs.of_texts, self._prefix(request)
+        inputs = await asyncio.to_thread(texts, request.inputs, prefix, truncate=request.truncate)
+        await self._pool(request, inputs, "embed", stream, request.dimensions)
+
+    async def _rerank(self, request: RerankRequest, stream: Stream[Pooled]) -> None:
+        pairs, query = self._inputs.of_pairs, request.query
+        inputs = await asyncio.to_thread(pairs, query, request.documents, truncate=request.truncate)
+        await self._pool(request, inputs, "classify", stream)
+
+    def _check_dimensions(self, asked: int | None) -> None:
+        spec, made = self._launch.spec, self.dimensions
+        if asked is None or asked == made or not isinstance(spec, EmbeddingModelSpec) or made is None:
+            return
+        least = spec.least_dimensions
+        if least is None:
+            raise RequestError(
+                f"The vectors of this model have {made} numbers and cannot be cut. Leave `dimensions` out.",
+                param="dimensions",
+            )
+        if not least <= asked <= made:
+            raise RequestError(f"`dimensions` is from {least} to {made} for this model.", param="dimensions")
+
+    async def _pool(
+        self,
+        request: PoolingRequest,
+        inputs: Sequence[Input],
+        task: str,
+        stream: Stream[Pooled],
+        dimensions: int | None = None,
+    ) -> None:
+        """Have all inputs computed, some at a time."""
+        tokens = sum(len(one.ids) for one in inputs)
+        if tokens > MOST_TOKENS:
+            raise RequestError(
+                f"The inputs have {tokens} tokens together, and a request may have {MOST_TOKENS}. Send fewer at once.",
+                param="input" if task == "embed" else "documents",
+            )
+        if request.before_turn is not None:
+            await request.before_turn(tokens)
+        rest = iter(enumerate(inputs))
+        self.admission.arrive(request)
+        workers = [
+            asyncio.create_task(self._work(request, rest, task, stream, dimensions))
+            for _ in range(min(_AT_ONCE, len(inputs)))
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self.admission.depart(request)
+
+    async def _work(
+        self,
+        request: PoolingRequest,
+        rest: Iterator[tuple[int, Input]],
+        task: str,
+        stream: Stream[Pooled],
+        dimensions: int | None,
+    ) -> None:
+        from engine.backends.vllm.outputs import TranslatedErrors
+
+        errors = TranslatedErrors(self.max_input_tokens, None)
+        for index, one in rest:
+            urgency = request.urgency if index < _INTERACTIVE_INPUTS else max(request.urgency, Urgency.BATCH)
+            ticket = self.admission.enter(
+                request.owner, prompt_tokens=len(one.ids), max_tokens=0, weight=request.queue_share, urgency=urgency
+            )
+            async with ticket:
+                stream.dispatched()
+                with errors:
+                    made = await self._encoded(f"pool-{request.request_id}-{index}", one, task, ticket.priority)
+                ticket.answer_tokens = 1  # how long it took is how long others will
+            stream.put(Pooled(index, len(one.ids), self._numbers(made, dimensions)))
+
+    async def _encoded(self, name: str, given: Input, task: str, priority: int) -> Tensor:
+        """Return what the model makes of an input. Cancelling aborts it."""
+        from vllm.inputs.engine import tokens_input
+        from vllm.pooling_params import PoolingParams
+
+        # A score is asked for as it is before a sigmoid, which makes all that are large enough equal.
+        parameters = PoolingParams(task=task, use_activation=None if task == "embed" else False)
+        if given.second is not None:
+            parameters.extra_kwargs = {"compressed_token_type_ids": given.second}
+        async for output in self._engine.encode(tokens_input(given.ids), parameters, name, priority=priority):
+            made = output.outputs.data
+        return made.float()
+
+    def _numbers(self, made: Tensor, dimensions: int | None) -> array[float]:
+        if dimensions is not None and dimensions < len(made):
+            made = made[:dimensions]
+            if self._layout is not None and self._layout.normalised:
+                made = made / made.norm().clamp(min=1e-12)
+        numbers = array("f")
+        numbers.frombytes(made.numpy().tobytes())
+        return numbers
+
+    def _prefix(self, request: EmbeddingRequest) -> str:
+        spec, layout = self._launch.spec, self._layout
+        if layout is None or not isinstance(spec, EmbeddingModelSpec):
+            return ""
+        said = {"query": spec.query_prefix, "document": spec.document_prefix}.get(request.input_type or "")
+        return layout.prefixes.get(request.input_type or "", "") if said is None else said
+
+
+def _inputs_of(engine: Any) -> Inputs:
+    """Blocking: what requests import later on the event loop is imported here first, for seconds."""
+    for name in ("vllm.inputs.engine", "vllm.pooling_params", "engine.backends.vllm.outputs"):
+        importlib.import_module(name)
+    from engine.backends.vllm.request import check_tokens
+
+    return Inputs(engine.renderer.tokenizer, engine.model_config.max_model_len, partial(check_tokens, engine))
+
+
+def _read_folder(launch: Launch[PoolingModelSpec]) -> tuple[VectorLayout | None, int | None, str | None]:
+    """Blocking. Return how the folder makes vectors (None: scores), its longest input and its number format."""
+    spec = launch.spec
+    longest, saved_in = check_pooling_folder(launch.weights)
+    layout = read_layout(launch.weights, spec.pooling) if isinstance(spec, EmbeddingModelSpec) else None
+    return layout, longest, saved_in
+
+
+def pooling_arguments(
+    launch: Launch[PoolingModelSpec], layout: VectorLayout | None, longest: int | None, saved_in: str | None
+) -> dict[str, Any]:
+    """Return vLLM's `AsyncEngineArgs`."""
+    from vllm.config import PoolerConfig
+
+    engine = launch.spec.engine
+    pooler = PoolerConfig(task="classify")
+    if layout is not None:
+        kind: Any = layout.pooling.upper()
+        pooler = PoolerConfig(task="embed", seq_pooling_type=kind, use_activation=layout.normalised)
+    arguments = {
+        **common_arguments(launch),
+        "runner": "pooling",
+        "pooler_config": pooler,
+        "max_model_len": min((each for each in (engine.max_input_tokens, longest) if each is not None), default=None),
+    }
+    if engine.dtype == "auto" and processes.runs_on_cpu() and saved_in != "bfloat16":
+        arguments["dtype"] = "float32"  # vLLM would take float16, which few processors compute with
+    return arguments

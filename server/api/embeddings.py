@@ -1,0 +1,98 @@
+"""`POST /v1/embeddings`: texts become vectors, whose nearness says how near their meanings are."""
+
+import base64
+import secrets
+import sys
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from pydantic import BeforeValidator
+
+from engine import EmbeddingRequest, Pooled, Urgency, Usage
+from server.api.caller import Caller, CallerWith
+from server.api.schema import ModelBody, PositiveInt
+from server.http.disconnect import until_disconnect
+from server.http.routing import StrictRoute
+
+MAX_INPUTS = 2048
+_MAX_TOKENS_SENT = 300_000  # each is looked at here
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+def _inputs(value: Any) -> Any:
+    """One text, one array of token ids, or an array of either; told apart by hand, like `prompt` of completions."""
+    one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
+    inputs = [value] if one else value
+    if not isinstance(inputs, list) or not 1 <= len(inputs) <= MAX_INPUTS:
+        raise ValueError(f"must be a string, an array of token ids, or an array of 1 to {MAX_INPUTS} of either")
+    if not all(isinstance(given, (str, list)) and given for given in inputs):
+        raise ValueError("must hold texts of at least 1 character, or arrays of at least 1 token id")
+    if sum(len(given) for given in inputs if isinstance(given, list)) > _MAX_TOKENS_SENT:
+        raise ValueError(f"must hold at most {_MAX_TOKENS_SENT} token ids")
+    return tuple(given if isinstance(given, str) else _token_ids(given) for given in inputs)
+
+
+def _token_ids(given: list[Any]) -> tuple[int, ...]:
+    if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in given):
+        raise ValueError("must hold token ids as whole numbers from 0, and nothing else in the same array")
+    return tuple(given)
+
+
+class EmbeddingBody(ModelBody):
+    """The body of `POST /v1/embeddings`."""
+
+    input: Annotated[Any, BeforeValidator(_inputs)]
+    """A text, an array of token ids of this model, or an array of up to 2,048 of either; 300,000 tokens in all."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """float (default): an array of numbers. base64: the same numbers as bytes, little-endian, four for each."""
+    dimensions: PositiveInt | None = None
+    """So many numbers in each vector, where the model was trained to be cut. Default: as many as it makes."""
+    truncate: bool | None = None
+    """Cut an input that is too long. Default: it is refused, with its place in `input`."""
+    input_type: Literal["query", "document"] | None = None
+    """Put the model's own words for a query or a document before each text. Default: neither."""
+
+
+_EmbeddingCaller = Annotated[Caller, Depends(CallerWith("embeddings"))]
+router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
+
+
+@router.post("/embeddings", response_class=Response)
+async def create_embeddings(body: EmbeddingBody, caller: _EmbeddingCaller) -> Response:
+    """Make a vector of each input, in their order."""
+    answer = await until_disconnect(embed(body, caller), caller.request, caller.drain)
+    return Response(answer, media_type="application/json")
+
+
+async def embed(body: EmbeddingBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE) -> bytes:
+    """Return the whole answer as JSON. Cancelling aborts it. Raises `ApiError` and `EngineError`s."""
+    asked = EmbeddingRequest(
+        request_id=secrets.token_hex(12),
+        model=caller.access.model_id(caller.key, body.model),
+        inputs=body.input,
+        dimensions=body.dimensions,
+        truncate=bool(body.truncate),
+        input_type=body.input_type,
+        urgency=urgency,
+    )
+    caller.record.model = asked.model
+    vectors = [b""] * len(asked.inputs)
+    async with await caller.engine.embed(asked) as stream:
+        async for made in stream:  # written one by one as they come: thousands at once would block the loop
+            vectors[made.index] = _vector(made, as_bytes=body.encoding_format == "base64")
+    caller.record.used(Usage(stream.prompt_tokens, 0))
+    usage = {"prompt_tokens": stream.prompt_tokens, "total_tokens": stream.prompt_tokens}
+    end = msgspec.json.encode({"model": asked.model, "usage": usage})
+    return b'{"object":"list","data":[%b],%b' % (b",".join(vectors), end[1:])
+
+
+def _vector(made: Pooled, *, as_bytes: bool) -> bytes:
+    numbers: Any = made.values.tolist()
+    if as_bytes:
+        values = made.values[:]
+        if sys.byteorder == "big":
+            values.byteswap()
+        numbers = base64.b64encode(values.tobytes()).decode()
+    return msgspec.json.encode({"object": "embedding", "index": made.index, "embedding": numbers})
