@@ -45,6 +45,8 @@ ANY_BODY: dict[str, Any] = {
     "voice": "emma",
     "max_tokens": 1,
     "tokens": [1],
+    "query": "Hello",
+    "documents": ["Hello"],
 }
 APP = create_app(load_settings(), load_config(Path(__file__).parents[2] / "models.yaml"))
 

@@ -227,7 +227,13 @@ def test_a_missing_scope_is_told_before_the_body_is_read(
 def test_a_standard_key_does_not_see_that_there_is_more(anonymous: httpx2.Client, standard_key: Key):
     headers = bearer(standard_key)
     listed = anonymous.get("/v1/models", headers=headers).json()["data"]
-    assert [model["id"] for model in listed] == ["service-plus", "service-image", "service-voice"]
+    assert [model["id"] for model in listed] == [
+        "service-plus",
+        "service-embedding",
+        "service-rerank",
+        "service-image",
+        "service-voice",
+    ]
     assert anonymous.post(CHAT, json=REQUEST, headers=headers).status_code == 200
     for name in ("service-pro", "nobody"):
         hidden = anonymous.get(f"/v1/models/{name}", headers=headers)

@@ -28,6 +28,8 @@ _REFILL_SECONDS = 3.0  # of one request at 20 a minute
 
 
 def _seconds(duration: str) -> int:
+    if duration.endswith("ms"):
+        return 1
     minutes, _, rest = duration.removesuffix("s").rpartition("m")
     return 60 * int(minutes or 0) + int(rest)
 

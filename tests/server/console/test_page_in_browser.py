@@ -162,7 +162,7 @@ def test_an_admin_hands_out_a_key_that_works_and_takes_it_back(browser: Browser,
         one.sign_in(admin_key)
         one.go("Keys")
         one.page.get_by_role("button", name="New key").click()
-        one.page.get_by_label("Name").fill("Selam of the office")
+        one.page.get_by_label("Name: whose it is, or what for").fill("Selam of the office")
         one.page.get_by_role("dialog").get_by_label("Tier").select_option("standard")
         one.page.get_by_role("button", name="Make the key").click()
         shown = one.page.get_by_role("dialog", name="The key, shown once")

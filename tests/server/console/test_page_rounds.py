@@ -253,7 +253,7 @@ def test_a_new_user_has_an_answer_and_a_colleague_a_key_in_a_few_clicks(
             answered = time.monotonic() - began
             one.go("Keys")
             one.page.get_by_role("button", name="New key").click()
-            one.page.get_by_label("Name").fill("Selam")
+            one.page.get_by_label("Name: whose it is, or what for").fill("Selam")
             one.page.get_by_role("button", name="Make the key").click()
             text = one.page.get_by_role("dialog", name="The key, shown once").locator("code").first.inner_text()
             models = httpx2.get(f"{server.base_url}/models", headers={"Authorization": f"Bearer {text}"})
