@@ -162,8 +162,8 @@ class Hearth:
             with suppress(psutil.Error), one.oneshot():
                 title = _title(one)
                 kind = "API" if one.pid == self.pid else models.get(one.pid, "")
-                kind = kind or (
-                    "fork server" if "forkserver" in title else "schema compiler" if "schemas" in title else ""
+                kind = kind or (  # a compiler's command line is that of the fork server
+                    "schema compiler" if "hearth-schemas" in title else "fork server" if "forkserver" in title else ""
                 )
                 if kind:
                     mib = one.memory_info().rss / 2**20
