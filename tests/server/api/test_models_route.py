@@ -26,6 +26,7 @@ FIELDS = [
     "max_output_tokens",
     "sizes",
     "dimensions",
+    "max_input_tokens",
     "running",
     "waiting",
     "description",
