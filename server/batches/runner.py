@@ -225,8 +225,9 @@ class Runner:
             with suppress(StoreUnavailableError):  # its own log says so
                 if not self.draining():
                     await self._start_due()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
+            with suppress(TimeoutError):  # by `timeout`: Python 3.11's `wait_for` loses a cancelling at the same moment
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._woken.wait()
 
     async def _start_due(self) -> None:
         """Take up what is due: of each key its oldest, and the keys in turn."""
@@ -379,7 +380,8 @@ class _Run:
         renewed_at = time.monotonic()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), _KEEP_UP_SECONDS)
+                async with asyncio.timeout(_KEEP_UP_SECONDS):
+                    await self.changed.wait()
             changed = self.changed.is_set()
             self.changed.clear()
             if self._store.clock() >= self.row.expires_at:

@@ -326,6 +326,14 @@ async def test_of_two_runners_of_a_shared_folder_one_has_it(database: Database, 
     assert len(first.answers.asked) + len(second.answers.asked) == 50
 
 
+async def test_it_stops_though_it_was_woken_at_the_same_moment(house: House):
+    async with asyncio.timeout(10), house.running() as runner:
+        await house.ended(await house.add(await house.key(), jsonl(numbered(1))))
+        for _ in range(20):  # until it has nothing to do
+            await asyncio.sleep(0)
+        runner.wake("none")
+
+
 async def test_a_full_disk_is_waited_out(house: House):
     house.limits = BatchLimits(pause_seconds=0.1)
     house.folder = Folder(house.folder.path, kept_free_bytes=2**60)
