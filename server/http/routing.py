@@ -4,7 +4,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from server.http.protocol import header_of
 _MOST_PARTS = 100_000  # checking so many takes half a second
 _MAX_DEPTH = 64
 _LARGE_BODY_BYTES = 256 * 2**10  # parsed beside the event loop
-_BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
+BODY_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
 _BODY_SECONDS = 300.0  # for all of it
 _PARSED_AT_A_TIME = 2  # of large bodies
 _INT64 = range(-(2**63), 2**63)
@@ -106,26 +106,37 @@ def _check_content_type(scope: Scope) -> None:
         raise ApiError(415, "unsupported_media_type", sentence)
 
 
+async def receive_body(request: Request, seconds: float, *, paused: str, late: str) -> AsyncIterator[bytes]:
+    """Yield the body as it comes.
+
+    Raises `ApiError` 408 with the sentence `paused` where nothing comes for `BODY_PAUSE_SECONDS`, and `late` where it
+    is not there within `seconds`; `ClientDisconnectedError`.
+    """
+    more = True
+    now = asyncio.get_running_loop().time
+    deadline = now() + seconds
+    while more:
+        try:
+            async with asyncio.timeout_at(min(now() + BODY_PAUSE_SECONDS, deadline)):
+                message = await request.receive()
+        except TimeoutError as error:
+            sentence = late if now() >= deadline else paused
+            raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
 async def read_capped(
     request: Request, limit: int, held: Callable[[int], None], *, seconds: float = _BODY_SECONDS
 ) -> bytes:
     """Return the body. Raises `ApiError` for one that is too large, or takes too long."""
     chunks: list[bytes] = []
-    size, more = 0, True
-    now = asyncio.get_running_loop().time
-    deadline = now() + seconds
-    while more:
-        try:
-            async with asyncio.timeout_at(min(now() + _BODY_PAUSE_SECONDS, deadline)):
-                message = await request.receive()
-        except TimeoutError as error:
-            sentence = f"No byte of the body came for {_BODY_PAUSE_SECONDS:.0f} s. Send the request again."
-            if now() >= deadline:
-                sentence = f"The body did not come within {seconds:.0f} s. Send less at once."
-            raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        chunk, more = message.get("body", b""), message.get("more_body", False)
+    size = 0
+    paused = f"No byte of the body came for {BODY_PAUSE_SECONDS:.0f} s. Send the request again."
+    late = f"The body did not come within {seconds:.0f} s. Send less at once."
+    async for chunk in receive_body(request, seconds, paused=paused, late=late):
         size += len(chunk)
         if size <= limit:
             held(len(chunk))

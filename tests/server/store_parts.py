@@ -4,7 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from sqlalchemy import func, make_url, select
@@ -97,9 +97,14 @@ def run_python(program: str, *arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+def writers(url: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return ready_python(WRITERS, url)
+
+
 @contextmanager
-def writers(url: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WRITERS, url]
+def ready_python(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that has said "ready", with pipes to and from it."""
+    command = [sys.executable, "-c", program, *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
         try:

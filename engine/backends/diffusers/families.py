@@ -327,7 +327,7 @@ class StableDiffusionXL(Adapter):
 
         The shorter of prompt and negative prompt gets empty parts. With a single part it is the pipeline's own way.
         """
-        prompts, negatives = self._divided(job.prompt), self._divided(job.negative_prompt or "")
+        prompts, negatives = self._prompts(job, guided=guided)
         read = [
             _read_twice(
                 self.pipe,
@@ -338,14 +338,17 @@ class StableDiffusionXL(Adapter):
                 ),
                 guided=guided,
             )
-            for at in range(self.parts(job, guided=guided))
+            for at in range(max(len(prompts), len(negatives)))
         ]
         return _joined([positive for positive, _ in read]), _joined([away for _, away in read if away]) or None
 
     def parts(self, job: ImageJob, *, guided: bool) -> int:
         """Return in how many parts the prompts of an image are read."""
-        texts = (job.prompt, (guided and job.negative_prompt) or "")
-        return max(len(self._divided(text)) for text in texts)
+        return max(map(len, self._prompts(job, guided=guided)))
+
+    def _prompts(self, job: ImageJob, *, guided: bool) -> tuple[list[str], list[str]]:
+        """Return the parts of the prompt, and of what it is guided against."""
+        return self._divided(job.prompt), self._divided((guided and job.negative_prompt) or "")
 
     def _divided(self, text: str) -> list[str]:
         """Divide a text between words, where a word alone is too long between characters."""

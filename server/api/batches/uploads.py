@@ -14,12 +14,11 @@ from starlette.requests import Request
 
 from server.batches.folder import NO_SPACE, FileWriter, Folder
 from server.errors import ApiError
-from server.http.disconnect import ClientDisconnectedError
 from server.http.protocol import header_of
+from server.http.routing import BODY_PAUSE_SECONDS, receive_body
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would say what a client has sent
 _AT_A_TIME_BYTES = 2**20  # parsed and written in one go, beside the event loop
-_PAUSE_SECONDS = 30.0  # without a byte; then the client has left
 _MOST_SECONDS = 4 * 3600.0
 _MOST_FIELDS = 16
 _MOST_FIELD_BYTES = 4096
@@ -94,24 +93,16 @@ async def _read(request: Request, folder: Folder, form: "_Form") -> None:
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
     """Yield the body in pieces of about a MiB."""
     parts: list[bytes] = []
-    size, more = 0, True
-    now = asyncio.get_running_loop().time
-    deadline = now() + _MOST_SECONDS
-    while more:
-        try:
-            async with asyncio.timeout_at(min(now() + _PAUSE_SECONDS, deadline)):
-                message = await request.receive()
-        except TimeoutError as error:
-            sentence = f"No byte of the file came for {_PAUSE_SECONDS:.0f} s. Send it again."
-            raise ApiError(408, "request_timeout", sentence, headers={"Connection": "close"}) from error
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        part, more = message.get("body", b""), message.get("more_body", False)
+    size = 0
+    paused = f"No byte of the file came for {BODY_PAUSE_SECONDS:.0f} s. Send it again."
+    async for part in receive_body(request, _MOST_SECONDS, paused=paused, late=paused):
         parts.append(part)
         size += len(part)
-        if size >= _AT_A_TIME_BYTES or not more:
+        if size >= _AT_A_TIME_BYTES:
             yield b"".join(parts)
             parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
 
 
 def _boundary(request: Request) -> bytes:

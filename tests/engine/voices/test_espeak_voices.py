@@ -4,22 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from speech_parts import NINE
 from voice_folders import OTHER, ids, install, only_warning, overlay, put, read, vits
 
 from engine.demo import weights_dir
 from engine.voices.catalogue import SHIPPED, Catalogue, read_catalogue
-
-NINE = {
-    "selam": ("female", "am"),
-    "hana": ("female", "am"),
-    "dawit": ("male", "am"),
-    "hodan": ("female", "so"),
-    "warsame": ("male", "so"),
-    "berhane": ("male", "ti"),
-    "tolosa": ("male", "om"),
-    "emma": ("female", "en"),
-    "james": ("male", "en"),
-}
 
 
 def as_shipped(weights: Path) -> Catalogue:

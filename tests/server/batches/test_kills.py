@@ -4,8 +4,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import httpx2
 import psutil
 import pytest
 from batch_parts import assert_each_once, house_at, jsonl, line, read_jsonl
-from serving import ROOT, Key, Server, poll_until, total_bytes
+from serving import Key, Server, poll_until, total_bytes
+from store_parts import ready_python
 
 from server.store.batches import ENDED
 from server.store.database import Database
@@ -53,19 +52,6 @@ for line in sys.stdin:
 """
 
 
-@contextmanager
-def runners(url: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RUNNERS, url, str(folder)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize(("lines", "kills"), [(600, 4), pytest.param(2000, 20, marks=pytest.mark.rounds)])
 async def test_a_runner_that_is_killed_again_and_again_misses_no_line_and_doubles_none(
     database: Database, database_url: str, tmp_path: Path, lines: int, kills: int
@@ -79,7 +65,7 @@ async def test_a_runner_that_is_killed_again_and_again_misses_no_line_and_double
     def journal_bytes() -> int:
         return total_bytes(journals.glob("*"))
 
-    with runners(database_url, house.folder.path) as process:
+    with ready_python(RUNNERS, database_url, house.folder.path) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for _ in range(kills):

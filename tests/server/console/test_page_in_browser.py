@@ -2,37 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 from hostile_texts import HOSTILE
-from page_parts import CHROMIUM, MISSING, Browser, Tab, chromium, new_tab, opened
+from page_parts import CHROMIUM, MISSING, Browser, Tab, new_tab, opened
 from serving import Key, Server, poll_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 STORY = "Tell me a short story."
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture
-def key(server: Server) -> Key:
-    return server.make_key("page")
-
-
-@pytest.fixture
-def tab(browser: Browser, server: Server, key: Key) -> Iterator[Tab]:
-    """Signed in; at the end nothing has gone to another origin, and the policy has forbidden nothing."""
-    with opened(browser, server) as one:
-        one.sign_in(key)
-        yield one
-        one.check()
 
 
 def test_an_answer_streams_and_can_be_asked_for_again_after_an_edit(tab: Tab):

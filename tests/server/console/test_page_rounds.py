@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ import httpx2
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from page_parts import CHROMIUM, MISSING, PAGES, Browser, Route, Tab, chromium, opened
+from page_parts import CHROMIUM, MISSING, PAGES, Browser, Route, Tab, opened
 from proxy_parts import Proxy, missing_reason
 from serving import Key, Server, poll_until
 from tls_pair import make_pair
@@ -21,12 +21,6 @@ from tls_pair import make_pair
 pytestmark = [pytest.mark.engine, pytest.mark.rounds, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 NARROW = {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture
@@ -38,20 +32,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
             sys.stdout.write(f"\n{line}\n")
 
     return tell
-
-
-@pytest.fixture
-def key(server: Server) -> Key:
-    return server.make_key("page")
-
-
-@pytest.fixture
-def tab(browser: Browser, server: Server, key: Key) -> Iterator[Tab]:
-    """Signed in; at the end nothing has gone to another origin, and the policy has forbidden nothing."""
-    with opened(browser, server) as one:
-        one.sign_in(key)
-        yield one
-        one.check()
 
 
 @pytest.mark.parametrize(
