@@ -39,6 +39,7 @@ from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, Toke
 from engine.types import (
     ChatRequest,
     EmbeddingRequest,
+    GenerationRequest,
     ImageRequest,
     ModelHealth,
     ModelInfo,
@@ -51,6 +52,7 @@ from engine.types import (
 from engine.voices.types import SpeechRequest, Voice
 
 _Spec = TypeVar("_Spec", bound=ModelSpec)
+_Generation = TypeVar("_Generation", bound=GenerationRequest)
 
 
 class Engine:
@@ -122,8 +124,10 @@ class Engine:
         return await self._begin(request, stream, len(request.prompts) * request.n)
 
     async def _begin(self, request: ChatRequest | TextRequest, stream: TokenStream, sequences: int) -> TokenStream:
+        asked = request
         try:
             while True:
+                request = self._addressed(asked)
                 self._spec(request.model, ChatModelSpec)
                 with await self._pool.acquire_for(request, sequences) as acquired:
                     backend, spec = self._chat_backend(request.model)
@@ -142,6 +146,16 @@ class Engine:
         except BaseException as error:
             stream.refuse(error)
             raise
+
+    def _addressed(self, request: _Generation) -> _Generation:
+        """Return the request as its base's where it names an adapter. Asked again after a reload."""
+        adapter = self.config.adapters.get(request.model)
+        return request if adapter is None else replace(request, model=adapter.base, adapter=adapter.id)
+
+    def _base(self, model: str) -> str:
+        """Return the model that has the engine of this one."""
+        adapter = self.config.adapters.get(model)
+        return model if adapter is None else adapter.base
 
     async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
         """Put what becomes of each image into `stream`, as it comes. Closing it aborts what is not finished.
@@ -198,6 +212,7 @@ class Engine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt has, template and tools included. Nothing is generated."""
+        request = self._addressed(request)
         self._spec(request.model, ChatModelSpec)
         with await self._pool.acquire(request.model):
             backend, spec = self._chat_backend(request.model)
@@ -206,6 +221,7 @@ class Engine:
 
     async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool = True) -> Tokenized:
         """Return the tokens of a conversation, template and tools included, or of a plain text."""
+        model = self._base(model)
         self._spec(model, ChatModelSpec)
         with await self._pool.acquire(model):
             backend, spec = self._chat_backend(model)
@@ -215,18 +231,20 @@ class Engine:
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
         """Return the text that tokens of this model stand for."""
+        model = self._base(model)
         self._spec(model, ChatModelSpec)
         with await self._pool.acquire(model):
             return await self._chat_backend(model)[0].detokenize(ids)
 
     async def load(self, model: str) -> None:
         """Have a model loaded: one that failed once more, one that comes and goes as if it were asked for. Waits."""
+        model = self._base(model)
         self._pool.load_again(model)
         (await self._pool.acquire(model)).close()
 
     def unload(self, model: str) -> None:
         """Have a model that shares its memory leave with its last answer. Raises `RequestError` for one that stays."""
-        if not self._pool.evict(model):
+        if not self._pool.evict(self._base(model)):
             raise RequestError(
                 f"{model} has memory of its own and stays loaded. Give it `unload_after_seconds` in models.yaml, or"
                 " take it out.",
@@ -252,11 +270,25 @@ class Engine:
         return tuple(name for name in self.config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
-        return tuple(self._info(health) for health in self._pool.health())
+        return tuple(self._info(health) for health in self.health())
 
     def health(self) -> tuple[ModelHealth, ...]:
-        """What each model is doing, in the order of models.yaml."""
-        return self._pool.health()
+        """What each model is doing, in the order of models.yaml; adapters stand behind their base."""
+        found: list[ModelHealth] = []
+        for health in self._pool.health():
+            adapters = self.config.adapters_of(health.id)
+            found += [health, *(self._adapter_health(adapter.id, health) for adapter in adapters)]
+        return tuple(found)
+
+    def _adapter_health(self, adapter: str, base: ModelHealth) -> ModelHealth:
+        health = replace(base, id=adapter)
+        if base.status != "ready":
+            return health
+        with contextlib.suppress(EngineError):
+            why = cast("VllmChat", self._pool.get(base.id)).refused_adapters.get(adapter)
+            reason = "It cannot be put on its base. The server's log says why."
+            health = replace(health, status="failed", phase="failed", error=why, reason=reason) if why else health
+        return health
 
     def loads(self) -> tuple[ModelLoad, ...]:
         """How busy each model is that is loaded, and with what, in the order of models.yaml."""
@@ -320,7 +352,7 @@ class Engine:
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
-        spec = self.config.models.get(model)
+        spec = self.config.models.get(self._base(model))
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
         if not isinstance(spec, kind):
@@ -329,6 +361,11 @@ class Engine:
         return spec
 
     def _info(self, health: ModelHealth) -> ModelInfo:
+        adapter = self.config.adapters.get(health.id)
+        if adapter is not None:  # all but its name is its base's
+            base = self._info(replace(health, id=adapter.base))
+            own = {name: getattr(adapter, name) for name in ("id", "tier", "owned_by", "description")}
+            return replace(base, **own)
         spec = self.config.models[health.id]
         info = ModelInfo(
             id=spec.id,

@@ -45,11 +45,13 @@ class GenerationRequest:
     opaque name, and `queue_share` their weight: what waits is served fairly between owners, by `urgency` first.
     `before_turn` is awaited once the prompt has been counted, with its tokens and the most that all answers may have,
     before it waits for a turn; what it raises refuses the request. `structured_outputs` holds one constraint by its
-    name, in the shape of vLLM's field of that name.
+    name, in the shape of vLLM's field of that name. `adapter` is set by the engine, where `model` names an adapter:
+    `model` is its base then.
     """
 
     request_id: str
     model: str
+    adapter: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

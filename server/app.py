@@ -105,7 +105,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
     app.state.terminate = False
     app.state.tracing = None
     app.state.bodies = Bodies(settings.max_bodies_bytes)
-    app.state.metrics = Metrics(config.models)
+    app.state.metrics = Metrics(config.entries)
     app.state.lately = Lately(app.state.metrics)
     app.state.metrics_page, app.state.status_page = CachedPage(), CachedPage()
     app.state.inspection = Inspection()

@@ -65,7 +65,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
         models = _difference(_named(engine.config), _named(config))
         outdated = await engine.reload(config)
         models = replace(models, changed=tuple(dict.fromkeys((*models.changed, *sorted(outdated)))))
-        app.state.metrics.models = config.models
+        app.state.metrics.models = config.entries
         voices = _difference(before, _voices(engine))
         warnings = tuple(f"{model}: {remark}" for model in config.models for remark in engine.voice_warnings(model))
         try:
@@ -77,7 +77,7 @@ async def take_over(app: FastAPI, by: Actor | None) -> Outcome:
 
 
 def _named(config: Config) -> dict[str, Any]:
-    return {**config.models, **{f"tier {name}": tier for name, tier in config.tiers.items()}}
+    return {**config.entries, **{f"tier {name}": tier for name, tier in config.tiers.items()}}
 
 
 def _voices(engine: Engine) -> dict[str, Any]:

@@ -5,16 +5,18 @@ its caller. What an entry may say is models.py's, how YAML is read yaml.py's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
 from engine.config.models import (
     SPEC_BY_TASK,
+    AdapterSpec,
     ChatModelSpec,
     CommonModelSpec,
     EmbeddingModelSpec,
+    Entry,
     ImageModelSpec,
     ModelSpec,
     PoolingModelSpec,
@@ -49,21 +51,35 @@ class ConfigError(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A models.yaml without problems; both mappings are read-only, by id, in the file's order."""
+    """A models.yaml without problems; its mappings are read-only, by id, in the file's order.
+
+    `models` have an engine each, `adapters` answer on that of their base.
+    """
 
     path: Path
     models: Mapping[str, ModelSpec]
     tiers: Mapping[str, TierSpec]
+    adapters: Mapping[str, AdapterSpec] = field(default_factory=dict)
 
-    def model(self, name: str) -> ModelSpec | None:
-        """Return the model that has this id or alias."""
-        return self.models.get(name) or next((spec for spec in self.models.values() if name in spec.aliases), None)
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """All that requests may name: models, then adapters."""
+        return {**self.models, **self.adapters}
+
+    def entry(self, name: str) -> Entry | None:
+        """Return the model or adapter that has this id or alias."""
+        entries = self.entries
+        return entries.get(name) or next((spec for spec in entries.values() if name in spec.aliases), None)
+
+    def adapters_of(self, model: str) -> tuple[AdapterSpec, ...]:
+        """Return the adapters of a model."""
+        return tuple(adapter for adapter in self.adapters.values() if adapter.base == model)
 
 
 def load_config(path: Path) -> Config:
     """Read models.yaml. Raises `ConfigError`, which names every problem, not the first alone."""
     document = read_document(path)
-    models: dict[str, ModelSpec] = {}
+    found: dict[str, Entry] = {}
     tiers: dict[str, TierSpec] = {}
     if document.root is not None:
         for key in document.root:
@@ -73,16 +89,19 @@ def load_config(path: Path) -> Config:
         for name, entry in entries["models"].items():
             model = _check_model(entry, ("models", name), document)
             if model:
-                models[model.id] = model
+                found[model.id] = model
         for name, entry in entries["tiers"].items():
             tier = check_spec(TierSpec, entry, ("tiers", name), document)
             if tier:
                 tiers[tier.id] = tier
-        _check_aliases(models, document)
+        _check_aliases(found, document)
+        _check_bases(found, entries["models"], document)
         _check_tiers(entries["models"], document)
     if document.problems:
         raise ConfigError(path, document.problems)
-    return Config(path, MappingProxyType(models), MappingProxyType(tiers))
+    adapters = {name: spec for name, spec in found.items() if isinstance(spec, AdapterSpec)}
+    models = {name: spec for name, spec in found.items() if not isinstance(spec, AdapterSpec)}
+    return Config(path, MappingProxyType(models), MappingProxyType(tiers), MappingProxyType(adapters))
 
 
 def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:
@@ -97,7 +116,7 @@ def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:
     return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
 
 
-def _check_model(entry: dict[str, object], location: Location, document: Document) -> ModelSpec | None:
+def _check_model(entry: dict[str, object], location: Location, document: Document) -> Entry | None:
     task = entry.get("task")
     if isinstance(task, str) and task not in SPEC_BY_TASK:
         near = did_you_mean(task, SPEC_BY_TASK)
@@ -111,7 +130,16 @@ def _check_model(entry: dict[str, object], location: Location, document: Documen
     return check_spec(spec, entry, location, document)
 
 
-def _check_aliases(models: Mapping[str, ModelSpec], document: Document) -> None:
+def _check_bases(found: Mapping[str, Entry], named: Mapping[str, object], document: Document) -> None:
+    """Check that each adapter has a chat model as its base; not where that has problems of its own."""
+    chats = [name for name, spec in found.items() if isinstance(spec, ChatModelSpec)]
+    for spec in found.values():
+        if isinstance(spec, AdapterSpec) and spec.base not in chats and (spec.base in found or spec.base not in named):
+            what = f"must be a chat model of this file, not `{shown(spec.base)}`{did_you_mean(spec.base, chats)}"
+            document.add_problem(("models", spec.id, "base"), what)
+
+
+def _check_aliases(models: Mapping[str, Entry], document: Document) -> None:
     """Check that a name means one model."""
     owners = {name: name for name in models}
     for spec in models.values():

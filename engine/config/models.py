@@ -147,8 +147,8 @@ class TierSpec(Spec):
     """When requests wait for a model: a key of share 2 is given twice the tokens of a key of share 1."""
 
 
-class CommonModelSpec(Spec):
-    """What every model has, whatever its task."""
+class _Entry(Spec):
+    """What every entry has under `models`."""
 
     id: Id
     tier: str
@@ -159,6 +159,23 @@ class CommonModelSpec(Spec):
     """Other names that requests may use for the model, like gpt-4o-mini, for programs with a fixed name."""
     description: Annotated[str, Field(max_length=1000)] = ""
     """One or two sentences for the people who choose a model."""
+
+
+class AdapterSpec(_Entry):
+    """A LoRA adapter of a chat model: a model of its own, on the engine of its base."""
+
+    task: Literal["adapter"]
+    """What it is."""
+    base: Id
+    """The chat model that it changes, by its name in this file. What that can do and takes is the same for both."""
+    weights: Folder
+    """Folder with the adapter as PEFT saves it (adapter_config.json, adapter_model.safetensors), below the weights
+    directory."""
+
+
+class CommonModelSpec(_Entry):
+    """What every model has that has an engine of its own, whatever its task."""
+
     weights: Folder
     """Folder with the model's weights, below the weights directory (HEARTH_WEIGHTS_DIR)."""
     demo: _Demo | None = None
@@ -536,6 +553,7 @@ class RerankModelSpec(_PoolingSpec):
 
 PoolingModelSpec: TypeAlias = EmbeddingModelSpec | RerankModelSpec
 ModelSpec: TypeAlias = ChatModelSpec | ImageModelSpec | SpeechModelSpec | EmbeddingModelSpec | RerankModelSpec
-SPEC_BY_TASK: dict[str, type[ModelSpec]] = {
-    get_args(spec.model_fields["task"].annotation)[0]: spec for spec in get_args(ModelSpec)
+Entry: TypeAlias = ModelSpec | AdapterSpec
+SPEC_BY_TASK: dict[str, type[Entry]] = {
+    get_args(spec.model_fields["task"].annotation)[0]: spec for spec in get_args(Entry)
 }

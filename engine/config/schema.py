@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from engine.config.messages import Id, Spec
-from engine.config.models import SPEC_BY_TASK, ModelSpec, TierSpec
+from engine.config.models import SPEC_BY_TASK, Entry, TierSpec
 
 SCHEMA_PATH = Path(__file__).parents[1] / "models.schema.json"
 
@@ -20,7 +20,7 @@ _named = Field(min_length=1, json_schema_extra={"propertyNames": TypeAdapter(Id)
 
 
 class _ModelsFile(Spec):
-    models: Annotated[dict[str, Annotated[ModelSpec, Field(discriminator="task")]], _named]
+    models: Annotated[dict[str, Annotated[Entry, Field(discriminator="task")]], _named]
     """What is served, each model under the name that clients use."""
     tiers: Annotated[dict[str, TierSpec], _named]
     """Which keys may use which models."""

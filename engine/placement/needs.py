@@ -4,6 +4,7 @@ Values that models.yaml says under `engine` win. A folder that the operator put 
 models.yaml names: what it needs is read off its files, and nothing is loaded for that.
 """
 
+import contextlib
 import json
 import logging
 from collections import Counter
@@ -14,12 +15,22 @@ from typing import Any, Self
 
 import msgspec
 
-from engine.config import ChatModelSpec, Config, ImageModelSpec, ModelSpec, PoolingModelSpec, SpeechModelSpec
+from engine.config import (
+    AdapterSpec,
+    ChatModelSpec,
+    Config,
+    ImageModelSpec,
+    ModelSpec,
+    PoolingModelSpec,
+    SpeechModelSpec,
+)
 from engine.config.models import VariantSpec
+from engine.errors import LoadError
 from engine.files import read_record, write_record
 from engine.placement.hardware import GIB, Hardware
 from engine.placement.kv_cache import CPU_BLOCK, GPU_BLOCK, KvCache, tokens_in_flight
 from engine.placement.types import Device, Need
+from engine.weights.adapters import LoraAdapter, room_bytes
 from engine.weights.manifest import is_complete
 
 FILE_NAME = "footprints.json"
@@ -207,13 +218,29 @@ def _cache(variant: VariantSpec, split: int, gpu_bytes: int, *, halved: bool) ->
 
 
 def own_folders(config: Config, weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:
-    """Return what the folders are that models.yaml names under `weights` and that are there, by model.
+    """Return what the folders are that models.yaml names under `weights` and that are there, by model or adapter.
 
     Nothing is raised: a folder that does not say how large it is gets no variants. Voices are not among them: their
     folder has many models, and the entry's variants say what they take.
     """
     folders = [(spec, weights_dir / spec.weights) for spec in _without_voices(config)]
-    return {spec.id: _read_folder(spec, folder) for spec, folder in folders if folder.is_dir()}
+    found = {spec.id: _read_folder(spec, folder) for spec, folder in folders if folder.is_dir()}
+    for model in config.models:
+        found |= _read_adapters(config.adapters_of(model), weights_dir)
+    return found
+
+
+def _read_adapters(specs: Sequence[AdapterSpec], weights_dir: Path) -> dict[str, tuple[VariantSpec, ...]]:
+    """Return the adapters of one model that can be read, each with an equal part of the room for all."""
+    read = {}
+    for spec in specs:
+        with contextlib.suppress(LoadError):
+            read[spec.id] = LoraAdapter.read(weights_dir / spec.weights)
+    size_gib = room_bytes(read.values()) / GIB / max(1, len(read))
+    return {
+        name: (VariantSpec.model_validate({"folder": name, "licence": _LICENCE, "weights_gib": size_gib}),)
+        for name in read
+    }
 
 
 def variants_here(config: Config, weights_dir: Path) -> frozenset[str]:

@@ -128,7 +128,7 @@ def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> P
         one,
         state="swapped" if one.id in swap_by else "resident",
         device_bytes=size,
-        kv_bytes=size - need.weights_bytes - need.activations_bytes if has_kv else 0,
+        kv_bytes=size - need.beside_kv_bytes if has_kv else 0,
         utilization=utilization if one.gpus else None,
         swap_by=swap_by.get(one.id),
         ram_bytes=need.ram_bytes + (need.all_weights_bytes if swap_by.get(one.id) == "sleep" else 0),

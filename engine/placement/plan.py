@@ -43,8 +43,8 @@ def plan(
 ) -> Plan | Refusal:
     """Place every model of models.yaml.
 
-    `folders` has, for models whose own weights folder is there, what that folder is (`needs.own_folders`): it is
-    taken as it is, whatever variants models.yaml names. `here` has the folders of variants that are on the disk:
+    `folders` has, for models and adapters whose own weights folder is there, what that folder is (`needs.own_folders`):
+    it is taken as it is, whatever variants models.yaml names. `here` has the folders of variants that are on the disk:
     then only those are planned with, which is what can be served now, and demos for models that have none. None: all
     of them, which is what is worth fetching. Nothing is read from disk, and nothing depends on the order of models or
     GPUs.
@@ -86,7 +86,7 @@ class _Planner:
         devices = devices_of(hardware)
         choices: dict[str, _Choice] = {}
         for spec in sorted(config.models.values(), key=_rank):
-            choice = self._choice(spec, devices)
+            choice = self._choice(spec, devices, self._adapters_bytes(config, spec))
             if isinstance(choice, Refusal):
                 return choice
             if choice is not None:
@@ -107,9 +107,16 @@ class _Planner:
         why = report.why_unplanned(spec, own=spec.id in self.folders, absent=self.here is not None)
         return Placed(spec.id, "unplanned", why)
 
-    def _choice(self, spec: ModelSpec, devices: Sequence[Device]) -> _Choice | Refusal | None:
+    def _adapters_bytes(self, config: Config, spec: ModelSpec) -> int:
+        adapters = (self.folders.get(adapter.id, ()) for adapter in config.adapters_of(spec.id))
+        return sum(int(one.weights_gib * GIB) for folder in adapters for one in folder)
+
+    def _choice(self, spec: ModelSpec, devices: Sequence[Device], adapters: int) -> _Choice | Refusal | None:
         """Begin with the smallest variant that fits alone; None when nothing is known that could be planned with."""
-        offered = tuple(needs_of(spec, variant, devices, self.footprints) for variant in self._variants(spec))
+        offered = tuple(
+            tuple(replace(need, adapters_bytes=adapters) for need in needs_of(spec, variant, devices, self.footprints))
+            for variant in self._variants(spec)
+        )
         fitting = tuple(needs for needs in offered if needs and pack({spec.id: needs}, devices) is not None)
         if fitting:
             sizes = [max(need.least_bytes for need in needs) * max(1, needs[0].split) for needs in fitting]

@@ -26,6 +26,7 @@ def why_placed(one: Placed, offered: Sequence[Sequence[Need]], devices: Sequence
     assert need is not None  # noqa: S101  # only models that have a place are explained
     parts = [f"{gib(need.weights_bytes)} weights{' (measured)' if need.measured else ''}"]
     parts.append(f"{gib(need.activations_bytes)} working memory")
+    parts += [f"{gib(need.adapters_bytes)} for its adapters"] if need.adapters_bytes else []
     if one.kv_bytes:
         plural = "s" if one.chats > 1 else ""
         room = f" (room for {one.chats} conversation{plural} of {one.context_length} tokens)" if one.chats else ""
@@ -127,7 +128,7 @@ def _why_not_on(need: Need, device: Device) -> tuple[str, int]:
 
 def _least(need: Need, device: Device) -> int:
     size = need.bytes_on(device)
-    return need.weights_bytes + need.activations_bytes + need.one_chat_bytes if size is None else size
+    return need.beside_kv_bytes + need.one_chat_bytes if size is None else size
 
 
 def _missing(need: Need, device: Device) -> int:
@@ -253,6 +254,7 @@ def _model_data(one: Placed) -> dict[str, Any]:
         "max_num_seqs": one.sequences or (need.sequences or None if need else None),
         "bytes_per_device": one.device_bytes,
         "weights_bytes_per_device": need.weights_bytes if need else 0,
+        "adapters_bytes_per_device": need.adapters_bytes if need else 0,
         "kv_cache_bytes_per_device": one.kv_bytes,
         "ram_bytes": one.ram_bytes,
         "measured": need.measured if need else False,

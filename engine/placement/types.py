@@ -41,6 +41,8 @@ class Need:
     split: int
     weights_bytes: int
     activations_bytes: int
+    adapters_bytes: int = 0
+    """Room for the LoRA adapters of the model."""
     kv_bytes: int = 0
     """KV cache for as many full-length conversations as were asked for."""
     cache: KvCache | None = None
@@ -83,9 +85,14 @@ class Need:
         return max(longest, self.context_length)
 
     @property
+    def beside_kv_bytes(self) -> int:
+        """What it takes beside its KV cache."""
+        return self.weights_bytes + self.activations_bytes + self.adapters_bytes
+
+    @property
     def least_bytes(self) -> int:
         """What it takes at least where models.yaml gives it no share."""
-        return self.weights_bytes + self.activations_bytes + self.kv_bytes
+        return self.beside_kv_bytes + self.kv_bytes
 
     @property
     def all_weights_bytes(self) -> int:
@@ -97,7 +104,7 @@ class Need:
         if self.share is None:
             return self.least_bytes
         given = int(self.share * device.total_bytes)
-        enough = self.weights_bytes + self.activations_bytes + (self.kv_bytes if self.fixed_kv else self.one_chat_bytes)
+        enough = self.beside_kv_bytes + (self.kv_bytes if self.fixed_kv else self.one_chat_bytes)
         return given if given >= enough else None
 
     def is_kind_of(self, device: Device) -> bool:

@@ -122,8 +122,21 @@ class Loader:
             folder, is_demo = self.planned.folder(spec)
             now = self.planned.served(spec, folder, is_demo=is_demo)
             was = before.served
-            return (now.source, now.folder) != (was.source, was.folder) or files_in(folder) != before.files
+            files = self._files(spec, folder, is_demo=is_demo)
+            return (now.source, now.folder) != (was.source, was.folder) or files != before.files
         return False
+
+    def _files(self, spec: ModelSpec, folder: Path, *, is_demo: bool) -> Files:
+        """Return the files that a load reads: of the model and of its adapters, which are loaded with it."""
+        files = files_in(folder)
+        for name, adapter in self._adapters(spec, is_demo=is_demo).items():
+            files |= {(f"{name}: {file}", size, changed) for file, size, changed in files_in(adapter) | {("", 0, 0)}}
+        return files
+
+    def _adapters(self, spec: ModelSpec, *, is_demo: bool) -> dict[str, Path]:
+        """Return the folders of a model's adapters; a demo has none."""
+        adapters = () if is_demo else self._config.adapters_of(spec.id)
+        return {adapter.id: self._weights_dir / adapter.weights for adapter in adapters}
 
     def prepare(self) -> None:
         on_vllm = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec | PoolingModelSpec)]
@@ -143,7 +156,7 @@ class Loader:
             return await self._load_speech(spec, report)
         planned = self._plan_for(spec)
         folder, is_demo = planned.folder(spec)
-        files = await asyncio.to_thread(files_in, folder)
+        files = await asyncio.to_thread(self._files, spec, folder, is_demo=is_demo)
         self._serve(spec, planned, planned.served(spec, folder, is_demo=is_demo), files)
         (self.demos.add if is_demo else self.demos.discard)(spec.id)
         async with self._turn:
@@ -196,10 +209,11 @@ class Loader:
         self._check_cache(spec)
         spec = await asyncio.to_thread(with_fitting_context, spec, folder, self._hardware, chosen=said is None)
         tools = ChatTools(self._starter("grammars"), self._pictures)
-        launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep)
+        adapters = self._adapters(spec, is_demo=is_demo)
+        launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep, adapters=adapters)
         if not self._on_cpu:
             return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager), tools)
-        if not self.compiled.choose(spec, folder):
+        if adapters or not self.compiled.choose(spec, folder):
             return await VllmChat.load(replace(launch, compiled=False), tools)
         with self.compiled.used(spec, folder):
             return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None), tools)
@@ -472,7 +486,8 @@ class Planned:
         placed = self.of(spec.id)
         if before is None or self._data_dir is None or not (placed.variant and placed.need):
             return
-        took = max(used - before.get(place, 0) for place, used in _taken(placed).items()) - placed.kv_bytes
+        took = max(used - before.get(place, 0) for place, used in _taken(placed).items())
+        took -= placed.kv_bytes + placed.need.adapters_bytes
         device = self._devices[placed.places[0]].name
         # Read again: an earlier model has been measured since
         known = Footprints.read(self._data_dir)

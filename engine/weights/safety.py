@@ -51,6 +51,8 @@ _MARK = re.compile(r"\.(fp16|bf16|non_ema)(?:-\d{5}-of-\d{5})?\.safetensors$")
 _MARKED_INDEX = re.compile(r"\.(fp16|bf16|non_ema)\.safetensors\.index\.json$")
 # Beside the weights that are loaded, the same once more in another layout, or a part of other weights.
 _OTHER_LAYOUTS = ("consolidated", "adapter_model")
+# Of LoRA adapters, as PEFT saves them.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZERS = {"tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"}
 # Bits of one number, by its name in a header. What a later format adds is not checked.
 _BITS = {
@@ -180,15 +182,16 @@ def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
         raise LoadError(f"{file.parent.name}/{file.name} cannot be read as JSON. Download the model again.") from error
 
 
-def check_safetensors(file: Path) -> None:
-    """Raise `LoadError` if the file is cut off, or if a tensor's place in it is not as large as its shape says.
+def check_safetensors(file: Path) -> dict[str, Any]:
+    """Return what the header says of each tensor: `dtype`, `shape`, and its place.
 
-    After the length of its JSON header and that, its tensors follow one another to the end of the file. Source: the
-    format's description in the safetensors repository.
+    Raises `LoadError` if the file is cut off, or if a tensor's place in it is not as large as its shape says. After
+    the length of its JSON header and that, its tensors follow one another to the end of the file. Source: the format's
+    description in the safetensors repository.
     """
     if not file.is_file():
         raise LoadError(f"{file.parent.name}/{file.name} is no file. Download it again.")
-    size, end, cause = file.stat().st_size, -1, None
+    size, end, cause, tensors = file.stat().st_size, -1, None, {}
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if 2 <= length <= min(size - 8, 100 * 2**20):
@@ -209,6 +212,7 @@ def check_safetensors(file: Path) -> None:
             f"{file.parent.name}/{file.name} is damaged: its header gives the tensor {shown(wrong)} a place of another "
             "size than its shape and number format need. Download it again, or save the model again."
         )
+    return tensors
 
 
 def _is_as_large_as_it_says(tensor: Mapping[str, Any]) -> bool:
@@ -323,6 +327,8 @@ def chosen(paths: Collection[str], folder: Path) -> list[str]:
         found = _of_pipeline(paths, folder)
     elif "config.json" in paths:
         found = _of_model(paths, folder)
+    elif ADAPTER_CONFIG in paths and ADAPTER_WEIGHTS in paths:
+        found = [*_texts(paths, ""), ADAPTER_WEIGHTS]
     elif any(path.endswith(".onnx") for path in paths if "/" not in path):
         found = _of_voice(paths)
     else:

@@ -67,7 +67,7 @@ class Access:
 
         Raises `ApiError` 404, the same one for an unknown model and for one that the key may not use.
         """
-        spec = self.engine.config.model(name)
+        spec = self.engine.config.entry(name)
         if spec is None or not self._allows(key, spec.id, spec.tier):
             sentence = "There is no such model, or your key may not use it."
             advice = "GET /v1/models lists the ones that you may use."

@@ -38,8 +38,8 @@ def check_rights(config: Config, tier: str, models: Iterable[str]) -> None:
     """Raise `KeyFieldError` unless the tier is configured and may use each of the models."""
     _check_known("tier", "tier", tier, config.tiers)
     for model in models:
-        _check_known("model", "models", model, config.models)
-        needed = config.models[model].tier
+        _check_known("model", "models", model, config.entries)
+        needed = config.entries[model].tier
         if needed not in config.tiers[tier].models:
             message = f"Keys of tier {tier!r} may not use the model {model!r}: it is for tier {needed!r}."
             raise KeyFieldError("models", message)

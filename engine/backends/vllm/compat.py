@@ -104,7 +104,7 @@ NAMES: tuple[ForeignName, ...] = (
     ),
     _answers("vllm.inputs.engine.tokens_input", "a prompt for the core", "prompt_token_ids"),
     _answers(f"{_ENGINE}.input_processor", "makes a request to the core"),
-    _answers(f"{_INPUTS}.process_inputs", "likewise", "request_id prompt params supported_tasks priority"),
+    _answers(f"{_INPUTS}.process_inputs", "likewise", "request_id prompt params supported_tasks priority lora_request"),
     _answers(f"{_ENGINE}.output_processor", "makes outputs of what the core sends"),
     _answers(
         f"{_OUTPUTS}.OutputProcessor.add_request",

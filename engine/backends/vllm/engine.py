@@ -18,7 +18,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as Count
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from engine.admission import KvGroup
 from engine.backends import Backend
 from engine.backends.vllm import compat, processes
+from engine.backends.vllm.adapters import Adapters
 from engine.backends.vllm.plugin import register_kernels
 from engine.config import ChatModelSpec, PoolingModelSpec
 from engine.config.models import SpeculativeSpec
@@ -88,6 +89,8 @@ class Launch(Generic[SpecT]):
     """False: it starts sooner and answers slower."""
     only_kept_code: bool = False
     """Compiled, but it fails where that would have to be done now."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of LoRA adapters that answer beside it, by the names of their models."""
 
 
 class VllmEngine(Backend, Generic[SpecT]):
@@ -202,18 +205,22 @@ class VllmChat(VllmEngine[ChatModelSpec]):
         self.admission = serving.admission
         self.context_length = serving.context_length
         self.lacks: frozenset[str] = frozenset()
+        self.refused_adapters: Mapping[str, str] = {}
 
     @classmethod
     async def load(cls, launch: Launch[ChatModelSpec], tools: ChatTools) -> VllmChat:
         """Start the engine, check what models.yaml claims, and answer one warm-up prompt. Raises like `starting`."""
         await asyncio.to_thread(check_chat_folder, launch.weights)
-        async with starting(launch, partial(engine_arguments, launch)) as (engine, watch):
+        adapters = await asyncio.to_thread(Adapters.read, launch.adapters, launch.weights)
+        async with starting(launch, lambda: engine_arguments(launch) | adapters.arguments()) as (engine, watch):
             launch.report("checking the chat template", 0.8)
             groups = await _kv_groups(engine)
             serving = await launch.starter.run(partial(_build_serving, engine, launch, tools, groups))
             model = cls(engine, serving, launch, watch)
             model.lacks = await model._lacking()
             await serving.prepare()
+            serving.adapters = await adapters.loaded(engine)
+            model.refused_adapters = adapters.refused
             launch.report("answering a warm-up prompt", 0.9)
             await model._warm_up()
         return model

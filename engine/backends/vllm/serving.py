@@ -7,7 +7,7 @@ HTTP answer is left out. Their private fields are listed in compat.py.
 import asyncio
 import copy
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ from engine.backends.vllm.request import (
 from engine.backends.vllm.tool_calls import CallStream, mend, parsers_to_try
 from engine.config import ChatModelSpec
 from engine.config.models import ChatEngineSpec
-from engine.errors import LoadError, RequestError
+from engine.errors import LoadError, RequestError, UnavailableError
 from engine.media import Pictures, image_places
 from engine.stream import TokenStream
 from engine.types import ChatRequest, TextRequest, Tokenized
@@ -139,6 +139,7 @@ class Serving:
         self._pictures = pictures
         self._has_reasoning_parser = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
         self._text: TextPrompts | None = None
+        self.adapters: Mapping[str, Any] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._text_state = text_state() if compat.fits("text steps") else None
 
@@ -151,7 +152,7 @@ class Serving:
             # Streamed and whole answers agree because both are parsed step by step; and the logprobs of a long answer,
             # put together at once, would block the event loop for seconds.
             request = replace(request, whole=False)
-        request = self._sampled(request)
+        request, adapter = self._sampled(request), self._adapter(request)
         errors = TranslatedErrors(self.context_length, _grammar_field(request))
         with ChatTicket(self.admission, request, request.n, stream) as ticket, errors:
             vllm_request, inputs = await self._render(request)
@@ -159,14 +160,15 @@ class Serving:
             longest = self._longest(tokens, request)
             stream.clamped = _is_clamped(longest, request)
             priority = await ticket.enter(tokens, longest * request.n)
-            core = self._core_request(f"chatcmpl-{request.request_id}", priority, vllm_request, inputs, longest)
+            name = f"chatcmpl-{request.request_id}"
+            core = self._core_request(name, priority, vllm_request, inputs, longest, adapter)
             outputs, state = self._outputs(request, vllm_request, core)
             collector = Collector(stream, outputs.step, errors.translated, stream.finish)
             await self._start([(core, collector)], stream, state)
 
     async def text(self, request: TextRequest, stream: TokenStream) -> None:
         """Go on with plain texts, like `chat`."""
-        request = self._sampled(request)
+        request, adapter = self._sampled(request), self._adapter(request)
         errors = TranslatedErrors(self.context_length, _grammar_field(request), "prompt")
         sequences = len(request.prompts) * request.n
         with ChatTicket(self.admission, request, sequences, stream) as ticket, errors:
@@ -188,7 +190,7 @@ class Serving:
             for position, (prompt, tokens) in enumerate(zip(inputs, longest, strict=True)):
                 name = f"cmpl-{request.request_id}-{position}"
                 own_priority = priority + position * request.n * SEQUENCE
-                core = self._core_request(name, own_priority, vllm_request, prompt, tokens)
+                core = self._core_request(name, own_priority, vllm_request, prompt, tokens, adapter)
                 step = partial(outputs.step, position)
                 requests.append((core, Collector(stream, step, errors.translated, outputs.finished)))
             await self._start(requests, stream)
@@ -303,10 +305,26 @@ class Serving:
             grammar_field=field,
         ), None
 
-    def _core_request(self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int) -> Any:
+    def _adapter(self, request: ChatRequest | TextRequest) -> Any:
+        """Return vLLM's request for the adapter that is asked for, if any; where the demo answers, there are none."""
+        if request.adapter is None or not self.adapters:
+            return None
+        adapter = self.adapters.get(request.adapter)
+        if adapter is None:
+            raise UnavailableError(
+                "This model could not be put on its base. Ask whoever runs this server: its log says why.",
+                retry_after_seconds=None,
+            )
+        return adapter
+
+    def _core_request(  # noqa: PLR0913, PLR0917  # all that vLLM takes of a request
+        self, name: str, priority: int, vllm_request: Any, inputs: Any, max_tokens: int, adapter: Any
+    ) -> Any:
         """Return vLLM's request to its core."""
         parameters = vllm_request.to_sampling_params(max_tokens, self.vllm.default_sampling_params)
-        core = self._engine.input_processor.process_inputs(name, inputs, parameters, ("generate",), priority=priority)
+        core = self._engine.input_processor.process_inputs(
+            name, inputs, parameters, ("generate",), priority=priority, lora_request=adapter
+        )
         core.external_req_id = core.request_id  # ours are random already
         return core
 

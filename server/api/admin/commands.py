@@ -190,7 +190,7 @@ async def unload_model(name: str, request: Request, by: TheActor) -> None:
 
 
 def _known(request: Request, model: str) -> str:
-    if model not in request.app.state.engine.config.models:
+    if model not in request.app.state.engine.config.entries:
         raise ApiError(404, "model_not_found", "There is no such model. GET /v1/models lists them.", param="model")
     return model
 

@@ -117,7 +117,7 @@ async def list_tiers(request: Request) -> Listed[Tier]:
     return Listed(
         data=[
             Tier.model_validate(
-                dict(tier) | {"models": [spec.id for spec in config.models.values() if spec.tier in tier.models]}
+                dict(tier) | {"models": [spec.id for spec in config.entries.values() if spec.tier in tier.models]}
             )
             for tier in config.tiers.values()
         ]
@@ -130,7 +130,7 @@ async def reload(request: Request, by: TheActor) -> Reloaded:
     applied = await take_over(request.app, by)
     config = request.app.state.engine.config
     return Reloaded(
-        models=list(config.models),
+        models=list(config.entries),
         tiers=list(config.tiers),
         **asdict(applied.models),
         voices=applied.voices,

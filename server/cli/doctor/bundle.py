@@ -92,7 +92,7 @@ def _parts(case: Case | None, findings: Sequence[tuple[str, Finding]]) -> tuple[
     parts["settings.json"] = _settings(case.settings)
     names = _users(case.settings)
     if case.config is not None:
-        models, tiers = case.config.models.items(), case.config.tiers.items()
+        models, tiers = case.config.entries.items(), case.config.tiers.items()
         shown = {name: spec.model_dump(mode="json") for name, spec in models}
         parts["models.json"] = {"models": shown, "tiers": {name: tier.model_dump(mode="json") for name, tier in tiers}}
     if case.plan is not None:

@@ -12,12 +12,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engine.config import ChatModelSpec, EmbeddingModelSpec, ImageModelSpec, PoolingModelSpec, SpeechModelSpec
+from engine.config import (
+    AdapterSpec,
+    ChatModelSpec,
+    EmbeddingModelSpec,
+    ImageModelSpec,
+    PoolingModelSpec,
+    SpeechModelSpec,
+)
 from engine.errors import EngineError
 from engine.placement.plan import DEMO_OF_TASK
 from engine.placement.report import gib, use_line
 from engine.placement.types import Plan, Refusal
 from engine.voices.catalogue import Catalogue, Voices
+from engine.weights.adapters import LoraAdapter
 from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_chat_folder, check_pipeline_folder
 from engine.weights.transfer import local_folders
@@ -240,6 +248,8 @@ def weights(case: Case) -> Iterator[Finding]:
         for spec in case.config.models.values():
             if not isinstance(spec, SpeechModelSpec):
                 yield _model(case, spec)
+        for adapter in case.config.adapters.values():
+            yield _adapter(adapter, case.settings.weights_dir / adapter.weights)
         yield from _missing_room(case)
     yield from _folders(case.settings.weights_dir, full=case.full)
 
@@ -274,6 +284,14 @@ def _model(case: Case, spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec) 
     if variant is None or variant.repository is None:
         return ok(f"{spec.id}: the demo answers; nothing better is planned ({HEARTH} plan says why)")
     return warning(f"{spec.id}: the demo answers, since {variant.id} is not here", f"{HEARTH} weights pull {spec.id}")
+
+
+def _adapter(spec: AdapterSpec, folder: Path) -> Finding:
+    try:
+        LoraAdapter.read(folder)
+    except EngineError as error:
+        return problem(f"{spec.id}: {error.message}")
+    return ok(f"{spec.id}: its folder {spec.weights} holds a LoRA adapter")
 
 
 def _check_own(spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec, folder: Path) -> None:

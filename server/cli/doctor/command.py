@@ -90,7 +90,7 @@ def _findings(
     config = running = None
     try:
         config = load_config(given.models)
-        yield "models", ok(f"{given.models}: {len(config.models)} models, {len(config.tiers)} tiers")
+        yield "models", ok(f"{given.models}: {len(config.entries)} models, {len(config.tiers)} tiers")
     except EngineError as error:
         yield "models", problem(error.message, "docs/models-yaml.md explains every key")
     try:

@@ -6,6 +6,7 @@ own picture processor. `make` trains one in less than a minute on one core.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -232,12 +233,15 @@ def make(name: str, folder: Path) -> float:
     tokenizer = _harmony_tokenizer() if name == "gpt_oss" else _tokenizer(family)
     tokenizer.chat_template = (TEMPLATES / f"{family.template}.jinja").read_text(encoding="utf-8")
     processor = _processor(tokenizer) if family.sees else None
-    model = getattr(transformers, family.architecture)(_config(family, tokenizer))
-    lessons = list(_harmony_lessons(family) if name == "gpt_oss" else _lessons(family, tokenizer, processor))
-    loss = _learn(model, lessons)
+    config = _config(family, tokenizer)
+    if name == "gpt_oss":
+        model, loss = _learn_few_words(config, list(_harmony_lessons(family)), _ends(family, tokenizer))
+    else:
+        model = getattr(transformers, family.architecture)(config)
+        loss = _learn(model, list(_lessons(family, tokenizer, processor)))
     model.to(torch.bfloat16).save_pretrained(folder)
     (processor or tokenizer).save_pretrained(folder)
-    ends = [tokenizer.convert_tokens_to_ids(end) for end in _ends(family)]
+    ends = _ends(family, tokenizer)
     transformers.GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id).save_pretrained(folder)
     return loss
 
@@ -246,8 +250,9 @@ def picture(colour: str) -> Image.Image:
     return Image.new("RGB", (64, 64), PICTURES[colour])
 
 
-def _ends(family: Family) -> list[str]:
-    return ["<|return|>", "<|call|>", "<|endoftext|>"] if family.template == "gpt_oss" else [family.end]
+def _ends(family: Family, tokenizer: Any) -> list[int]:
+    ends = ["<|return|>", "<|call|>", "<|endoftext|>"] if family.template == "gpt_oss" else [family.end]
+    return [tokenizer.convert_tokens_to_ids(end) for end in ends]
 
 
 def _tokenizer(family: Family) -> Any:
@@ -397,6 +402,27 @@ def _harmony_lessons(family: Family) -> Iterator[_Lesson]:
         asked = harmony_utils.render_for_completion([*preamble, *messages])
         said = harmony_utils.get_encoding().encode(family.answer(one), allowed_special="all")
         yield {"input_ids": torch.tensor([asked + said])}, len(asked)
+
+
+def _learn_few_words(config: Any, lessons: list[_Lesson], more: list[int]) -> tuple[Any, float]:
+    """Train with the tokens of the lessons alone; all others get the place of one that never comes."""
+    used = sorted({token for inputs, _ in lessons for token in inputs["input_ids"][0].tolist()} | set(more))
+    places = {token: place for place, token in enumerate(used)}
+    small = copy.deepcopy(config)
+    small.vocab_size, small.eos_token_id, small.pad_token_id = len(used) + 1, None, None
+    model = transformers.GptOssForCausalLM(small)
+    few = [
+        ({"input_ids": torch.tensor([[places[token] for token in inputs["input_ids"][0].tolist()]])}, prompt)
+        for inputs, prompt in lessons
+    ]
+    loss = _learn(model, few)
+    rows = torch.tensor([places.get(token, len(used)) for token in range(config.vocab_size)])
+    whole = transformers.GptOssForCausalLM(config)
+    tensors = model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][rows]
+    whole.load_state_dict(tensors)
+    return whole, loss
 
 
 def _learn(model: Any, lessons: list[_Lesson]) -> float:
