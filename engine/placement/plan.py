@@ -1,8 +1,10 @@
 """Decides what each model is served with and where: a pure function from models.yaml and a machine to a plan.
 
 The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
-`_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit. Where
-quality is preferred, as few take turns as give the variants that are possible if all do.
+`_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit, chat
+models first. Models for embeddings and reranking take nothing from chat models: they take turns with the image model
+where chat models would have smaller variants because of them. Where quality is preferred, as few take turns as give the variants
+that are possible if all do.
 What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
 """
 
@@ -17,6 +19,7 @@ from engine.config import (
     EmbeddingModelSpec,
     ImageModelSpec,
     ModelSpec,
+    PoolingModelSpec,
     RerankModelSpec,
     SpeechModelSpec,
 )
@@ -30,7 +33,7 @@ from engine.placement.types import Device, Need, Placed, Plan, Refusal
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 # The demo that answers for a task.
 DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices", "embedding": "embedding", "rerank": "rerank"}
-_RANKS = {SpeechModelSpec: 0, EmbeddingModelSpec: 1, RerankModelSpec: 1, ChatModelSpec: 2, ImageModelSpec: 3}
+_RANKS = {SpeechModelSpec: 0, ChatModelSpec: 1, ImageModelSpec: 2, EmbeddingModelSpec: 3, RerankModelSpec: 3}
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 
@@ -136,24 +139,15 @@ class _Planner:
 
 
 def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
-    """Which stay loaded first: what is small, voices above all; then chat, then chat with vision; images last."""
+    """Which stay loaded first: voices, chat, chat with vision, images; what makes vectors and scores last."""
     return _RANKS[type(spec)], "vision" in spec.capabilities, spec.id
 
 
 def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | Refusal:
+    found = _preferred(choices, devices, prefer)
+    if found is not None:
+        return found
     specs = [choice.spec for choice in choices.values()]
-    movable = [spec.id for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
-    found: list[_Fitted] = []
-    for count in (0, *range(2, len(movable) + 1)):
-        shared = movable[len(movable) - count :]
-        layout = _layout(choices, devices, shared)
-        if layout is not None:
-            found.append(_moved_up(choices, layout, shared))
-            if prefer == "resident":
-                break
-    if found:
-        best = _variants_of(found[-1])
-        return next(each for each in found if _variants_of(each) == best)
     # Not even in turns: the last model that has a demo is served with that
     for spec in reversed(specs):
         if not choices[spec.id].is_demo and spec.demo is not None:
@@ -164,22 +158,71 @@ def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Pref
     return report.lack_together([(choice.spec, choice.needs) for choice in choices.values()], devices)
 
 
+def _preferred(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | None:
+    """Return the preferred one of all that fit, with as few models that take turns as possible."""
+    others = {name: choice for name, choice in choices.items() if not isinstance(choice.spec, PoolingModelSpec)}
+    fitting = _fitting(choices, devices)
+    if prefer == "quality":
+        found = list(fitting)
+        best = _variants_of(found[-1]) if found else None
+        return next((each for each in found if _variants_of(each) == best), None)
+    first = next(fitting, None)
+    alone = _preferred(others, devices, prefer) if first and others != choices else None
+    if first is None or alone is None:
+        return first
+    return next((each for each in (first, *fitting) if _keeps(each, alone)), first)
+
+
+def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Iterator[_Fitted]:
+    """Yield what fits, the fewest that take turns first.
+
+    Models for embeddings and reranking do so with others, not among themselves: one question asks for both.
+    """
+    specs = [choice.spec for choice in choices.values()]
+    movable = [spec for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
+    pooling = sum(isinstance(spec, PoolingModelSpec) for spec in movable)
+    least = 2 if pooling == len(movable) else max(2, pooling + 1)
+    for count in (0, *range(least, len(movable) + 1)):
+        shared = [spec.id for spec in movable[len(movable) - count :]]
+        layout = _layout(choices, devices, shared)
+        if layout is not None:
+            yield _moved_up(choices, layout, shared)
+
+
+def _keeps(fitted: _Fitted, alone: _Fitted) -> bool:
+    """Whether chat models have variants as good as they have `alone`, and stay loaded where they do so there."""
+    (choices, layout), (before, other) = fitted, alone
+    chats = [name for name, choice in before.items() if isinstance(choice.spec, ChatModelSpec)]
+    return all(
+        len(choices[name].better) <= len(before[name].better) and layout.placed[name].state == other.placed[name].state
+        for name in chats
+    )
+
+
 def _variants_of(fitted: _Fitted) -> dict[str, str]:
     return {name: choice.needs[0].variant.id for name, choice in fitted[0].items()}
 
 
 def _moved_up(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str]) -> _Fitted:
-    """Let each in turn take the next better variant that fits beside the others, until none can."""
-    moved = True
-    while moved:
-        moved = False
-        for name, choice in choices.items():
-            for at in reversed(range(len(choice.better))):
-                tried = {**choices, name: replace(choice, needs=choice.better[at], better=choice.better[:at])}
-                found = _layout(tried, layout.devices, shared)
-                if found is not None:
-                    choices, layout, moved = tried, found, True
-                    break
+    """Let each in turn take the next better variant that fits beside the others, until none can; chat models first."""
+    chats = [name for name, choice in choices.items() if isinstance(choice.spec, ChatModelSpec)]
+    for names in (chats, [name for name in choices if name not in chats]):
+        before = None
+        while before is not choices:
+            before = choices
+            for name in names:
+                choices, layout = _one_better(choices, layout, shared, name)
+    return choices, layout
+
+
+def _one_better(choices: Mapping[str, _Choice], layout: Layout, shared: Collection[str], name: str) -> _Fitted:
+    """Give a model the next better variant that fits beside the others, if there is one."""
+    choice = choices[name]
+    for at in reversed(range(len(choice.better))):
+        tried = {**choices, name: replace(choice, needs=choice.better[at], better=choice.better[:at])}
+        found = _layout(tried, layout.devices, shared)
+        if found is not None:
+            return tried, found
     return choices, layout
 
 

@@ -108,6 +108,9 @@ class Grammars:
         from vllm.v1.structured_output.request import get_structured_output_key
 
         kind, grammar = get_structured_output_key(parameters)
+        if kind.name == "JSON":  # of a parser that builds no tag: its whitespace is bounded like that of others
+            await self._bind(request, _tag_of("json", json.loads(grammar), field), owner, field)
+            return
         await self._check(kind.name, grammar, owner, field)
         _choose_backend(parameters)
 
