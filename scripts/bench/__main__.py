@@ -12,7 +12,7 @@ from engine import ConfigError
 
 app = typer.Typer(
     name="bench",
-    help="Benchmarks of Hearth on this machine. See docs/benchmarks.md.",
+    help="Benchmarks of Hearth on this machine. See docs/benchmarks-method.md.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     result_callback=lambda benchmark: benchmark.run(),
