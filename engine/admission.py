@@ -270,7 +270,7 @@ class Admission:
         seconds = math.ceil(ahead * self._mean_seconds / self._room.sequences)
         return OverloadedError(
             "The queue of this model is full. Try again in a few seconds, or send fewer requests at the same time.",
-            retry_after_seconds=min(max(seconds, 1), _LONGEST_RETRY_SECONDS),
+            retry_after_seconds=min(seconds, _LONGEST_RETRY_SECONDS),
         )
 
     def _dispatch(self) -> None:

@@ -87,7 +87,7 @@ def _refusal(words: list[str]) -> str | None:
         command.make_context("hearth", list(words))
     except typer.Exit:
         return None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # typer brings a click of its own: UsageError has no public name
         # Prose names commands without what they need: `hearth restore`.
         return None if type(error).__name__ == "MissingParameter" else f"{type(error).__name__}: {error}"
     return None

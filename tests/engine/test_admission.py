@@ -273,11 +273,11 @@ async def test_answers_that_grow_beyond_what_was_expected_keep_others_out_but_no
 
 async def test_what_an_answer_leaves_is_seen_at_once():
     house = House(Room(sequences=100, waiting=100, kv_room=10_000))
-    large = await house.ask("a", prompt=5_000, answer=10, made=lambda: 10)
-    second = await house.ask("a", prompt=3_900, answer=10, made=lambda: 10)
+    short = await house.ask("a", prompt=1_400, answer=10, made=lambda: 10)
+    large = await house.ask("a", prompt=10, answer=9_990, made=lambda: 4_500)  # is expected to become 9,000
     house.now = 1.0
     waiting = await house.ask("a", prompt=100, answer=10)
-    assert house.served == [large, second]
+    assert house.served == [short, large]
     await house.finish(large)  # at the same moment, and the other one runs on
     assert waiting in house.served
     await house.close()

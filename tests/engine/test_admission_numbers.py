@@ -191,6 +191,26 @@ async def test_who_has_too_much_of_a_full_cache_holds_up_nobody_who_has_less(mod
     assert await one.ask("c", prompt=900) is not None, "a newcomer"
 
 
+async def test_behind_one_with_too_much_of_a_full_cache_a_smaller_one_with_too_much_waits_and_others_do_not(model):
+    one = model(sequences=99, kv_room=1000)
+    await one.ask("first", prompt=500, weight=1000.0)
+    await one.ask("second", prompt=290)
+    await one.ask("third", prompt=10, weight=0.01)
+    assert await one.ask("first", prompt=400, weight=1000.0) is None
+    assert await one.ask("second", prompt=50, answer=0) is None, "it would be 350 of 300, and 880 of 1000"
+    assert await one.ask("third", prompt=10, weight=0.01) is not None
+
+
+async def test_one_that_is_refused_and_left_at_the_same_moment_takes_no_place(model):
+    one = model(sequences=1)
+    await one.ask("a")
+    assert await one.ask("a") is None
+    one.door.close()
+    one.waiting[0].cancel()
+    await asyncio.gather(*one.waiting, return_exceptions=True)
+    assert one.door.running == 1
+
+
 async def test_a_batch_has_no_share_of_a_full_cache(model):
     one = model(sequences=99, kv_room=1000)
     first = await one.ask("a", prompt=950, answer=50)

@@ -24,8 +24,8 @@ class Worker:
             await self.done.wait()
 
 
-def admission(sequences: int, *, beside: int, quiet_seconds: float = 0.25) -> Admission:
-    return Admission(Room(sequences, waiting=0, beside_interactive=beside, quiet_seconds=quiet_seconds))
+def admission(sequences: int, *, beside: int, **quiet: float) -> Admission:
+    return Admission(Room(sequences, waiting=0, beside_interactive=beside, **quiet))
 
 
 def asking(queue: Admission, sequences: int, owner: str = "a") -> Ticket:
@@ -105,6 +105,18 @@ async def test_beside_interactive_requests_only_a_few_run_and_the_rest_when_it_i
     assert not workers[3].inside.is_set()  # the next interactive request is still to be expected
     async with asyncio.timeout(10):
         await workers[3].inside.wait()
+    for worker in workers:
+        worker.done.set()
+        await worker.task
+
+
+async def test_a_pause_between_two_interactive_requests_is_not_quiet_by_default() -> None:
+    queue = admission(4, beside=1)
+    with interactive(queue):
+        workers = [Worker(queue, 1) for _ in range(2)]
+        await turns()
+    await turns()
+    assert [worker.inside.is_set() for worker in workers] == [True, False]
     for worker in workers:
         worker.done.set()
         await worker.task
