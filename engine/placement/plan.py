@@ -3,8 +3,8 @@
 The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
 `_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit, chat
 models first. Models for embeddings and reranking take nothing from chat models: they take turns with the image model
-where chat models would have smaller variants because of them. Where quality is preferred, as few take turns as give the variants
-that are possible if all do.
+where chat models would have smaller variants because of them. Where quality is preferred, as few take turns as give the
+variants that are possible if all do.
 What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
 """
 
