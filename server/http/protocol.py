@@ -29,6 +29,10 @@ _MAX_HEAD_BYTES = 64 * 2**10
 _MAX_PIPELINED = 64  # requests of one connection without an answer: each takes memory before its key is seen
 _HEAD_SECONDS = 10.0  # from the connection, or a head's first byte, to its last
 _LINGER_SECONDS = 1
+# A body whose request is answered before it has come is read on and dropped, for so long and so much of it: closed
+# upon it, the connection would end in a reset, and the client, or a proxy before it, would not read the answer.
+_BODY_LINGER_SECONDS = 30
+_BODY_LINGER_BYTES = 64 * 2**20
 # Longer than others keep one for their next request (openai's client 5 s, aiohttp 15, nginx 60): the side that closes
 # first may close upon a request that is on its way, and that one is lost.
 _IDLE_SECONDS = 75
@@ -187,6 +191,28 @@ class WriteWatch:
         return 0
 
 
+class _LateClosing:
+    """A transport whose `close` first asks whether a body is still to be dropped, and is called again then."""
+
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._lingers = lingers
+        self._closing = False
+        self.write = transport.write  # for each token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._closing or self._transport.is_closing()
+
+    def close(self) -> None:
+        lingers = not self._closing and self._lingers()
+        self._closing = True
+        if not lingers:
+            self._transport.close()
+
+
 class _RefusedError(Exception):
     """Raised within the parser, which then gives up on the connection. Why stands in the protocol's `_refusal`."""
 
@@ -203,10 +229,12 @@ class HearthProtocol(HttpToolsProtocol):
         self._cycles: deque[Any] = deque()  # uvicorn remembers the newest request only
         self._body_came = False  # with the newest data
         self._tail_bytes = 0  # since a body's last piece: trailers, which httptools would keep
+        self._dropped: int | None = None  # bytes of a body that came after the connection's last answer
         self._writes: WriteWatch
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.transport: Any = _LateClosing(transport, self._lingers)
         app: Any = self.config.app
         self._writes = WriteWatch(transport, self.loop, app.state.settings.write_stall_seconds)
         self._time_head()
@@ -222,6 +250,11 @@ class HearthProtocol(HttpToolsProtocol):
         """Read, within limits: httptools would keep a header of any length in memory, before any key is seen."""
         if self._refused:
             return
+        if self._dropped is not None:
+            self._dropped += len(data)
+            if self._dropped > _BODY_LINGER_BYTES:
+                self._end_lingering()
+                return
         self._body_came = False
         began_in_head, heads, idle = self._in_head, self._heads, self.timeout_keep_alive_task is not None
         super().data_received(_without_upgrade(data) if began_in_head else data)
@@ -272,6 +305,8 @@ class HearthProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head = True
         self._head_bytes = self._tail_bytes = 0
+        if self._dropped is not None:
+            self._end_lingering()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -297,6 +332,23 @@ class HearthProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is not ours
         self._refuse(self._refusal or ApiError(400, "invalid_http", "This is not a valid HTTP request."))
+
+    def _lingers(self) -> bool:
+        """Read the rest of an answered request's body, if it is still coming: uvicorn drops it, and we close then."""
+        if self._refused or self._in_head or not self.cycle.response_complete:
+            return False
+        self._dropped = 0
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():  # who sends on need not
+            self.transport.write_eof()
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(_BODY_LINGER_SECONDS, self._end_lingering)
+        return True
+
+    def _end_lingering(self) -> None:
+        self._refused = True  # nothing that comes now is read
+        self._stop_timer()
+        self.transport.close()
 
     def _time_head(self) -> None:
         self._stop_timer()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from connection_parts import END, LARGE, Connection, ask, chunk
-from serving import async_poll_until
+from serving import async_poll_until, raw_request
 
 
 async def test_a_plain_answer_is_written_whole():
@@ -144,3 +144,28 @@ async def test_a_connection_holds_so_many_waiting_requests_and_no_more():
     full.protocol.data_received(ask("/quick") * 66)
     assert b"too_many_pipelined" in b"".join(full.writes)
     await async_poll_until(full.transport.is_closing, 5)
+
+
+async def test_the_rest_of_a_refused_body_is_taken_before_the_connection_closes():
+    """As behind nginx, which sends `Connection: close`: a reset would cost it the answer."""
+    connection = Connection()
+    head = raw_request("POST", "/none", {"Connection": "close", "Content-Length": "1000000"})
+    connection.protocol.data_received(head + bytes(100_000))
+    await connection.ended()
+    assert b"".join(connection.writes).startswith(b"HTTP/1.1 404 ")
+    connection.protocol.data_received(bytes(899_999))
+    assert not connection.transport.is_closing()
+    connection.protocol.data_received(bytes(1))
+    assert connection.transport.is_closing()
+
+
+async def test_of_a_refused_body_so_much_is_taken_and_no_more():
+    connection = Connection()
+    head = raw_request("POST", "/none", {"Connection": "close", "Content-Length": "100000000000"})
+    connection.protocol.data_received(head + bytes(100_000))
+    await connection.ended()
+    pieces = 0
+    while not connection.transport.is_closing():
+        connection.protocol.data_received(bytes(2**20))
+        pieces += 1
+    assert pieces == 65
