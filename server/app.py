@@ -72,6 +72,7 @@ _LINE_ENDPOINTS = {
     "/v1/chat/completions": LineEndpoint(chat.answer_line),
     "/v1/completions": LineEndpoint(completions.answer_line),
     "/v1/responses": LineEndpoint(responses.answer_line),
+    "/v1/embeddings": LineEndpoint(embeddings.answer_line, scope="embeddings"),
 }
 
 

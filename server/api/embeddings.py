@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BeforeValidator
 
-from engine import EmbeddingRequest, Pooled, Urgency, Usage
-from server.api.caller import Caller, CallerWith
+from engine import EmbeddingRequest, Pooled, Usage
+from server.api.caller import Asker, Caller, CallerWith, checked, json_response
 from server.api.schema import ModelBody, PositiveInt
 from server.http.disconnect import until_disconnect
 from server.http.routing import StrictRoute
@@ -62,37 +62,40 @@ router = APIRouter(prefix="/v1", tags=["embeddings"], route_class=StrictRoute)
 @router.post("/embeddings", response_class=Response)
 async def create_embeddings(body: EmbeddingBody, caller: _EmbeddingCaller) -> Response:
     """Make a vector of each input, in their order."""
-    answer = await until_disconnect(embed(body, caller), caller.request, caller.drain)
-    return Response(answer, media_type="application/json")
+    return json_response(await until_disconnect(_embed(body, caller), caller.request, caller.drain))
 
 
-async def embed(body: EmbeddingBody, caller: Caller, *, urgency: Urgency = Urgency.INTERACTIVE) -> bytes:
-    """Return the whole answer as JSON. Cancelling aborts it. Raises `ApiError` and `EngineError`s."""
+async def answer_line(item: Any, asker: Asker) -> dict[str, Any]:
+    """Answer a line of a batch like a single request. Raises what such a request fails with."""
+    return await _embed(checked(EmbeddingBody, item), asker)
+
+
+async def _embed(body: EmbeddingBody, asker: Asker) -> dict[str, Any]:
+    """Return the whole answer. Cancelling aborts it. Raises `ApiError` and `EngineError`s."""
     asked = EmbeddingRequest(
         request_id=secrets.token_hex(12),
-        model=caller.access.model_id(caller.key, body.model),
+        model=asker.access.model_id(asker.key, body.model),
         inputs=body.input,
         dimensions=body.dimensions,
         truncate=bool(body.truncate),
         input_type=body.input_type,
-        urgency=urgency,
+        urgency=asker.urgency,
     )
-    caller.record.model = asked.model
-    vectors = [b""] * len(asked.inputs)
-    async with await caller.engine.embed(asked) as stream:
+    asker.record.model = asked.model
+    vectors = [msgspec.Raw()] * len(asked.inputs)
+    async with await asker.engine.embed(asked) as stream:
         async for made in stream:  # written one by one as they come: thousands at once would block the loop
             vectors[made.index] = _vector(made, as_bytes=body.encoding_format == "base64")
-    caller.record.used(Usage(stream.prompt_tokens, 0))
+    asker.record.used(Usage(stream.prompt_tokens, 0))
     usage = {"prompt_tokens": stream.prompt_tokens, "total_tokens": stream.prompt_tokens}
-    end = msgspec.json.encode({"model": asked.model, "usage": usage})
-    return b'{"object":"list","data":[%b],%b' % (b",".join(vectors), end[1:])
+    return {"object": "list", "data": vectors, "model": asked.model, "usage": usage}
 
 
-def _vector(made: Pooled, *, as_bytes: bool) -> bytes:
+def _vector(made: Pooled, *, as_bytes: bool) -> msgspec.Raw:
     numbers: Any = made.values.tolist()
     if as_bytes:
         values = made.values[:]
         if sys.byteorder == "big":
             values.byteswap()
         numbers = base64.b64encode(values.tobytes()).decode()
-    return msgspec.json.encode({"object": "embedding", "index": made.index, "embedding": numbers})
+    return msgspec.Raw(msgspec.json.encode({"object": "embedding", "index": made.index, "embedding": numbers}))

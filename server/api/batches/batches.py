@@ -40,6 +40,12 @@ class LineEndpoint:
     answer: Callable[[Any, Asker], Awaitable[dict[str, Any]]]
     scope: str | None = None
 
+    def check(self, key: ApiKey) -> None:
+        """Raise `ApiError` 403 for a key that may not ask it."""
+        if self.scope is not None and self.scope not in key.scopes:
+            sentence = f"This key lacks the scope `{self.scope}`. Ask whoever runs this server for a key that has it."
+            raise ApiError(403, "insufficient_permissions", sentence, param="endpoint")
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointLines:
@@ -57,6 +63,8 @@ class EndpointLines:
             return None
 
     async def answer(self, endpoint: str, key: ApiKey, request_id: str, body: Any) -> dict[str, Any]:
+        asked = self.endpoints[endpoint]
+        asked.check(key)
         record = RequestRecord(request_id, "POST", None, key=key.public_id)
         engine = MeteredEngine(self.access.engine, self.meter, key, record, kind="batch", background=True)
         asker = Asker(
@@ -67,7 +75,7 @@ class EndpointLines:
             settings=self.settings,
             urgency=Urgency.BACKGROUND,
         )
-        return await self.endpoints[endpoint].answer(body, asker)
+        return await asked.answer(body, asker)
 
 
 @router.post("")
@@ -77,10 +85,7 @@ async def create_batch(body: BatchBody, caller: BatchCaller, store: TheStore, ru
     if body.endpoint not in endpoints:
         sentence = f"`endpoint` must be one of {', '.join(endpoints)}."
         raise ApiError(400, "invalid_value", sentence, param="endpoint")
-    scope = endpoints[body.endpoint].scope
-    if scope is not None and scope not in caller.key.scopes:
-        sentence = f"This key lacks the scope `{scope}`. Ask whoever runs this server for a key that has it."
-        raise ApiError(403, "insufficient_permissions", sentence, param="endpoint")
+    endpoints[body.endpoint].check(caller.key)
     owners = await store.owners(caller.key.public_id)
     file = await store.file(body.input_file_id, owners) if is_id(body.input_file_id) else None
     if file is None:
