@@ -159,8 +159,8 @@ class Server:
         with self._changed:
             return "".join(self._lines)
 
-    def make_key(self, name: str = "test", *, tier: str = "enhanced", **rights: Sequence[str]) -> Key:
-        """Make a key over HTTP, which takes no time; `rights` are `scopes` and `models`."""
+    def make_key(self, name: str = "test", *, tier: str = "enhanced", **rights: Any) -> Key:
+        """Make a key over HTTP, which takes no time; `rights` are `scopes`, `models` and `limits`."""
         assert self.admin_key is not None
         headers = {"Authorization": f"Bearer {self.admin_key.text}"}
         body = {"name": name, "tier": tier, **rights}

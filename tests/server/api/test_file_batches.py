@@ -1,12 +1,17 @@
 """`/v1/files` and `/v1/batches` with the openai package and without, on the real server."""
 
 import asyncio
+import base64
 import io
 import json
 import random
 import sqlite3
+import struct
+import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,6 +20,7 @@ import pytest
 from batch_parts import jsonl, line, read_jsonl
 from chat_parts import HELLO, HELLO_ANSWER, MODEL, assert_error
 from openai.types import Batch, FileObject
+from pooling_parts import EMBEDDING
 from serving import Key, Server, async_poll_until
 
 pytestmark = pytest.mark.engine
@@ -127,6 +133,45 @@ async def test_the_other_endpoints_answer_lines_like_requests(client: openai.Asy
         assert _texts(found, told) == _texts(alone, told) != []
         assert batch.usage is not None
         assert batch.usage.input_tokens > 0
+
+
+async def test_lines_of_embeddings_have_the_vectors_of_requests(client: openai.AsyncOpenAI, http: httpx2.AsyncClient):
+    bodies: list[dict[str, Any]] = [
+        {"input": ["The sea is wide.", "ሰላም"]},
+        {"input": "The sea is wide.", "encoding_format": "base64"},
+    ]
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": {"model": EMBEDDING, **body}}
+        for n, body in enumerate([*bodies, {"input": []}])
+    ]
+    batch = await ended(client, await begun(client, (await upload(client, lines)).id, "/v1/embeddings"))
+    answered = [one["response"]["body"] for one in await content(client, batch.output_file_id)]
+    for body, found in zip(bodies, answered, strict=True):
+        alone = (await http.post("/v1/embeddings", json={"model": EMBEDDING, **body})).json()
+        assert found.keys() == alone.keys()
+        assert (found["model"], found["usage"]) == (alone["model"], alone["usage"])
+        for one, other in zip(_vectors(found), _vectors(alone), strict=True):
+            assert one == pytest.approx(other, abs=1e-3)
+    (failed,) = await content(client, batch.error_file_id)
+    assert (failed["custom_id"], failed["response"]["body"]["error"]["param"]) == ("2", "input")
+    assert batch.usage is not None
+    assert (batch.usage.input_tokens, batch.usage.output_tokens) == (
+        sum(one["usage"]["prompt_tokens"] for one in answered),
+        0,
+    )
+
+
+def _vectors(answer: dict[str, Any]) -> list[tuple[float, ...]]:
+    found = [one["embedding"] for one in answer["data"]]
+    return [struct.unpack("<128f", base64.b64decode(one)) if isinstance(one, str) else tuple(one) for one in found]
+
+
+async def test_lines_of_embeddings_need_their_own_scope(server: Server, batch_only: Key) -> None:
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key=batch_only.text, max_retries=0) as client:
+        file = await upload(client, [hello("a")])
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await begun(client, file.id, "/v1/embeddings")
+    assert refused.value.code == "insufficient_permissions"
 
 
 def _texts(answer: dict[str, Any], kind: str) -> list[str]:
@@ -326,3 +371,56 @@ async def test_a_batch_is_metered_as_the_keys(server: Server, batch_only: Key, h
     assert batch.usage is not None
     assert (used["kind"], used["requests"]) == ("batch", 5)
     assert (used["prompt_tokens"], used["completion_tokens"]) == (batch.usage.input_tokens, batch.usage.output_tokens)
+
+
+async def test_a_batch_leaves_its_owner_what_its_own_requests_need(server: Server) -> None:
+    """Also where the key may have one request at a time, and fewer in a minute than the batch has lines."""
+    limits = {"parallel_requests": 1, "requests_per_minute": 120, "tokens_per_minute": 20_000}
+    key = server.make_key("a batch and a chat", limits=limits)
+    lines = [hello(f"line {number}", max_tokens=60, ignore_eos=True) for number in range(400)]
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key=key.text, max_retries=0, timeout=60) as own:
+        batch = await begun(own, (await upload(own, lines)).id)
+        while not (batch.request_counts and batch.request_counts.completed):
+            batch = await own.batches.retrieve(batch.id)
+        for _ in range(20):
+            answer = await own.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=20)
+            assert answer.choices[0].message.content == HELLO_ANSWER
+        batch = await own.batches.retrieve(batch.id)
+        assert batch.status == "in_progress"
+        assert batch.request_counts is not None
+        assert batch.request_counts.failed == 0
+        await own.batches.cancel(batch.id)
+        await ended(own, batch)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of 4 MiB in this place."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
+    except FileNotFoundError:
+        pytest.skip("a real full disk needs the command `mount`")
+    if done.returncode != 0:
+        pytest.skip(f"a real full disk needs the right to mount one: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], timeout=20, check=True)
+
+
+async def test_a_disk_that_gets_full_refuses_the_upload_and_the_server_lives(
+    client: openai.AsyncOpenAI, http: httpx2.AsyncClient, server: Server
+) -> None:
+    content = jsonl(hello(f"line {number}", comment="x" * 10_000) for number in range(1000))
+    form = {"files": {"file": ("large.jsonl", content)}, "data": {"purpose": "batch"}}
+    uploads = server.data_dir / "batches" / "uploads"
+    with small_disk(uploads):
+        for _ in range(2):
+            assert_error(await http.post("/v1/files", **form), 507, "insufficient_storage")
+            await async_poll_until(lambda: not any(uploads.iterdir()), 10)
+        answer = await client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=20)
+        assert answer.choices[0].message.content == HELLO_ANSWER
+    sent = await http.post("/v1/files", **form)
+    assert sent.status_code == 200, sent.text
+    assert (await client.files.delete(sent.json()["id"])).deleted
