@@ -33,7 +33,7 @@ class KeyCache(WrittenLater):
     """
 
     store: KeyStore
-    ttl_seconds: float = 5.0
+    ttl_seconds: float = 4.0  # a page asks every 5 s: who uses it is out within 10
     unknown_ttl_seconds: float = 1.0
     max_entries: int = 4096
     clock: Callable[[], float] = time.monotonic

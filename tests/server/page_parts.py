@@ -10,7 +10,7 @@ from serving import Key, Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 MISSING = "no browser: apt-get install chromium fonts-noto-core"
-PAGES = ["Chat", "Images", "Voices", "Models", "Usage", "Connect", "My key", "Keys", "Status"]
+PAGES = ["Chat", "Images", "Voices", "Batches", "Models", "Usage", "Connect", "My key", "Keys", "Status"]
 # Reports what the policy forbids, and what would have become markup or a script.
 _WATCH = """
 window.violations = [];

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from batch_parts import ENDPOINT, jsonl, line, read_jsonl
 from hostile_texts import HOSTILE
 from page_parts import CHROMIUM, MISSING, Browser, Tab, new_tab, opened
 from serving import Key, Server, poll_until
@@ -160,3 +161,23 @@ def test_an_admin_hands_out_a_key_that_works_and_takes_it_back(browser: Browser,
         revoke.click()
         poll_until(lambda: httpx2.get(f"{server.base_url}/key", headers=headers).status_code == 401, 10)
         one.check()
+
+
+def test_batches_are_listed_with_their_progress_and_their_files(tab: Tab, server: Server, key: Key):
+    headers = {"Authorization": f"Bearer {key.text}"}
+    with httpx2.Client(base_url=server.base_url, headers=headers, timeout=30) as http:
+        lines = jsonl([line("good"), line("wrong", temperature=7)])
+        sent = http.post("/files", files={"file": ("in.jsonl", lines)}, data={"purpose": "batch"}).json()
+        body = {"input_file_id": sent["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+        batch = http.post("/batches", json=body | {"metadata": {"who": "<b>Selam</b>"}}).json()["id"]
+    tab.go("Batches")
+    card = tab.page.get_by_role("listitem").filter(has_text=batch)
+    card.get_by_text("completed").wait_for()
+    assert card.get_by_text("2 of 2 lines, 1 of them errors").is_visible()
+    assert card.get_by_role("progressbar").evaluate("one => one.value / one.max") == 1
+    assert card.get_by_text("who: <b>Selam</b>").is_visible()
+    for name, custom_id in (("Answers", "good"), ("Errors", "wrong")):
+        with tab.page.expect_download() as download:
+            card.get_by_role("button", name=name).click()
+        (one,) = read_jsonl(Path(download.value.path()).read_bytes())
+        assert one["custom_id"] == custom_id

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tls_pair import make_pair
 pytestmark = [pytest.mark.engine, pytest.mark.rounds, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 NARROW = {"width": 360, "height": 740}
+PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 
 
 @pytest.fixture
@@ -136,7 +138,7 @@ def test_two_thousand_tokens_stream_with_little_script_per_frame(
     assert len(frames) > 20
     frames.sort()
     told(f"script per frame: median {frames[len(frames) // 2]:.1f} ms, largest {frames[-1]:.1f} ms of {len(frames)}")
-    assert frames[int(len(frames) * 0.99)] < 16, frames[-10:]
+    assert frames[-1] < 16, frames[-10:]
 
 
 def script_per_frame(events: list[dict[str, Any]]) -> list[float]:
@@ -159,21 +161,20 @@ def test_the_first_paint_comes_within_a_second(browser: Browser, server: Server,
         with opened(browser, server) as one:
             one.page.goto(server.root_url)
             one.page.get_by_label("Your key").wait_for()
-            script = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-            painted.append(one.page.evaluate(script))
+            poll_until(lambda: one.page.evaluate(PAINTED) is not None, 20)
+            painted.append(one.page.evaluate(PAINTED))
             sizes = one.page.evaluate("performance.getEntriesByType('resource').map((one) => one.decodedBodySize)")
     told(f"first paint after {sorted(painted)} ms, {sum(sizes)} bytes")
     assert min(painted) < 1000
     assert sum(sizes) <= 250_000
 
 
-def test_who_is_signed_in_with_a_revoked_key_is_out_with_the_next_question_of_the_page(
-    tab: Tab, server: Server, key: Key
-):
-    """The server refuses the key within 10 s (test_sign_in.py), and this page asks every 5 s."""
-    tab.go("My key")
+@pytest.mark.parametrize("name", ["Chat", "My key"])
+def test_who_is_signed_in_with_a_revoked_key_is_out_within_ten_seconds(tab: Tab, server: Server, key: Key, name: str):
+    """A page asks every 5 s, and the server knows within 4 s and a question of its database."""
+    tab.go(name)
     server.revoke(key)
-    tab.page.get_by_label("Your key").wait_for(timeout=16_000)
+    tab.page.get_by_label("Your key").wait_for(timeout=10_000)
     tab.errors.clear()  # Chromium's own lines on a 401
 
 
@@ -214,6 +215,40 @@ def test_twenty_open_pages_cost_little_while_nobody_acts(server: Server, admin_k
     told(f"{pages} pages take {share:.1%} of a core")
     assert asked > seconds * pages / 5 * 0.9
     assert share < 0.03
+
+
+def test_a_chat_in_the_page_costs_the_server_no_more_than_one_by_curl(
+    tab: Tab, server: Server, key: Key, told: Callable[[str], None]
+):
+    """Processor time of the process that speaks HTTP; the page's own body, and what the page asks beside it counts."""
+    process, chats, turns = psutil.Process(server.pid), 40, 3
+    sent: list[str] = []
+    tab.page.on("request", lambda one: sent.append(one.post_data) if one.url.endswith("/chat/completions") else None)
+    tab.ask("Count from one to fifty.")
+    tab.answered()
+    (body,) = sent
+    regenerate = tab.page.get_by_role("button", name="Regenerate")
+
+    def by_page() -> None:
+        regenerate.click()
+        regenerate.and_(tab.page.locator(":enabled")).wait_for()
+
+    def by_curl() -> None:
+        address = f"{server.base_url}/chat/completions"
+        headers = ["-H", f"Authorization: Bearer {key.text}", "-H", "Content-Type: application/json"]
+        subprocess.run(["curl", "-sSfN", "-o", "/dev/null", *headers, "-d", body, address], check=True)
+
+    spent = dict.fromkeys((by_page, by_curl), 0.0)
+    for _ in range(turns):
+        for chat in spent:
+            before = process.cpu_times()
+            for _ in range(chats):
+                chat()
+            after = process.cpu_times()
+            spent[chat] += after.user + after.system - before.user - before.system
+    page, curl = (1000 * seconds / chats / turns for seconds in spent.values())
+    told(f"a chat costs {page:.1f} ms by the page, {curl:.1f} ms by curl: {page / curl:.2f}")
+    assert page <= 1.1 * curl
 
 
 def test_a_new_user_has_an_answer_and_a_colleague_a_key_in_a_few_clicks(

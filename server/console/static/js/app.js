@@ -1,5 +1,6 @@
 // The frame: who is signed in, which page is open (behind the # of the address), and the way to the others.
 import { isAdmin, me, signOut, start } from "./api.js";
+import { Batches } from "./batches.js";
 import { Chat, ChatList } from "./chat.js";
 import { Connect } from "./connect.js";
 import { Images } from "./images.js";
@@ -10,14 +11,15 @@ import { SignIn } from "./signin.js";
 import { Status } from "./status.js";
 import { Usage } from "./usage.js";
 import { Voices } from "./voices.js";
-import { effect, html, render, signal } from "./lib.js";
-import { Said } from "./widgets.js";
+import { effect, html, render, signal, useSignal } from "./lib.js";
+import { pace, Said, usePoll } from "./widgets.js";
 
 const may = (scope) => () => me.value.scopes.includes(scope);
 const PAGES = {
   chat: { title: "Chat", page: Chat, shown: may("chat"), below: ChatList },
   images: { title: "Images", page: Images, shown: may("images") },
   voices: { title: "Voices", page: Voices, shown: may("audio") },
+  batches: { title: "Batches", page: Batches, shown: may("batch") },
   models: { title: "Models", page: Models, shown: may("models") },
   usage: { title: "Usage", page: Usage, shown: () => true },
   connect: { title: "Connect", page: Connect, shown: () => true },
@@ -47,7 +49,13 @@ const Nav = ({ open, offered }) => html`<nav aria-label="Pages" id="menu" class=
 
 function App() {
   if (!started.value) return null;
-  if (!me.value) return html`<${SignIn} problem=${problem.value} />`;
+  return me.value ? html`<${Frame} />` : html`<${SignIn} problem=${problem.value} />`;
+}
+
+// The models are asked for on every page, which is also how one whose key has ended is noticed.
+function Frame() {
+  const failed = useSignal(null);
+  const models = usePoll("v1/models", (found) => (place.value === "models" ? pace(found) : 5), failed);
   const offered = Object.keys(PAGES).filter((name) => PAGES[name].shown());
   const open = offered.includes(place.value) ? place.value : offered[0];
   const { page, title } = PAGES[open];
@@ -59,7 +67,7 @@ function App() {
       <img src="console/icon.svg" alt="" width="24" height="24" /> <strong>Hearth</strong>
     </header>
     <${Nav} open=${open} offered=${offered} />
-    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open} /></main>
+    <main id="main" tabindex="-1" class=${open} aria-label=${title}><${page} key=${open} models=${models.value?.data} failed=${failed.value} /></main>
     <${Said} />
   </div>`;
 }

@@ -3,7 +3,7 @@ import { base } from "./api.js";
 import * as kept from "./chats.js";
 import { html, signal, useEffect, useRef, useSignal } from "./lib.js";
 import { Markdown } from "./markdown.js";
-import { Copy, Failure, Field, usePoll } from "./widgets.js";
+import { Copy, Failure, Field } from "./widgets.js";
 
 const problem = signal(null);
 
@@ -15,10 +15,9 @@ export function ChatList() {
   </li>`)}</ul>`;
 }
 
-export function Chat() {
-  const models = usePoll("v1/models", 15, problem);
+export function Chat({ models, failed }) {
   const chat = kept.current();
-  const able = (models.value?.data ?? []).filter((model) => model.capabilities.includes("chat"));
+  const able = (models ?? []).filter((model) => model.capabilities.includes("chat"));
   const model = able.find((one) => one.id === chat.settings.model) ?? able[0];
   const live = kept.live.value?.chat === chat.id ? kept.live.value : null;
   const ask = (messages, changes = {}) => {
@@ -38,8 +37,8 @@ export function Chat() {
       <details class="more"><summary>Settings</summary><${Settings} chat=${chat} model=${model} /></details>
     </div>
     <${Messages} chat=${chat} live=${live} ask=${ask} />
-    <${Failure} error=${problem.value} />
-    ${models.value && !able.length && html`<p>Your key may use no model that chats.</p>`}
+    <${Failure} error=${problem.value ?? failed} />
+    ${models && !able.length && html`<p>Your key may use no model that chats.</p>`}
     <${Composer} key=${chat.id} chat=${chat} live=${live} ask=${ask} ready=${Boolean(model) && !kept.live.value}
       seeing=${model?.capabilities.includes("vision")} />`;
 }
@@ -93,15 +92,16 @@ function Messages({ chat, live, ask }) {
   const scrolled = () => {
     follow.current = end.current.scrollHeight - end.current.scrollTop - end.current.clientHeight < 60;
   };
+  const all = live ? [...chat.messages, live.message] : chat.messages; // where it stays when it is whole: drawn once
   const until = (at) => chat.messages.slice(0, at);
-  const empty = !chat.messages.length && !live;
+  const empty = !all.length;
   return html`<div class="messages" ref=${end} onScroll=${scrolled} tabindex="0" role="log" aria-label="Messages" aria-live="off">
     ${empty && html`<p class="empty">Ask something. Answers come from models on this server; nothing leaves it.</p>`}
-    ${chat.messages.map((one, at) => html`<${Message} key=${`${chat.id}-${at}`} one=${one} busy=${Boolean(live)}
+    ${all.map((one, at) => html`<${Message} key=${`${chat.id}-${at}`} one=${one === live?.message ? { ...one } : one}
+      busy=${Boolean(live)} streaming=${one === live?.message}
       edit=${(text) => ask([...until(at), { ...one, text }])}
       again=${() => ask(until(at))}
       result=${at === chat.messages.length - 1 && ((results) => ask([...chat.messages, ...results]))} />`)}
-    ${live && html`<${Message} one=${{ ...live.message }} busy=${true} streaming=${true} />`}
   </div>`;
 }
 

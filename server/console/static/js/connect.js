@@ -1,7 +1,7 @@
 // Lines to copy for other programs, with this server's address and a model. They come from docs/clients.md.
 import { base, get } from "./api.js";
 import { html, useEffect, useSignal } from "./lib.js";
-import { Copy, Failure, Field, usePoll } from "./widgets.js";
+import { Copy, Failure, Field } from "./widgets.js";
 
 export function Lines({ text, label }) {
   return html`<figure class="code">
@@ -10,13 +10,12 @@ export function Lines({ text, label }) {
   </figure>`;
 }
 
-export function Connect() {
+export function Connect({ models, failed }) {
   const clients = useSignal([]), chosen = useSignal(null), error = useSignal(null);
-  const models = usePoll("v1/models", 0, error);
   useEffect(() => {
     get("console/clients.json").then((found) => (clients.value = found), (failure) => (error.value = failure));
   }, []);
-  const chats = (models.value?.data ?? []).filter((model) => model.capabilities.includes("chat"));
+  const chats = (models ?? []).filter((model) => model.capabilities.includes("chat"));
   const model = chats.find((one) => one.id === chosen.value) ?? chats[0];
   const filled = (text) => text
     .replaceAll("http://your-server:8000", base.slice(0, -1))
@@ -28,7 +27,7 @@ export function Connect() {
   -d '{"model": "${model?.id ?? "..."}", "messages": [{"role": "user", "content": "Hello!"}]}'`;
   return html`<h1>Connect a program</h1>
     <p>Every program that lets you enter a base address works. It needs three things: this address, your key, and the name of a model.</p>
-    <${Failure} error=${error.value} />
+    <${Failure} error=${error.value ?? failed} />
     <${Field} label="Model"><select value=${model?.id} onChange=${(event) => (chosen.value = event.target.value)}>
       ${chats.map((one) => html`<option key=${one.id}>${one.id}</option>`)}
     </select><//>

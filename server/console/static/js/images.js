@@ -1,7 +1,7 @@
 // Making images: progress and previews while they come, and a gallery that stays in this browser for as long as the links work.
 import { events } from "./api.js";
 import { html, signal, useEffect, useSignal } from "./lib.js";
-import { Failure, Field, usePoll } from "./widgets.js";
+import { Failure, Field } from "./widgets.js";
 
 const gallery = signal([]); // {id, prompt, seed, size, model, url, expires}, the newest first
 const running = signal(null); // {abort, items: [{step, steps, preview}]}
@@ -69,12 +69,11 @@ async function make(asked) {
   }
 }
 
-export function Images() {
+export function Images({ models, failed }) {
   const error = useSignal(null);
   const asked = useSignal({ prompt: "", model: "", size: "512x512", n: "1", seed: "", quality: "standard", negative_prompt: "" });
-  const models = usePoll("v1/models", 15, error);
   useEffect(() => void restore(), []);
-  const able = (models.value?.data ?? []).filter((model) => model.capabilities.includes("image_generation"));
+  const able = (models ?? []).filter((model) => model.capabilities.includes("image_generation"));
   const model = able.find((one) => one.id === asked.value.model) ?? able[0];
   const input = (name) => ({ value: asked.value[name], onInput: (event) => (asked.value = { ...asked.value, [name]: event.target.value }) });
   const start = async (fields) => {
@@ -107,7 +106,7 @@ export function Images() {
       ${running.value
         ? html`<button key="stop" type="button" class="main" onClick=${() => running.value.abort.abort()}>Stop</button>`
         : html`<button key="make" class="main" disabled=${!model}>Make</button>`}
-      <${Failure} error=${error.value} />
+      <${Failure} error=${error.value ?? failed} />
     </form>
     ${running.value && html`<div class="gallery" aria-live="polite">${running.value.items.map((item, at) => !item.done && html`<figure key=${at}>
       ${item.preview ? html`<img src=${item.preview} alt="Preview" />` : html`<p class="wait">Waiting for its turn</p>`}

@@ -5,16 +5,15 @@ import { bytes, Failure, number, pace, say, usePoll } from "./widgets.js";
 
 const WORDS = { ready: "ready", loading: "loading", failed: "failed", sleeping: "asleep", unloaded: "not loaded" };
 
-export function Models() {
+export function Models({ models, failed }) {
   const error = useSignal(null);
-  const models = usePoll("v1/models", pace, error);
   const status = usePoll(isAdmin.value ? "v1/admin/status" : "health/ready", pace, error);
   const states = status.value?.models ?? {};
   const state = isAdmin.value ? Object.fromEntries(Object.values(states).map((one) => [one.id, one])) : states;
   return html`<h1>Models</h1>
-    <${Failure} error=${error.value} />
+    <${Failure} error=${error.value ?? failed} />
     ${isAdmin.value && status.value?.models && html`<${Memory} status=${status.value} />`}
-    <ul class="cards">${(models.value?.data ?? []).map((model) => html`<${Model} key=${model.id} model=${model}
+    <ul class="cards">${(models ?? []).map((model) => html`<${Model} key=${model.id} model=${model}
       state=${state[model.id]} failed=${(failure) => (error.value = failure)} />`)}</ul>
     ${isAdmin.value && html`<${Fetch} />`}`;
 }
@@ -36,6 +35,8 @@ function Model({ model, state, failed }) {
     model.demo && "a demo",
     model.context_length && `${number(model.context_length)} tokens of context`,
     model.sizes && model.sizes.join(", "),
+    model.dimensions && `vectors of ${number(model.dimensions)} numbers`,
+    model.max_input_tokens && `${number(model.max_input_tokens)} tokens of each text`,
     state?.served_with && `${state.served_with.source}: ${state.served_with.folder}`,
     state?.restarts && `${state.restarts} restarts`,
   ].filter(Boolean);
