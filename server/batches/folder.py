@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _THREADS = 4  # of their own: a slow disk holds up nothing else
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 _PIECE_BYTES = 256 * 2**10
-_LOOK_EVERY_BYTES = 16 * 2**20  # for what is left on the disk
+_LOOK_EVERY_BYTES = 16 * 2**20  # for what is left on the disk, and synced: a GiB at once would hold up all others
 _ORPHAN_SECONDS = 3600.0  # what has no row is deleted then: its row may be about to be written
 _UPLOAD_SECONDS = 24 * 3600.0
 
@@ -138,6 +138,7 @@ class FileWriter:
     def write_now(self, data: bytes) -> None:
         if self.bytes - self._looked_at >= _LOOK_EVERY_BYTES:
             self._looked_at = self.bytes
+            os.fdatasync(self._file.fileno())
             if not self._folder.has_room(_LOOK_EVERY_BYTES):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._file.write(data)

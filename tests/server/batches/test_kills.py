@@ -12,6 +12,7 @@ import psutil
 import pytest
 from batch_parts import assert_each_once, house_at, jsonl, line, read_jsonl
 from serving import Key, Server, poll_until, total_bytes
+from small_models import CHAT_ENTRY, models_yaml
 from store_parts import ready_python
 
 from server.store.batches import ENDED
@@ -92,12 +93,14 @@ def engines(server: Server, headers: dict[str, str]) -> list[int]:
 @pytest.mark.engine
 @pytest.mark.rounds
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("lines", "kills", "deaths"), [(500, 3, 2), (2000, 20, 10)])
-def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(
-    tmp_path: Path, lines: int, kills: int, deaths: int
-) -> None:
+def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: Path, database_url: str) -> None:
+    lines, kills, deaths = 2000, 20, 10
     dice = random.Random(lines)  # noqa: S311
-    server = Server(tmp_path)
+    (tmp_path / "models.yaml").write_text(models_yaml(CHAT_ENTRY))
+    environment = {"HEARTH_MODELS": str(tmp_path / "models.yaml")}
+    if not database_url.startswith("sqlite"):
+        environment["HEARTH_DATABASE_URL"] = database_url
+    server = Server(tmp_path, environment=environment)
     asked = [line(f"line {number}", max_tokens=60, ignore_eos=True) for number in range(lines)]
     with server:
         assert server.admin_key is not None
@@ -119,15 +122,14 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(
 
         for victim in order:
             further = done() + dice.randrange(max(1, lines // len(order)))
-            poll_until(lambda: done() >= min(further, lines), 120)  # noqa: B023
+            poll_until(lambda: done() >= min(further, lines), 300)  # noqa: B023
             if victim == "engine":
+                server.wait_until_ready()
                 for pid in engines(server, headers):
                     psutil.Process(pid).kill()
-                server.wait_until_ready()
             else:
                 server.kill()
                 server.start()
-                server.wait_until_ready()
 
         poll_until(lambda: look()["status"] in ENDED, 600, describe=lambda: str(look()))
         found = look()
@@ -159,16 +161,15 @@ def test_a_file_of_a_gibibyte_costs_little_memory_and_holds_nobody_up(server: Se
         assert http.get("/models", headers=headers).status_code == 200
         seconds.append(time.perf_counter() - began)
 
-    quiet: list[float] = []
-    busy: list[float] = []
+    phases: dict[str, list[float]] = {"alone": [], "upload": [], "lines": []}
     with httpx2.Client(base_url=server.base_url, timeout=600) as http:
         for _ in range(200):
-            asked(http, quiet)
+            asked(http, phases["alone"])
         before = most = process.memory_info().rss
         upload = [sys.executable, "-c", _UPLOAD, server.base_url, key.text, str(file)]
         with subprocess.Popen(upload, stdout=subprocess.PIPE, text=True) as uploading:
             while uploading.poll() is None:
-                asked(http, busy)
+                asked(http, phases["upload"])
                 most = max(most, process.memory_info().rss)
             assert uploading.stdout is not None
             sent = uploading.stdout.read().strip()
@@ -176,7 +177,7 @@ def test_a_file_of_a_gibibyte_costs_little_memory_and_holds_nobody_up(server: Se
         batch = http.post("/batches", json=body, headers=headers).json()["id"]
         done = 0
         while done < 100:
-            asked(http, busy)
+            asked(http, phases["lines"])
             most = max(most, process.memory_info().rss)
             found = http.get(f"/batches/{batch}", headers=headers).json()
             assert found["status"] in {"validating", "in_progress"}, found
@@ -184,19 +185,29 @@ def test_a_file_of_a_gibibyte_costs_little_memory_and_holds_nobody_up(server: Se
         http.post(f"/batches/{batch}/cancel", headers=headers)
         poll_until(lambda: http.get(f"/batches/{batch}", headers=headers).json()["status"] == "cancelled", 120)
         assert http.delete(f"/files/{sent}", headers=headers).status_code == 200
-    p95 = [sorted(seconds)[int(0.95 * len(seconds))] * 1000 for seconds in (quiet, busy)]
-    print(  # noqa: T201  # what docs/benchmarks.md says
-        f"RSS +{(most - before) / 2**20:.0f} MiB, p95 {p95[0]:.1f} -> {p95[1]:.1f} ms, {len(busy)} requests"
-    )
+    p95 = {name: sorted(seconds)[int(0.95 * len(seconds))] * 1000 for name, seconds in phases.items()}
+    shown = ", ".join(f"{name} {p95[name]:.1f} ms of {len(seconds)}" for name, seconds in phases.items())
+    print(f"RSS +{(most - before) / 2**20:.0f} MiB, p95 {shown}")  # noqa: T201  # what docs/benchmarks.md says
     assert most - before < 100 * 10**6
-    assert p95[1] < 1.5 * p95[0] + 5  # milliseconds: two cores for the client that sends, too
+    assert max(p95.values()) < 1.5 * p95["alone"] + 2  # milliseconds: two cores, also for the clients
 
 
+# As fast as a network of a gigabit a second lets it.
 _UPLOAD = """
-import sys, httpx2
+import sys, time, httpx2
 base_url, key, path = sys.argv[1:]
+class Gigabit:
+    def __init__(self, file):
+        self.file, self.began, self.sent = file, time.monotonic(), 0
+    def read(self, size):
+        data = self.file.read(size)
+        self.sent += len(data)
+        time.sleep(max(0, self.began + self.sent / 125e6 - time.monotonic()))
+        return data
+    def __getattr__(self, name):
+        return getattr(self.file, name)
 with open(path, "rb") as file:
-    sent = httpx2.post(f"{base_url}/files", files={"file": ("large.jsonl", file)}, data={"purpose": "batch"},
+    sent = httpx2.post(f"{base_url}/files", files={"file": ("large.jsonl", Gigabit(file))}, data={"purpose": "batch"},
                        headers={"Authorization": f"Bearer {key}"}, timeout=600)
 print(sent.json()["id"])
 """
