@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, ValidationError
 
 from server.validation import sentence
 
@@ -84,13 +83,11 @@ def _split_commas(value: Any) -> Any:
 
 
 _Item = TypeVar("_Item", bound=str)
-_List = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_split_commas)]
+_List = Annotated[tuple[_Item, ...], BeforeValidator(_split_commas)]
 
 
-class Settings(BaseSettings):
-    """Frozen once read. Every field is `HEARTH_<NAME>` in the environment; flags of `hearth serve` win over it."""
-
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True)
+class Settings(BaseModel, frozen=True, extra="forbid"):
+    """Every field is `HEARTH_<NAME>` in the environment; flags of `hearth serve` win over it."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -180,8 +177,12 @@ def database_url(settings: Settings) -> str:
 def load_settings(**flags: Any) -> Settings:
     """Read the environment; `flags` that are not None win. Raises `SettingsError`."""
     problems = _unknown_names()
+    variables = {f"{_PREFIX}{name.upper()}": name for name in Settings.model_fields}
+    given: dict[str, Any] = {
+        name: os.environ[variable] for variable, name in variables.items() if variable in os.environ
+    }
     try:
-        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+        settings = Settings(**given | {name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         problems += [f"{_PREFIX}{str(item['loc'][0]).upper()}: {sentence(item)}" for item in error.errors()]
     else:

@@ -25,9 +25,7 @@ def plain_error(message: str) -> PydanticCustomError:
 class Spec(BaseModel):
     """What is read from a file that people write or may have changed: every key known, every value of its type."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:

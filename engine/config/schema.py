@@ -3,13 +3,21 @@
 `python -m engine.config.schema` writes models.schema.json: run it after a change of what an entry may say.
 """
 
+import ast
+import inspect
 import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
+from engine.config import models
 from engine.config.messages import Id, Spec
 from engine.config.models import SPEC_BY_TASK, Entry, TierSpec
 
@@ -26,14 +34,43 @@ class _ModelsFile(Spec):
     """Which keys may use which models."""
 
 
-class _WithoutTitles(GenerateJsonSchema):
+@cache
+def _helps() -> dict[str, dict[str, str]]:
+    """The strings under the fields, of each class. pydantic could read them too, at every start of every program."""
+    classes = [
+        part
+        for module in (models, sys.modules[__name__])
+        for part in ast.parse(inspect.getsource(module)).body
+        if isinstance(part, ast.ClassDef)
+    ]
+    return {one.name: dict(_helps_in(one)) for one in classes}
+
+
+def _helps_in(stated: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for pair in pairwise(stated.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, inspect.cleandoc(text)
+
+
+class _WithHelp(GenerateJsonSchema):
+    """Without titles, which would only repeat the names."""
+
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
         return False
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        described = super().model_schema(schema)
+        for kind in reversed(schema["cls"].__mro__):
+            for name, text in _helps().get(kind.__name__, {}).items():
+                alias = schema["cls"].model_fields[name].validation_alias or name
+                described["properties"][alias]["description"] = text
+        return described
 
 
 def json_schema() -> dict[str, Any]:
     """Describe models.yaml as a JSON Schema (draft 7, which editors know best), with help for every key."""
-    schema = _ModelsFile.model_json_schema(schema_generator=_WithoutTitles)
+    schema = _ModelsFile.model_json_schema(schema_generator=_WithHelp)
     for spec in (*SPEC_BY_TASK.values(), TierSpec):  # the id of each is its name in the file
         definition = schema["$defs"][spec.__name__]
         del definition["properties"]["id"]
