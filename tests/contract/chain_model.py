@@ -67,6 +67,7 @@ def _template(calls: dict[str, str], finals: dict[str, str]) -> str:
         "{% if add_generation_prompt %}"
         f"{{% if '{HELD}' in messages[-1].content %}}{{% if false %}}{branches(finals)}{{% else %}}<|answer|>{{% endif %}}"
         "{% elif messages[-1].role == 'tool' %}<|lost|>"
+        f"{{% elif messages[-1].content == '{TEXTS['endless']}' %}}<|count|>"
         "{% elif not ns.asked %}<|greeting|>"
         f"{branches(calls)}{{% else %}}<|greeting|>{{% endif %}}{{% endif %}}"
     )
@@ -77,6 +78,7 @@ def make(weights: Path, demo: Path) -> None:
     folder = weights / "chain"
     folder.mkdir(parents=True)
     chains = {"<|greeting|>": _words(TEXTS["greeting"]), "<|answer|>": _words(TEXTS["answer"])}
+    chains["<|count|>"] = TEXTS["count"]
     chains["<|lost|>"] = ["The tool's", " result", " did not", " arrive."]
     starts = {name: f"<|call_{name}|>" for name in CALLS | FINAL}
     chains |= {starts[name]: _pieces(name, arguments) for name, arguments in (CALLS | FINAL).items()}
@@ -96,6 +98,9 @@ def make(weights: Path, demo: Path) -> None:
         ids = [*(tokenizer.token_to_id(piece) for piece in (start, *pieces)), end]
         for token, after in pairwise(ids):
             assert following.setdefault(token, after) == after, f"{tokenizer.id_to_token(token)!r} has two successors"
+
+    first, *_, last = map(tokenizer.token_to_id, TEXTS["count"])
+    following[last] = first
 
     vocabulary = tokenizer.get_vocab_size()
     assert len(following) <= WIDTH, "one dimension for each token that another follows"
