@@ -80,11 +80,15 @@ class Adapter:
     most_shift = 1.15
     """How far the schedule of the largest images leans to noise, where its configuration does not say."""
 
-    def __init__(self, pipe: Any, sequence_length: int | None) -> None:
+    def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.sequence_length = sequence_length
+        self.family = FAMILIES[type(pipe).__name__]
         self.device = pipe._execution_device  # noqa: SLF001  # as the pipelines do
         self.module: Any = sys.modules[type(pipe).__module__]  # with the sums that the pipeline makes its schedule by
+
+    def length(self, *texts: str | None) -> int | None:
+        """Return the `max_sequence_length` for these texts."""
+        return self.family.length_for(getattr(self.pipe, "tokenizer", None), *texts)
 
     def suits(self) -> bool:
         """Whether this pipeline, as it is configured, is run exactly like the family."""
@@ -175,17 +179,21 @@ def _flows(scheduler: Any) -> bool:
 
 
 class Flux2Klein(Adapter):
-    """Prompts are padded to one length and read whole, so that all of a size can share a step."""
+    """Prompts are padded to a length and read whole, so that all of a size can share a step."""
 
     packing = 4
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        prompt, text_ids = self.pipe.encode_prompt([job.prompt], max_sequence_length=self.sequence_length)
+        length = self.length(job.prompt)
+        prompt, text_ids = self.pipe.encode_prompt([job.prompt], max_sequence_length=length)
         positive = {"prompt": prompt, "text_ids": text_ids}
         if not guided or self.pipe.config.is_distilled:
             return positive, None
-        against, _ = self.pipe.encode_prompt([""], max_sequence_length=self.sequence_length)
+        against, _ = self.pipe.encode_prompt([""], max_sequence_length=length)
         return positive, {"prompt": against}
+
+    def forward(self, states: Sequence[Denoising]) -> list[Any]:
+        return _by_length(states, super().forward)
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         latents, positive["image_ids"] = super().noise(edge, positive, generator)
@@ -230,7 +238,7 @@ class QwenImage(Adapter):
         return self._read(job.prompt), self._read(job.negative_prompt or BLANK) if guided else None
 
     def _read(self, text: str) -> Embeddings:
-        return {"prompt": self.pipe.encode_prompt([text], max_sequence_length=self.sequence_length)[0]}
+        return {"prompt": self.pipe.encode_prompt([text], max_sequence_length=self.family.longest)[0]}
 
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
         prompts = [prompt[0] for prompt in embeddings(states, "prompt")]
@@ -258,6 +266,15 @@ class QwenImage(Adapter):
         mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
         std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
         return latents / std + mean
+
+
+def _by_length(states: Sequence[Denoising], forward: Callable[[Sequence[Denoising]], list[Any]]) -> list[Any]:
+    """Have prompts of the same length share a call: padding would change the pictures."""
+    found: dict[int, Any] = {}
+    for length in {state.positive["prompt"].shape[1] for state in states}:
+        group = [state for state in states if state.positive["prompt"].shape[1] == length]
+        found |= {id(state): made for state, made in zip(group, forward(group), strict=True)}
+    return [found[id(state)] for state in states]
 
 
 def _mask(prompts: list[Any]) -> Any:
@@ -296,7 +313,7 @@ class StableDiffusion3(Adapter):
     most_shift = 1.16
 
     def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": self.sequence_length}
+        more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": self.family.sequence_length}
         return _read_twice(self.pipe, job, guided=guided, **more)
 
     def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
@@ -369,12 +386,7 @@ class StableDiffusionXL(Adapter):
         return parts
 
     def forward(self, states: Sequence[Denoising]) -> list[Any]:
-        """Prompts of as many parts share a call: padding would change the pictures."""
-        found: dict[int, Any] = {}
-        for length in {state.positive["prompt"].shape[1] for state in states}:
-            group = [state for state in states if state.positive["prompt"].shape[1] == length]
-            found |= {id(state): made for state, made in zip(group, super().forward(group), strict=True)}
-        return [found[id(state)] for state in states]
+        return _by_length(states, super().forward)
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         side = edge // self.pipe.vae_scale_factor
@@ -427,7 +439,7 @@ class ZImage(Adapter):
             job.prompt,
             negative_prompt=job.negative_prompt,
             do_classifier_free_guidance=guided,
-            max_sequence_length=self.sequence_length,
+            max_sequence_length=self.length(job.prompt, job.negative_prompt),
         )
         return {"prompt": positive[0]}, {"prompt": negative[0]} if guided else None
 
@@ -455,7 +467,9 @@ class Family:
 
     adapter: type[Adapter] | None = None
     sequence_length: int | None = None
-    """The `max_sequence_length` that it is always called with, if it has one: what it pads to decides some pictures."""
+    """The `max_sequence_length` that it is called with, if it has one: what it pads to decides some pictures."""
+    most_lengths: int = 1
+    """How many times that a prompt may have, which is then padded to as many of them as it needs."""
     chat: Mapping[str, bool] | None = None
     """Arguments of the chat template, as the pipeline itself gives them."""
     negative_prompts_above: float | None = None
@@ -465,11 +479,39 @@ class Family:
     without: Mapping[str, Any] = field(default_factory=dict)
     """What is left out of it, by its own constructor's arguments."""
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens that it reads at most; None: as many as its tokenizers say."""
+        return None if self.sequence_length is None else self.sequence_length * self.most_lengths
+
+    def count(self, tokenizer: Any, text: str) -> int:
+        """Return how many tokens it reads for a text, with those of its chat template."""
+        if self.chat is not None:
+            messages = [{"role": "user", "content": text}]
+            options = {"tokenize": False, "add_generation_prompt": True, **self.chat}
+            text = tokenizer.apply_chat_template(messages, **options)
+        return len(tokenizer(text, truncation=False).input_ids)
+
+    def length_for(self, tokenizer: Any, *texts: str | None) -> int | None:
+        """Return the `max_sequence_length` to call it with for the longest of these texts."""
+        if self.sequence_length is None or self.most_lengths == 1:
+            return self.sequence_length
+        tokens = max(self.count(tokenizer, text) for text in texts if text is not None)
+        return self.sequence_length * min(self.most_lengths, max(1, -(-tokens // self.sequence_length)))
+
+
+# Three tokens for each of 1,000 characters, which Ethiopic letters may take.
+_LONG = 3072
+
 
 FAMILIES = {
-    "Flux2KleinPipeline": Family(adapter=Flux2Klein, sequence_length=512, chat={"enable_thinking": False}),
+    "Flux2KleinPipeline": Family(
+        adapter=Flux2Klein, sequence_length=512, most_lengths=_LONG // 512, chat={"enable_thinking": False}
+    ),
     "FluxPipeline": Family(sequence_length=512),
-    "QwenImagePipeline": Family(adapter=QwenImage, sequence_length=1024, negative_prompts_above=1),
+    "QwenImagePipeline": Family(
+        adapter=QwenImage, sequence_length=1024, most_lengths=_LONG // 1024, negative_prompts_above=1
+    ),
     "StableDiffusion3Pipeline": Family(adapter=StableDiffusion3, sequence_length=256, negative_prompts_above=1),
     "StableDiffusionPipeline": Family(
         negative_prompts_above=1, without={**dict.fromkeys(LEFT_OUT), "requires_safety_checker": False}
@@ -481,13 +523,27 @@ FAMILIES = {
         without={"add_watermarker": False},
     ),
     "ZImagePipeline": Family(
-        adapter=ZImage, sequence_length=512, chat={"enable_thinking": True}, negative_prompts_above=0
+        adapter=ZImage,
+        sequence_length=512,
+        most_lengths=_LONG // 512,
+        chat={"enable_thinking": True},
+        negative_prompts_above=0,
     ),
 }
+
+
+def read_long(pipe: Any) -> None:
+    """Have a pipeline read prompts of the `longest` that its family may have; others it reads as before."""
+    kind, longest = type(pipe).__name__, FAMILIES[type(pipe).__name__].longest
+    if kind == "QwenImagePipeline":
+        pipe.tokenizer_max_length = longest
+    if kind == "ZImagePipeline":  # it counts the prompt's tokens and the image on one axis
+        rope = pipe.transformer.rope_embedder
+        rope.axes_lens = [max(rope.axes_lens[0], 2 * _LONG), *rope.axes_lens[1:]]
 
 
 def adapter_for(pipe: Any) -> Adapter | None:
     """Return the adapter for a pipeline, None if its requests can only be run as a whole."""
     family = FAMILIES[type(pipe).__name__]
-    adapter = None if family.adapter is None else family.adapter(pipe, family.sequence_length)
+    adapter = None if family.adapter is None else family.adapter(pipe)
     return adapter if adapter is not None and adapter.suits() else None

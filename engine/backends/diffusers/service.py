@@ -27,6 +27,7 @@ from engine.backends.diffusers.families import (
     Denoising,
     StableDiffusionXL,
     adapter_for,
+    read_long,
     seeded,
 )
 from engine.config.models import SIZES, ImageProfile
@@ -89,7 +90,8 @@ class ImageService(Service):
         self.running: dict[int, Running] = {}  # those that have waited longest first
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
-        self._parts = StableDiffusionXL(pipe, None) if self._family.reads_in_parts else None
+        self._parts = StableDiffusionXL(pipe) if self._family.reads_in_parts else None
+        self._longest = self._family.longest
 
     @property
     def busy(self) -> bool:
@@ -164,15 +166,10 @@ class ImageService(Service):
                 continue
             limit = self._profile.max_prompt_tokens
             if not self._family.reads_in_parts:
-                limit = min(limit, self._family.sequence_length or tokenizer.model_max_length)
+                limit = min(limit, self._longest or tokenizer.model_max_length)
                 if "CLIP" in type(tokenizer).__name__:
                     limit = min(limit, tokenizer.model_max_length)
-            read = text
-            if self._family.chat is not None:
-                messages = [{"role": "user", "content": text}]
-                options = {"tokenize": False, "add_generation_prompt": True, **self._family.chat}
-                read = tokenizer.apply_chat_template(messages, **options)
-            count = len(tokenizer(read, truncation=False).input_ids)
+            count = self._family.count(tokenizer, text)
             if count > limit:
                 raise RequestError(
                     f"{param} has {count} tokens, and this model reads at most {limit} (both counted with the model's "
@@ -246,9 +243,24 @@ class _AllCancelledError(Exception):
 class RequestService(ImageService):
     """A `Service` whose `step` is one call of the pipeline, which looks up after every step."""
 
+    def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
+        super().__init__(pipe, profile, outlet, mark=mark)
+        if type(pipe).__name__ == "QwenImagePipeline":  # its call refuses what its encoder would read
+            self._longest = self._family.sequence_length
+
     def _kind(self, running: Running) -> Hashable:
         # Without a negative prompt some pipelines guide otherwise.
-        return running.edge, running.steps, running.job.negative_prompt is None, self._parts_of(running)
+        return (
+            running.edge,
+            running.steps,
+            running.job.negative_prompt is None,
+            self._parts_of(running),
+            self._length_of(running),
+        )
+
+    def _length_of(self, running: Running) -> int | None:
+        job, tokenizer = running.job, getattr(self._pipe, "tokenizer", None)
+        return min(self._family.length_for(tokenizer, job.prompt, job.negative_prompt) or 0, self._longest or 0) or None
 
     def _parts_of(self, running: Running) -> int:
         return 1 if self._parts is None else self._parts.parts(running.job, guided=self._profile.guidance_scale > 1)
@@ -281,7 +293,7 @@ class RequestService(ImageService):
             arguments = {name: value for name, value in arguments.items() if name not in {"prompt", "negative_prompt"}}
             arguments |= _in_parts(self._parts, group, guided=self._profile.guidance_scale > 1)
         if self._family.sequence_length is not None:
-            arguments["max_sequence_length"] = self._family.sequence_length
+            arguments["max_sequence_length"] = self._length_of(first)
         return arguments
 
     def _guidance(self, group: list[Running]) -> dict[str, Any]:
@@ -401,6 +413,7 @@ def load(folder: Path, profile: ImageProfile) -> Any:
     if profile.vae_tiling:
         pipe.vae.enable_tiling()
     pipe.set_progress_bar_config(disable=True)
+    read_long(pipe)
     return pipe
 
 

@@ -131,7 +131,7 @@ def painted(pipeline, prompts: list[str], size: int, quality: str = "standard", 
             num_inference_steps=profile.step_count(quality),
             guidance_scale=profile.guidance_scale,
             generator=[torch.Generator().manual_seed(seed) for seed in seeds],
-            max_sequence_length=profile.max_prompt_tokens,
+            max_sequence_length=512,  # it pads to that, and reads as far as the prompt goes
         ).images
     return [image.resize((size, size), Image.Resampling.LANCZOS) for image in images]
 
