@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def _request(one: Conversation) -> ChatRequest:
         seen = {"type": "image_url", "image_url": {"url": url}}
         messages = [{"role": "user", "content": [seen, {"type": "text", "text": messages[0]["content"]}]}]
     return ChatRequest(
-        request_id="a",
+        request_id=_new_id(),
         model=MODEL,
         messages=messages,
         temperature=0,
@@ -95,8 +96,13 @@ def _request(one: Conversation) -> ChatRequest:
     )
 
 
+def _new_id() -> str:
+    """One of its own for each request, as from the server: vLLM keeps a hybrid's states by it."""
+    return uuid.uuid4().hex
+
+
 async def _read(engine: Engine, request: ChatRequest) -> dict[str, Any]:
-    result = await fold(await engine.chat(request, TokenStream()))
+    result = await fold(await engine.chat(replace(request, request_id=_new_id()), TokenStream()))
     (choice,) = result.choices
     return {
         "content": choice.content,
@@ -110,7 +116,9 @@ async def _read(engine: Engine, request: ChatRequest) -> dict[str, Any]:
 
 async def _cost(engine: Engine, request: ChatRequest, tokens: int) -> float:
     """Return seconds of this process (the API's) for each token of an answer that goes on and on."""
-    stream = await engine.chat(replace(request, max_tokens=tokens, ignore_eos=True), TokenStream())
+    stream = await engine.chat(
+        replace(request, request_id=_new_id(), max_tokens=tokens, ignore_eos=True), TokenStream()
+    )
     begun = time.process_time()
     steps: list[ChatStep] = [step async for step in stream]
     return (time.process_time() - begun) / _tokens(steps)
