@@ -102,7 +102,8 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: 
         environment["HEARTH_DATABASE_URL"] = database_url
     server = Server(tmp_path, environment=environment)
     asked = [line(f"line {number}", max_tokens=60, ignore_eos=True) for number in range(lines)]
-    with server:
+    try:
+        server.start()
         assert server.admin_key is not None
         headers = {"Authorization": f"Bearer {server.admin_key.text}"}
         with httpx2.Client(base_url=server.base_url, headers=headers, timeout=30) as http:
@@ -120,15 +121,22 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: 
             counts = look()["request_counts"]
             return int(counts["completed"] + counts["failed"])
 
-        for victim in order:
-            further = done() + dice.randrange(max(1, lines // len(order)))
-            poll_until(lambda: done() >= min(further, lines), 300)  # noqa: B023
+        for at, victim in enumerate(order):
             if victim == "engine":
                 server.wait_until_ready()
+            if (
+                at % 2
+            ):  # while lines are answered; else soon, be it while the model loads or the batch is taken up again
+                further = min(lines, done() + dice.randrange(2 * lines // len(order)))
+                poll_until(lambda: done() >= further, 300)  # noqa: B023
+            else:
+                time.sleep(dice.uniform(0, 2))
+            if victim == "engine":
                 for pid in engines(server, headers):
                     psutil.Process(pid).kill()
             else:
                 server.kill()
+                server = Server(tmp_path, environment=environment)
                 server.start()
 
         poll_until(lambda: look()["status"] in ENDED, 600, describe=lambda: str(look()))
@@ -137,6 +145,8 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: 
             read_jsonl(httpx2.get(f"{server.base_url}/files/{id_}/content", headers=headers).content) if id_ else []
             for id_ in (found["output_file_id"], found["error_file_id"])
         ]
+    finally:
+        server.kill()
     assert found["status"] == "completed"
     assert_each_once((one["custom_id"] for one in asked), *files)
     assert files[1] == []

@@ -231,8 +231,8 @@ def test_a_chat_in_the_page_costs_the_server_no_more_than_one_by_curl(
     regenerate = tab.page.get_by_role("button", name="Regenerate")
 
     def by_page() -> None:
-        regenerate.click()
-        regenerate.and_(tab.page.locator(":enabled")).wait_for()
+        with tab.page.expect_event("requestfinished", lambda one: one.url.endswith("/chat/completions")):
+            regenerate.click()
 
     def by_curl() -> None:
         address = f"{server.base_url}/chat/completions"
