@@ -70,7 +70,8 @@ USUAL = [
     Client("langchain_python.py", "langchain-openai", "langchain", CHECKS | {"agent", "pictures", "embeddings"}),
     Client("openai_agents.py", "openai-agents", "openai-agents", CHECKS | {"pictures"}),
     Client("litellm_sdk.py", "litellm", "litellm"),
-    Client("instructor_python.py", "instructor", "instructor", CHECKS - {"chat"}),  # every answer is an object
+    # Every answer of it is an object.
+    Client("instructor_python.py", "instructor", "instructor", CHECKS - {"chat"} | {"json_object"}),
     Client("pydantic_agent.py", "pydantic-ai-slim", "pydantic-ai"),
     Client("llm_cli.py", "llm", "llm"),
 ]

@@ -47,6 +47,11 @@ def structured() -> None:
     with_usage(instructor.Mode.JSON_SCHEMA)
 
 
+def json_object() -> None:
+    """Its oldest mode: the schema stands in the prompt, and the server only keeps to JSON."""
+    with_usage(instructor.Mode.JSON)
+
+
 def streamed(mode: instructor.Mode) -> None:
     *_, last = client(mode).create_partial(**settings())
     checks.is_person(last.model_dump())
@@ -72,4 +77,4 @@ def unknown_model() -> None:
     )
 
 
-checks.run(tools, structured, stream, tools_streamed, wrong_key, unknown_model)
+checks.run(tools, structured, json_object, stream, tools_streamed, wrong_key, unknown_model)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 from chat_parts import CHAT, HELLO, MODEL, assert_error
 from image_parts import GENERATE, IMAGE_MODEL, SMALL, generate, opened, path_of, picture, stored
@@ -34,8 +35,11 @@ async def test_the_qualities_of_newer_models_mean_ours(http: httpx2.AsyncClient,
     assert answer["usage"]["steps"] == (await generate(http, quality=made))["usage"]["steps"]
 
 
-async def test_the_size_auto_is_the_default(http: httpx2.AsyncClient):
-    assert (await generate(http, size="auto"))["size"] == "1024x1024"
+async def test_the_size_auto_is_the_default(http: httpx2.AsyncClient, client: openai.AsyncOpenAI):
+    """Through the openai package, whose own defaults these two are."""
+    answer = await client.images.generate(model=IMAGE_MODEL, prompt="a red square", size="auto", quality="auto")
+    assert (answer.size, answer.quality) == ("1024x1024", "standard")
+    assert picture(answer.data[0].model_dump()).size == (1024, 1024)
 
 
 async def test_an_answer_has_a_link_and_the_image_itself(server: Server, http: httpx2.AsyncClient):
