@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from bench.load import BenchError, load_generator
 from bench.servers import Server, model_entries, open_workspace, say, start_hearth
@@ -112,8 +113,10 @@ async def _prove_model(proof: Proof, server: Server, name: str, given: argparse.
         for size in (512, 1024):
             for count in (1, 4):
                 await proof.try_step(f"{name}: {count} x {size}", partial(_images, server, name, size, count))
-    if "speech" in capabilities:
-        await proof.try_step(f"{name}: a sentence", partial(_speech, server, name))
+    for capability, (what, work) in _OTHERS.items():
+        if capability in capabilities:
+            await proof.try_step(f"{name}: {what}", partial(work, server, name))
+    await proof.try_step(f"{name}: leaves and comes back", partial(_returns, server, name, capabilities))
 
 
 def _of(listed: Any, name: str) -> Any:
@@ -217,6 +220,52 @@ async def _speech(server: Server, name: str) -> dict[str, Any]:
     if status != 200 or not sound.startswith(b"RIFF"):
         raise BenchError(f"status {status}")
     return {"bytes": len(sound)}
+
+
+async def _vectors(server: Server, name: str) -> dict[str, Any]:
+    texts = [f"Room {number} has {number % 7} windows." for number in range(256)]
+    begun = time.monotonic()
+    made = await _post(server, "/v1/embeddings", {"model": name, "input": texts})
+    if [one["index"] for one in made["data"]] != list(range(len(texts))):
+        raise BenchError("not a vector for each text, in order")
+    tokens = made["usage"]["prompt_tokens"]
+    return {
+        "numbers": len(made["data"][0]["embedding"]),
+        "tokens_per_second": round(tokens / (time.monotonic() - begun)),
+    }
+
+
+async def _ranks(server: Server, name: str) -> dict[str, Any]:
+    texts = ["Bananas are yellow.", "Paris is the capital of France.", "A week has seven days."]
+    body = {"model": name, "query": "What is the capital of France?", "documents": texts}
+    found = (await _post(server, "/v1/rerank", body))["results"]
+    if found[0]["index"] != 1:
+        raise BenchError(f"first came {texts[found[0]['index']]!r}")
+    return {"scores": [round(one["relevance_score"], 3) for one in found]}
+
+
+_OTHERS: dict[str, tuple[str, Callable[[Server, str], Awaitable[dict[str, Any]]]]] = {
+    "speech": ("a sentence", _speech),
+    "embedding": ("256 texts", _vectors),
+    "rerank": ("the right text first", _ranks),
+}
+
+
+async def _returns(server: Server, name: str, capabilities: set[str]) -> dict[str, Any]:
+    """Have a model leave that takes turns: it sleeps or is ended, and comes back for the next request."""
+    path = f"/v1/admin/models/{quote(name, safe='')}"
+    status, _ = await asyncio.to_thread(server.ask, f"{path}/unload", {"model": name})
+    if status == 400:
+        return {"state": "stays loaded: it has memory of its own"}
+    async with asyncio.timeout(_RESTART_SECONDS):
+        while (left := _of(await _get(server, "/v1/models"), name)["status"]) == "ready":
+            await server.pause(0.5)
+    begun = time.monotonic()
+    if "chat" in capabilities:
+        await _chat(server, _question(name))
+    else:
+        await asyncio.to_thread(server.ask, f"{path}/load", {"model": name})
+    return {"state": left, "seconds_until_it_answered": round(time.monotonic() - begun, 1)}
 
 
 async def _memory(server: Server) -> dict[str, Any]:

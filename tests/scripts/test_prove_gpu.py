@@ -44,4 +44,5 @@ def test_a_rehearsal_on_this_machine_passes_all_steps(tmp_path: Path):
     assert min(speeds) > 0
     names = {step["name"] for step in proof["steps"]}
     assert {"service-pro: a picture", "service-image: 4 x 1024", "service-voice: a sentence"} <= names
+    assert {"service-embedding: 256 texts", "service-rerank: the right text first"} <= names
     assert (out / "proof.md").read_text().startswith("# Proof of ")

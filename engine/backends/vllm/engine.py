@@ -546,7 +546,9 @@ def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
 
 
 def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
-    """Return vLLM's `AsyncEngineArgs` of a chat model."""
+    """Return vLLM's `AsyncEngineArgs` of a chat model. Imports vLLM."""
+    from engine.backends.vllm.tool_calls import reasoning_parser_in
+
     spec, engine = launch.spec, launch.spec.engine
     images = engine.max_images if "vision" in spec.capabilities else 0
     arguments = {
@@ -559,6 +561,9 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
         # Its two halves must see every picture in the same order, and admission here changes the order.
         "mm_processor_cache_gb": 0,
     }
+    reasoning_parser = reasoning_parser_in(launch.weights, spec)
+    if reasoning_parser is not None:
+        arguments["reasoning_parser"] = reasoning_parser
     if engine.speculative is not None:
         arguments["speculative_config"] = _speculative(engine.speculative)
     if engine.kv_cache_dtype != "auto":

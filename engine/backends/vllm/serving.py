@@ -326,6 +326,7 @@ class Serving:
             name, inputs, parameters, ("generate",), priority=priority, lora_request=adapter
         )
         core.external_req_id = core.request_id  # ours are random already
+        core.reasoning_ended = True  # a grammar holds from the first token on, where nothing else is said
         return core
 
     async def _start(self, requests: list[tuple[Any, Collector]], stream: TokenStream, state: Any = None) -> None:

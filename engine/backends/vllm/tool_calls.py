@@ -4,6 +4,7 @@ Most of those parsers count on a step being one token, start only at the very fi
 call to vLLM's plain answers. Which parsers a model has is decided by its family, unless models.yaml names them.
 """
 
+from pathlib import Path
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -12,6 +13,7 @@ from vllm.tool_parsers.utils import partial_tag_overlap
 from engine.backends.vllm import compat
 from engine.config import ChatModelSpec
 from engine.types import ToolCallDelta
+from engine.weights.safety import read_config
 
 # Where a call begins that may follow some words: these parsers look at the beginning of an answer only.
 _ANCHORS: dict[str, tuple[str, ...]] = {
@@ -257,6 +259,17 @@ def parsers_to_try(model_type: str, chat_template: str, spec: ChatModelSpec) -> 
     first = [*written, family_tool] if family_tool in _MANY_WAYS else [family_tool, *written]
     tools = _choices(spec.engine.tool_parser, first) if "function_calling" in spec.capabilities else [None]
     return [(tool, one) for tool in tools for one in _choices(spec.engine.reasoning_parser, [family_reasoning])]
+
+
+def reasoning_parser_in(folder: Path, spec: ChatModelSpec) -> str | None:
+    """Return the likeliest reasoning parser of the model in a folder, which its engine has to know before it starts.
+
+    Without it a grammar would hold from the first token on, and the model could not end its thoughts.
+    """
+    template = folder / "chat_template.jinja"
+    named = read_config(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    text = template.read_text("utf-8") if template.is_file() else str(named.get("chat_template"))
+    return parsers_to_try(str(read_config(folder / "config.json").get("model_type")), text, spec)[0][1]
 
 
 def _choices(named: str | None, found: list[str | None]) -> list[str | None]:

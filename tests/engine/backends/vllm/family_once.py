@@ -28,6 +28,13 @@ FORECAST = {
     "additionalProperties": False,
 }
 FORCED = [{"type": "function", "function": {"name": "forecast", "parameters": FORECAST}}]
+GREETING = {
+    "type": "object",
+    "properties": {"greeting": {"const": "hello"}},
+    "required": ["greeting"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "greeting", "schema": GREETING}}
 COSTS = (250, 8000)
 
 
@@ -64,6 +71,7 @@ async def _asked(engine: Engine, family: str) -> dict[str, Any]:
     answers = [[await _answer(engine, one, whole=whole) for whole in (True, False)] for one in known.conversations]
     (info,) = engine.models()
     said: dict[str, Any] = {"answers": answers, "capabilities": list(info.capabilities)}
+    said["json"] = await _read(engine, replace(_request(known.conversations[0]), response_format=FORMAT))
     if known.calls:
         asked = _request(known.conversations[1])
         forced = replace(asked, tools=FORCED, tool_choice="required", max_tokens=200)

@@ -1,7 +1,6 @@
 """vLLM's own kernels for norms give on a CPU what its seven calls of torch give, and are asked for nothing else."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import torch
 from engine.backends.vllm import kernels, processes
 from engine.backends.vllm.engine import Launch, engine_arguments
 from engine.config import ChatModelSpec, load_config
+from engine.demo import weights_dir
 
 pytestmark = pytest.mark.skipif(not processes.runs_on_cpu(), reason="the installed vLLM is not the one for CPUs")
 
@@ -119,10 +119,10 @@ def test_a_norm_without_weights_is_right_too(ops: Any, dtype: torch.dtype):
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_compiled_model_keeps_the_norms_that_its_code_was_made_with(
-    request: pytest.FixtureRequest, tmp_path: Path, *, compiled: bool
+    request: pytest.FixtureRequest, *, compiled: bool
 ):
     spec = next(iter(load_config(request.config.rootpath / "models.yaml").models.values()))
     assert isinstance(spec, ChatModelSpec)
     nobody = cast("Any", SimpleNamespace())
-    launch = Launch(spec, tmp_path, nobody, nobody, compiled=compiled)
+    launch = Launch(spec, weights_dir("chat"), nobody, nobody, compiled=compiled)
     assert ("ir_op_priority" in engine_arguments(launch)) is not compiled

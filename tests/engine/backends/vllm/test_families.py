@@ -74,6 +74,13 @@ class TestFamily:
             else:
                 assert not whole["reasoning_tokens"]
 
+    def test_it_thinks_before_an_answer_in_json(self, said: tuple[str, dict[str, Any]]):
+        from family_models import FAMILIES
+
+        family, answer = FAMILIES[said[0]], said[1]["json"]
+        assert json.loads(answer["content"]) == {"greeting": "hello"}
+        assert answer["reasoning"].strip() == (family.conversations[0].thought if family.thinks else "")
+
     def test_it_has_what_is_claimed(self, said: tuple[str, dict[str, Any]]):
         from family_models import FAMILIES
 

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -352,3 +353,16 @@ def test_a_parser_that_is_named_is_the_only_choice(named: str, tried: tuple[str 
         }
     )
     assert parsers_to_try("llama", "[TOOL_CALLS]", spec) == [tried]
+
+
+def test_an_engine_is_told_how_the_model_in_its_folder_thinks(tmp_path: Path) -> None:
+    from engine.backends.vllm.tool_calls import reasoning_parser_in
+
+    spec = ChatModelSpec(id="x", task="chat", tier="standard", weights="x", capabilities=("chat", "function_calling"))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_5"}')
+    assert reasoning_parser_in(tmp_path, spec) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "<think>{{ messages }}"}')
+    assert reasoning_parser_in(tmp_path, spec) == "qwen3"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert reasoning_parser_in(tmp_path, spec) is None
+    assert reasoning_parser_in(weights_dir("chat"), spec) is None
