@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, files, images, many, pictures, start
+from bench import batch, chat, fair, files, images, many, pictures, speech, start
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -27,6 +27,7 @@ for command in (
     start.Killed,
     many.Many,
     pictures.Pictures,
+    speech.Speech,
 ):
     app.command(command.__name__.lower())(command)
 

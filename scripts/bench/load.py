@@ -93,6 +93,7 @@ class Answer(msgspec.Struct):
     left: bool = False
     problem: str = ""  # why it is no complete success
     body: str = ""
+    first_piece: float = 0.0
     pieces: list[tuple[float, bytes]] = []  # of the body, each with the moment at which it came; until it is parsed
 
     @property
@@ -229,6 +230,7 @@ def parse(answer: Answer, *, keep_body: bool = False) -> None:
     """Fill in an answer from the pieces of its body."""
     pieces, answer.pieces = answer.pieces, []
     body = last = b"".join(data for _, data in pieces)
+    answer.first_piece = pieces[0][0] if pieces else answer.finished
     complete = answer.status == 200
     if answer.streamed:
         begun, complete = b"", False

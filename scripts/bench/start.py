@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from bench import report, servers
@@ -116,18 +116,20 @@ async def _moments(server: Server, repeat: int, began: float) -> report.Figures:
     return figures
 
 
-async def first_answer(server: Server, label: str, *, began: float = 0.0) -> float | None:
+async def first_answer(
+    server: Server, label: str, *, began: float = 0.0, path: str = CHAT, body: dict[str, Any] | None = None
+) -> float | None:
     """Ask until there is an answer; return when the first refusal came, in ms since `began`, None without one.
 
-    Raises `BenchError` when the server has ended, or the request is wrong.
+    What is asked is a chat, or `body`. Raises `BenchError` when the server has ended, or the request is wrong.
     """
-    refused, body = None, chat_body(server.model, 1, streamed=False, text=label)
+    refused, body = None, body or chat_body(server.model, 1, streamed=False, text=label)
     async with server.in_time():
         while True:
-            status, answer = await asyncio.to_thread(server.ask, CHAT, body)
+            status, answer = await asyncio.to_thread(server.ask, path, body)
             if status == 200:
                 return refused
             if 0 < status < 500:
-                raise BenchError(f"A chat was not answered: status {status}: {answer.decode(errors='replace')}")
+                raise BenchError(f"{label} was not answered: status {status}: {answer.decode(errors='replace')}")
             refused = refused or (time.perf_counter() - began) * 1000
             await server.pause(_POLL_SECONDS)

@@ -29,6 +29,8 @@ MAX_LOADED = 4
 # These say their length at their beginning, and some programs read no file that does not: a text so short comes whole.
 _HEADERS_WITH_LENGTH = {"wav", "flac"}
 _SHORT_CHARACTERS = 300
+# To encode a sentence takes longer than to speak it with a formant voice, and a listener waits for its beginning.
+_SLICE_SECONDS = 0.5
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
@@ -43,8 +45,10 @@ class SpeechOptions(msgspec.Struct, frozen=True):
 def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
     """Make ready to speak, with `SpeechOptions`; voices are loaded when they are first asked for."""
     asked = msgspec.msgpack.decode(options, type=SpeechOptions)
-    for family in asked.families:  # torch takes seconds, and the first request does not wait
+    # What the first request does not wait for: torch takes seconds, and tables of languages some tenths of one.
+    for family in asked.families:
         _module(family)
+    next(speakable(language_name("en"), "en"))
     return SpeechService(outlet, mark=asked.mark)
 
 
@@ -94,7 +98,10 @@ def _module(family: str) -> Any:
 
 
 class SpeechService:
-    """A `Service` (process/protocol.py): `step` speaks one sentence of the job that has waited longest for one."""
+    """A `Service` (process/protocol.py): `step` makes half a second of sound for the job that has waited longest.
+
+    A sentence is spoken whole in the step of its first half second; the others encode the rest.
+    """
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
         self._outlet, self._mark = outlet, mark
@@ -118,9 +125,9 @@ class SpeechService:
         return bool(self._running)
 
     def step(self) -> None:
-        number, sentences = next(iter(self._running.items()))
+        number, slices = next(iter(self._running.items()))
         try:
-            chunk, last = next(sentences, (None, True))
+            chunk, last = next(slices, (None, True))
             if chunk is not None:
                 self._outlet.event(number, chunk)
         except EngineError as error:
@@ -133,7 +140,7 @@ class SpeechService:
             self._running[number] = self._running.pop(number)
 
     def _speak(self, number: int, job: SpeechJob, pieces: Iterable[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
-        """Yield each sentence, and whether it is the last; nothing of a job that was cancelled before its first."""
+        """Yield slices of sound, and whether each is the last; nothing of a job that was cancelled before its first."""
         model = loaded(job.family, Path(job.folder))
         sayable = self._sayable(number, model, pieces)
         piece = next(sayable, None)
@@ -142,14 +149,20 @@ class SpeechService:
         whole = job.response_format in _HEADERS_WITH_LENGTH and len(job.text) <= _SHORT_CHARACTERS
         encoder = Encoder(job.response_format, model.sample_rate, mark=self._mark, whole=whole)
         seeds = itertools.count(secrets.randbelow(_SEEDS) if job.seed is None else job.seed, _SEED_STEP)
+        begun = False
         while piece is not None:
             sound = _say(model, piece.text, job, next(seeds) % _SEEDS)
             following = next(sayable, None)
             if following is not None:
                 silence = np.zeros(round(piece.pause_seconds / job.speed * model.sample_rate), np.float32)
                 sound = np.concatenate((sound, silence))
-            data = encoder.add(sound, last=following is None)
-            yield SpeechChunk(data, len(sound) / model.sample_rate), following is None
+            # A file of one piece comes whole: it says its length then, where its format can.
+            begun = begun or following is not None
+            *earlier, rest = _slices(sound, round(_SLICE_SECONDS * model.sample_rate) if begun else len(sound))
+            for part in earlier:
+                yield SpeechChunk(encoder.add(part, last=False), len(part) / model.sample_rate), False
+            data = encoder.add(rest, last=following is None)
+            yield SpeechChunk(data, len(rest) / model.sample_rate), following is None
             piece = following
 
     def _sayable(self, number: int, model: Synthesizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -177,6 +190,11 @@ def _say(model: Synthesizer, text: str, job: SpeechJob, seed: int) -> NDArray[np
     if not np.isfinite(samples).all():
         raise GenerationError("The voice made no valid sound of this text. Try again with another seed.")
     return samples
+
+
+def _slices(sound: NDArray[np.float32], size: int) -> list[NDArray[np.float32]]:
+    """Cut a sound into parts of `size` samples; the last is shorter, and the only one of silence is empty."""
+    return [sound[at : at + size] for at in range(0, max(1, len(sound)), max(1, size))]
 
 
 def _nothing_to_say(job: SpeechJob) -> RequestError:

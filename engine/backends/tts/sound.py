@@ -144,9 +144,10 @@ def loudness_lufs(samples: NDArray[np.float32], rate: int) -> float:
     """Return the integrated loudness of a mono sound; of silence `_SILENCE_LUFS`."""
     block, step = round(_BLOCK_SECONDS * rate), round(_STEP_SECONDS * rate)
     padded = np.pad(samples, (0, max(0, block - len(samples)))).astype(np.float64)
-    turned = np.exp(-2j * np.pi * np.fft.rfftfreq(len(padded), 1 / rate) / 48_000)
+    size = 1 << len(padded).bit_length()  # of other lengths a transform can take ten times as long
+    turned = np.exp(-2j * np.pi * np.fft.rfftfreq(size, 1 / rate) / 48_000)
     response = np.prod([np.polyval(b[::-1], turned) / np.polyval(a[::-1], turned) for b, a in _K_WEIGHTING], axis=0)
-    weighted = np.fft.irfft(np.fft.rfft(padded) * response, len(padded))
+    weighted = np.fft.irfft(np.fft.rfft(padded, size) * response, size)[: len(padded)]
     power = np.array([np.mean(weighted[at : at + block] ** 2) for at in range(0, len(padded) - block + 1, step)])
     loud = power[_lufs(power) > _SILENCE_LUFS]
     if not len(loud):

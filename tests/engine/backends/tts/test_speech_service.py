@@ -28,7 +28,8 @@ def test_the_first_piece_comes_before_the_rest_is_spoken(booth: Booth):
     assert booth.pieces(number)[0].data
     assert booth.service.busy
     booth.run()
-    assert len(booth.pieces(number)) == 3
+    assert len(booth.pieces(number)) > 3
+    assert all(piece.seconds <= 0.5 for piece in booth.pieces(number))
 
 
 def test_texts_are_spoken_in_turn(booth: Booth):
@@ -36,8 +37,9 @@ def test_texts_are_spoken_in_turn(booth: Booth):
     for _ in range(3):
         booth.service.step()
     assert (len(booth.pieces(first)), len(booth.pieces(second))) == (2, 1)
-    booth.service.step()
-    assert booth.recorder.ends == {second: None}
+    while booth.recorder.ends != {second: None}:
+        booth.service.step()
+    assert abs(len(booth.pieces(first)) - len(booth.pieces(second))) <= 1
     booth.run()
     assert booth.recorder.ends == {first: None, second: None}
 
@@ -102,9 +104,7 @@ def test_letters_of_other_scripts_are_no_letters_of_a_romanised_voice(amharic: P
 
 
 def test_a_sentence_without_letters_is_left_out(booth: Booth):
-    number = booth.submit("Hello. 😀! Goodbye.")
-    booth.run()
-    assert len(booth.pieces(number)) == 2
+    assert np.array_equal(booth.samples("Hello. 😀! Goodbye."), booth.samples("Hello. Goodbye."))
 
 
 def test_a_cancelled_text_is_spoken_no_further(booth: Booth):
@@ -184,12 +184,10 @@ def test_the_models_that_were_used_last_stay_loaded(folder: Path, tmp_path: Path
     assert loaded("vits", folders[0]) is not models[0]
 
 
-@pytest.mark.parametrize("family", ["piper", "kokoro"])
-def test_a_family_whose_package_is_missing_says_which(family: str, tmp_path: Path):
-    if is_installed(family):
-        pytest.skip(f"{family} is installed")
+@pytest.mark.skipif(is_installed("piper"), reason="piper is installed")
+def test_a_family_whose_package_is_missing_says_which(tmp_path: Path):
     with pytest.raises(LoadError, match="pip install"):
-        loaded(family, tmp_path)
+        loaded("piper", tmp_path)
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.7, 1.3, 2, 4])
