@@ -46,6 +46,8 @@ class ModelFacts:
     licence: str | None = None
     problem: str | None = None
     notes: tuple[str, ...] = ()
+    instructed: Callable[[str], Speaker | None] | None = None
+    """Of a model that makes a voice of any instruction: what a `speaker` of voices.yaml stands for; None if nothing."""
 
 
 def is_installed(package: str) -> bool:
@@ -87,7 +89,7 @@ _KOKORO_FILE = re.compile(r"(?P<stem>[A-Za-z0-9_-]{1,64})(?P<ending>\.safetensor
 _KOKORO_NAME = re.compile(r"(?P<language>[abefhijpz])(?P<gender>[fm])_(?P<name>[a-z0-9_]+)")
 _KOKORO_LANGUAGES = dict(zip("abefhijpz", ("en", "en", "es", "fr", "hi", "it", "ja", "pt", "zh"), strict=True))
 _KOKORO_GENDERS: dict[str, Gender] = {"f": "female", "m": "male"}
-_KOKORO_ENGLISH = "en_core_web_sm"
+_KOKORO_UNREAD = "jz"
 
 
 def _read_kokoro(folder: ModelFolder) -> ModelFacts | None:
@@ -100,11 +102,8 @@ def _read_kokoro(folder: ModelFolder) -> ModelFacts | None:
     voices = {found["stem"]: found["ending"] for found in sorted(known, key=lambda one: one["ending"] == _SAFE)}
     odd = [name for name in files if name.endswith((_SAFE, ".pt", ".bin")) and not _KOKORO_FILE.fullmatch(name)]
     said = f"{len(odd)} file(s) in voices/ are left out, like {shown(odd[0])}: name them like `af_heart`" if odd else ""
-    english = is_installed(_KOKORO_ENGLISH)
     return ModelFacts(
-        speakers=tuple(
-            _kokoro_speaker(folder, stem, voices[stem], english=english) for stem in sorted(voices)[:MAX_SPEAKERS]
-        ),
+        speakers=tuple(_kokoro_speaker(folder, stem, voices[stem]) for stem in sorted(voices)[:MAX_SPEAKERS]),
         sample_rate=24_000,
         problem=_kokoro_problem(folder, names),
         notes=(*filter(None, [said]), *_left_out(len(voices))),
@@ -118,11 +117,11 @@ def _is_kokoro(folder: ModelFolder, names: list[str]) -> bool:
     return "istftnet" in config or config.get("model_type") == "style_text_to_speech_2"
 
 
-def _kokoro_speaker(folder: ModelFolder, stem: str, ending: str, *, english: bool) -> Speaker:
+def _kokoro_speaker(folder: ModelFolder, stem: str, ending: str) -> Speaker:
     found = _KOKORO_NAME.fullmatch(stem)
     problem: str | None
-    if found and found["language"] in "ab" and not english:
-        problem = f"English needs {_KOKORO_ENGLISH}: python -m spacy download {_KOKORO_ENGLISH}"
+    if found is not None and found["language"] in _KOKORO_UNREAD:
+        problem = "its Japanese and Chinese voices need rules of reading that Hearth does not have"
     elif ending == _SAFE:
         problem = folder.weights_problem(f"voices/{stem}{ending}")
     else:
@@ -143,8 +142,10 @@ def _kokoro_problem(folder: ModelFolder, names: list[str]) -> str | None:
         return _first_problem(folder, weights) if "config.json" in names else _lacks("config.json")
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles:
-        return f"{shown(pickles[0])} is a pickle, which can run code: convert it to {_SAFE} (docs/voices.md says how)"
-    return f"there is no {_SAFE} file, and nothing else is loaded; docs/voices.md says how to make one"
+        return (
+            f"{shown(pickles[0])} is a pickle, which can run code: `hearth voices add kokoro` fetches and converts it"
+        )
+    return f"there is no {_SAFE} file, and nothing else is loaded: `hearth voices add kokoro` makes one"
 
 
 def _lacks(file: str) -> str:
@@ -257,6 +258,39 @@ def _vits_problem(folder: ModelFolder, tokenizer: dict[str, Any]) -> str | None:
     return _first_problem(folder, weights) if "vocab.json" in names else _lacks("vocab.json")
 
 
+# OmniVoice has no voices of its own: each is an instruction, attributes with commas between, that voices.yaml names as
+# `speaker`. Source of the attributes: utils/voice_design.py of its package 0.2.1.
+OMNIVOICE_PROBLEM = (
+    "Hearth does not run OmniVoice: its package needs torchaudio, librosa, gradio and more, and a GPU to be quick. "
+    "Take kokoro or mms:LANGUAGE (`hearth voices add`), or run it in a server of its own, like vLLM-Omni"
+)
+_OMNIVOICE_ATTRIBUTES = frozenset(
+    {
+        *("female", "male", "child", "teenager", "young adult", "middle-aged", "elderly", "whisper"),
+        *("very low pitch", "low pitch", "moderate pitch", "high pitch", "very high pitch"),
+        *(f"{land} accent" for land in ("american", "british", "australian", "canadian", "indian", "chinese")),
+        *(f"{land} accent" for land in ("korean", "portuguese", "russian", "japanese")),
+    }
+)
+
+
+def _read_omnivoice(folder: ModelFolder) -> ModelFacts | None:
+    config = folder.read_json("config.json")
+    if config is None or config.get("model_type") != "omnivoice":
+        return None
+    return ModelFacts(speakers=(), sample_rate=24_000, problem=OMNIVOICE_PROBLEM, instructed=_omnivoice_speaker)
+
+
+def _omnivoice_speaker(instruction: str) -> Speaker | None:
+    attributes = [part.strip().lower() for part in instruction.split(",")]
+    if not _OMNIVOICE_ATTRIBUTES.issuperset(attributes):
+        return None
+    genders: tuple[Gender, ...] = ("female", "male")
+    said = [gender for gender in genders if gender in attributes]
+    gender = said[0] if len(said) == 1 else None
+    return Speaker(speaker=", ".join(attributes), slug=_slug(f"omnivoice {instruction}"), gender=gender)
+
+
 # eSpeak NG: config.json says the language, and each file of voices/ is a voice in eSpeak NG's own form.
 _ESPEAK_TYPE, _ESPEAK_RATE = "espeak-ng", 22_050
 
@@ -305,8 +339,9 @@ _KOKORO_FILES = "kokoro-v1_0.safetensors with voices/af_heart.safetensors and th
 _ESPEAK_FILES = f"config.json with `model_type: {_ESPEAK_TYPE}`, and voices/"
 _ESPEAK_INSTALL = "./scripts/setup --espeak"
 FAMILIES = (
-    Family("kokoro", _KOKORO_FILES, ("kokoro",), "pip install kokoro", _read_kokoro),
+    Family("kokoro", _KOKORO_FILES, ("transformers", "espeakng_loader"), _ESPEAK_INSTALL, _read_kokoro),
     Family("piper", "X.onnx with X.onnx.json", ("piper", "onnxruntime"), "pip install piper-tts", _read_piper),
     Family("vits", "config.json with `model_type: vits`", ("transformers",), "pip install transformers", _read_vits),
+    Family("omnivoice", "config.json with `model_type: omnivoice`", (), "", _read_omnivoice),
     Family("espeak", _ESPEAK_FILES, ("espeakng_loader",), _ESPEAK_INSTALL, _read_espeak, "formant"),
 )

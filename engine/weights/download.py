@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from engine.config.yaml import shown
 from engine.files import sync_folder, sync_folders, write_atomically
 from engine.weights import manifest, safety
+from engine.weights.convert import ENDINGS, converted
 from engine.weights.errors import StoppedError, WeightsError, disk_error, refused, unreachable
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ class Wanted:
     subfolder: str = ""
     again: bool = False
     """Hash what is there and fetch what is damaged, even if the folder looks complete."""
+    convert: bool = False
+    """Take pickles where there are no safetensors, and make safetensors of them (convert.py)."""
     endpoint: str | None = None
     first_pause_seconds: float = 1
     """Before the second attempt; it doubles with each further one."""
@@ -103,6 +106,7 @@ class Pull:
         self.model = self.root / "model"
         self.parts = self.root / "parts"
         self._record = self.root / "listing.json"
+        self.convert = False
         self.stop = Event()
         """Set when the work is to end: Ctrl-C, or another file cannot be had."""
 
@@ -130,7 +134,8 @@ class Pull:
                 raise WeightsError(f"{self.listing.repository} lists {path} with {size} bytes: that is none.")
             self._complete(by_path[path], manifest.silent)
             safety.check_file(self.model, self.model / path)
-        self.files = tuple(by_path[path] for path in safety.chosen(by_path, self.model))
+        choose = safety.convertible if self.convert else safety.chosen
+        self.files = tuple(by_path[path] for path in choose(by_path, self.model))
         self.keep_only(self.files)
         # What an older folder of the model has is taken over, without a second copy.
         for file in self.files if safety.is_there(self.target) else ():
@@ -149,12 +154,16 @@ class Pull:
     def missing_bytes(self) -> int:
         missing = [file for file in self.files if manifest.size_problem(self.model, file)]
         begun = [self.parts / file.path for file in missing]
-        return sum(file.size_bytes for file in missing) - sum(path.stat().st_size for path in begun if path.is_file())
+        made = sum(file.size_bytes for file in self.files if self.convert and file.path.endswith(ENDINGS))
+        there = sum(path.stat().st_size for path in begun if path.is_file())
+        return sum(file.size_bytes for file in missing) - there + made
 
     def run(self, report: manifest.Report) -> manifest.Manifest:
         """Fetch, verify and put in place. Raises `WeightsError` or `LoadError`; what was fetched is kept."""
         try:
             self._complete_all(report)
+            if self.convert:
+                self.files = converted(self.model, self.files)
             safety.check_loadable(self.model)
             return self._finish()
         except OSError as error:
@@ -286,6 +295,7 @@ def prepared(weights_dir: Path, wanted: Wanted, report: manifest.Report) -> Iter
             if there is not None and is_fine and there.revision == listing.revision:
                 yield there
             else:
+                pull.convert = wanted.convert
                 pull.begin(listing, lambda part: hub.fetch(listing, part))
                 pull.choose(report)
                 yield pull

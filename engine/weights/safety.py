@@ -344,6 +344,14 @@ def chosen(paths: Collection[str], folder: Path) -> list[str]:
     return sorted(set(found))
 
 
+def convertible(paths: Collection[str], _folder: Path) -> list[str]:
+    """Return what is fetched of a model whose weights are pickles. Raises `WeightsError`."""
+    found = [path for path in paths if _is_in(path, "", ".pth") or _is_in(path, "voices/", ".pt")]
+    if "config.json" not in paths or not found:
+        raise WeightsError("The repository has no config.json with weights in .pth: it is no model that is converted.")
+    return sorted([*_texts(paths, ""), *found])
+
+
 def check_loadable(folder: Path) -> None:
     """Raise `LoadError` unless the finished folder is one that the loaders take."""
     if (folder / "model_index.json").exists():

@@ -69,7 +69,7 @@ class Voice(Shown):
     description: str
     model: str
     family: str
-    """What speaks: `espeak`, `vits`, `piper` or `kokoro`."""
+    """What speaks: `espeak`, `vits`, `piper`, `kokoro`, or `omnivoice`, which only is listed."""
     quality: engine.Quality
     """`neural`, `formant` (computed, clear but mechanical), or `tones` of a demo."""
     licence: str | None

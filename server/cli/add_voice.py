@@ -21,6 +21,7 @@ from engine.config.models import SpeechModelSpec
 from engine.voices.catalogue import read_catalogue
 from engine.voices.languages import language_name
 from engine.voices.overlay import FILE, ID
+from engine.voices.readers import OMNIVOICE_PROBLEM
 from engine.weights.download import Wanted
 from engine.weights.transfer import remove
 from server.cli.options import Models, WeightsDir, refuse
@@ -41,15 +42,37 @@ class Source:
     folder: str
     name: str
     licence: str | None
+    revision: str | None = None
+    """None: the newest, which the folder's manifest then keeps."""
+    pickled: bool = False
+    """Its weights are converted here."""
+    tells_all: bool = False
+    """Its own files say what a voice is called and whether it is a woman's or a man's."""
+
+
+_KOKORO = Source(
+    repository="hexgrad/Kokoro-82M",
+    subfolder="",
+    folder="kokoro",
+    name="Kokoro",
+    licence="Apache-2.0",
+    revision="f3ff3571791e39611d31c381e3a41a3af07b4987",
+    pickled=True,
+    tells_all=True,
+)
 
 
 def source_of(text: str) -> Source:
-    """Return what `mms:am` or `piper:en_US-amy-medium` means; or end."""
+    """Return what `kokoro`, `mms:am` or `piper:en_US-amy-medium` means; or end."""
     family, _, which = text.partition(":")
     found = _mms(which) if family == "mms" else _piper(which) if family == "piper" else None
+    if text == "kokoro":
+        found = _KOKORO
+    if family == "omnivoice":
+        refuse(f"{OMNIVOICE_PROBLEM}. Its weights are CC-BY-NC: no commercial use.", code=1)
     if found is None:
         refuse(
-            f"{text!r} is no source of voices. There are mms:LANGUAGE, like mms:am, and piper:VOICE, like "
+            f"{text!r} is no source of voices. There are kokoro, mms:LANGUAGE, like mms:am, and piper:VOICE, like "
             "piper:en_US-amy-medium. Others are added by hand: docs/voices.md"
         )
     return found
@@ -74,12 +97,13 @@ def _piper(which: str) -> Source | None:
 
 def add(  # noqa: PLR0913 - one argument per option
     source: Annotated[
-        str, typer.Argument(help="mms:LANGUAGE, like mms:am; or piper:VOICE, like piper:en_US-amy-medium.")
+        str, typer.Argument(help="kokoro; mms:LANGUAGE, like mms:am; or piper:VOICE, like piper:en_US-amy-medium.")
     ],
     *,
     gender: Annotated[
-        Literal["female", "male"], typer.Option(help="What the voice sounds like; its files do not say.")
-    ],
+        Literal["female", "male"] | None,
+        typer.Option(help="What the voice sounds like. Needed for mms and piper, whose files do not say."),
+    ] = None,
     voice_id: Annotated[
         str | None, typer.Option("--id", help="What clients send. selam takes the shipped Selam's place.")
     ] = None,
@@ -88,8 +112,12 @@ def add(  # noqa: PLR0913 - one argument per option
     weights_dir: WeightsDir = None,
     models: Models = None,
 ) -> None:
-    """Fetch a neural voice. Resumes after an interruption; asks where its licence forbids commercial use."""
+    """Fetch a neural voice, or Kokoro's. Resumes after an interruption; asks where no commercial use is allowed."""
     wanted = source_of(source)
+    if wanted.tells_all and (gender or voice_id or name):
+        refuse(f"The voices of {source} have names of their own; docs/voices.md says how to change them.")
+    if not wanted.tells_all and gender is None:
+        refuse("Say --gender female or --gender male: the files of such a voice do not. Listen, and correct it later.")
     if voice_id is not None and not ID.fullmatch(voice_id):
         refuse("--id has 1 to 64 of a-z, 0-9, `-` and `_`, and begins with a letter or digit.")
     settings = load_settings(models=models, weights_dir=weights_dir)
@@ -100,26 +128,36 @@ def add(  # noqa: PLR0913 - one argument per option
         refuse(f"{known.model} has a voice {known.id} already. Give this one another --id, or remove that folder.")
     if wanted.licence is not None:
         _ask(wanted.licence, accepted=accept_licence)
-    outcome = pull_all(settings.weights_dir, [Wanted(wanted.repository, folder, None, wanted.subfolder)], quiet=False)
+    _fetch(settings.weights_dir, folder, wanted)
+    if gender is not None:
+        _write(voices / wanted.folder, wanted, gender, voice_id, name)
+    catalogue = read_catalogue(voices)
+    remarks = [one.message for one in catalogue.warnings if one.model == wanted.folder]
+    found = [one for one in catalogue.voices if one.model == wanted.folder]
+    if not found:
+        refuse(" ".join(remarks), code=1)
+    licence = found[0].licence
+    with contextlib.ExitStack() as undo:  # it is here to be read, and must not stay if it is refused
+        if wanted.licence is None:
+            undo.callback(remove, settings.weights_dir, folder)
+            _ask(licence or "unknown", accepted=accept_licence)
+            undo.pop_all()
+    ids = ", ".join(one.id for one in found)
+    there = f"{found[0].name} is there as {ids}" if len(found) == 1 else f"{len(found)} voices are there: {ids}"
+    typer.echo(f"{there}. Licence: {licence or 'its files name none'}.")
+    for message in remarks:
+        typer.echo(message, err=True)
+    typer.echo(f"Listen: {HEARTH} voices say {found[0].id} ...   Serve: {HEARTH} reload")
+
+
+def _fetch(weights_dir: Path, folder: str, wanted: Source) -> None:
+    """Pull the model and say what came; or end."""
+    asked = Wanted(wanted.repository, folder, wanted.revision, wanted.subfolder, convert=wanted.pickled)
+    outcome = pull_all(weights_dir, [asked], quiet=False)
     for line in pulled_lines(outcome):
         typer.echo(line)
     for error in outcome["errors"]:
         refuse(error["message"], code=1)
-    _write(voices / wanted.folder, wanted, gender, voice_id, name)
-    catalogue = read_catalogue(voices)
-    remarks = [one.message for one in catalogue.warnings if one.model == wanted.folder]
-    found = next((one for one in catalogue.voices if one.model == wanted.folder), None)
-    if found is None:
-        refuse(" ".join(remarks), code=1)
-    with contextlib.ExitStack() as undo:  # it is here to be read, and must not stay if it is refused
-        if wanted.licence is None:
-            undo.callback(remove, settings.weights_dir, folder)
-            _ask(found.licence or "unknown", accepted=accept_licence)
-            undo.pop_all()
-    typer.echo(f"{found.name} is there as {found.id}. Licence: {found.licence or 'its files name none'}.")
-    for message in remarks:
-        typer.echo(message, err=True)
-    typer.echo(f"Listen: {HEARTH} voices say {found.id} ...   Serve: {HEARTH} reload")
 
 
 def _weights_of_speech(config: Config) -> str:

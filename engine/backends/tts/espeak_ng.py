@@ -26,6 +26,7 @@ _OK = 0
 _SYNCHRONOUS = 1
 _UTF8 = 1
 _IPA = 2
+_TIED = 128
 _POSITION_CHARACTER = 1
 _VOLUME = 3
 # Of its 100: a loud vowel would be cut off otherwise; samples are made louder again as floats.
@@ -94,12 +95,21 @@ class EspeakNG:
         last = min(len(samples), heard[-1] + self.sample_rate // 50) if len(heard) else 0
         return samples[:last].astype(np.float32) / (2**15 * _VOLUME_PERCENT / 100)
 
-    def phonemes(self, text: str) -> str:
-        """Return what it would say, in IPA, words apart by spaces; the marks of changed languages are in brackets."""
+    def choose_language(self, name: str) -> None:
+        """Take a language by the library's own name, like en-us, for `phonemes`. Raises `LoadError`."""
+        self._chosen = None
+        self._must("take a language", self._library.espeak_ng_SetVoiceByName(name.encode()))
+
+    def phonemes(self, text: str, *, tie: str = "") -> str:
+        """Return what it would say, in IPA, words apart by spaces; the marks of changed languages are in brackets.
+
+        `tie` stands between the letters of one phoneme.
+        """
+        mode = _IPA | (_TIED | ord(tie) << 8 if tie else 0)
         place = ctypes.c_char_p(text.encode())
         clauses = []
         while place.value is not None:
-            said = self._library.espeak_TextToPhonemes(ctypes.byref(place), _UTF8, _IPA)
+            said = self._library.espeak_TextToPhonemes(ctypes.byref(place), _UTF8, mode)
             clauses.append(said.decode("utf-8", "replace"))
         return " ".join(" ".join(clauses).split())
 

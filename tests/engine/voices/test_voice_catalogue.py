@@ -204,7 +204,7 @@ def test_a_model_of_another_family_and_a_model_outside_a_folder_are_named(tmp_pa
 
 
 def test_each_family_has_a_file_in_the_backend():
-    assert [family.name for family in FAMILIES] == ["kokoro", "piper", "vits", "espeak"]
+    assert [family.name for family in FAMILIES] == ["kokoro", "piper", "vits", "omnivoice", "espeak"]
     for family in FAMILIES:
         assert (Path(engine.backends.tts.__file__).parent / f"{family.name}.py").is_file()
 
@@ -259,17 +259,19 @@ def test_the_docs_name_every_key_of_voices_yaml():
 
 def test_the_examples_of_the_docs_are_read_as_written(tmp_path: Path):
     examples = re.findall(r"```yaml\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
-    mms, own, amy, many, kokoros, card = examples
+    mms, own, amy, many, kokoros, omni, card = examples
     put(vits(tmp_path, "mms"), "voices.yaml", mms)
     put(vits(tmp_path, "own", speakers=2), "voices.yaml", own.replace("almaz", "almaz-2"))
     put(piper(tmp_path, "piper-amy", "en_US-amy-medium"), "voices.yaml", amy)
     names = {f"p{number + 225}": number for number in range(9)}
     put(piper(tmp_path, "vctk", "en_GB-vctk-medium", num_speakers=9, speaker_id_map=names), "voices.yaml", many)
     put(kokoro(tmp_path, "kokoro", "af_heart.safetensors", "am_michael.safetensors"), "voices.yaml", kokoros)
+    put(tmp_path / "omnivoice", "config.json", {"model_type": "omnivoice"})
+    put(tmp_path / "omnivoice", "voices.yaml", omni.replace("almaz", "almaz-3"))
     put(vits(tmp_path, "card", None), "README.md", card)
     catalogue = read(tmp_path)
     assert set(ids(catalogue)) == {
         *("almaz", "almaz-2", "kebede", "amy", "piper-en-gb-vctk-medium-p225", "colin"),
-        *("kokoro-af-heart", "michael", "chaltu"),
+        *("kokoro-af-heart", "michael", "chaltu", "almaz-3"),
     }
     assert all("cannot speak" in warning.message for warning in catalogue.warnings)

@@ -7,16 +7,16 @@ from voice_folders import ONNX, ids, install, kokoro, only_warning, overlay, pip
 
 
 def test_kokoro_says_everything_in_the_names_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, tmp_path, "kokoro", "en_core_web_sm")
+    install(monkeypatch, tmp_path, "espeakng_loader")
     root = tmp_path / "voices"
-    folder = kokoro(root, "Kokoro-82M", "af_heart.safetensors", "am_michael.safetensors", "zf_xiaobei.safetensors")
+    folder = kokoro(root, "Kokoro-82M", "af_heart.safetensors", "am_michael.safetensors", "ff_siwis.safetensors")
     put(folder, "README.md", "---\nlicense: apache-2.0\nlanguage: [en]\n---\n")
     catalogue = read(root)
     assert catalogue.warnings == ()
     assert [(voice.id, voice.name, voice.gender, voice.language, voice.speaker) for voice in catalogue.voices] == [
         ("kokoro-af-heart", "Heart", "female", "en", "af_heart"),
         ("kokoro-am-michael", "Michael", "male", "en", "am_michael"),
-        ("kokoro-zf-xiaobei", "Xiaobei", "female", "zh", "zf_xiaobei"),
+        ("kokoro-ff-siwis", "Siwis", "female", "fr", "ff_siwis"),
     ]
     assert {(voice.licence, voice.available, voice.sample_rate) for voice in catalogue.voices} == {
         ("apache-2.0", True, 24000)
@@ -45,23 +45,46 @@ def test_a_kokoro_voice_with_an_unusual_name_needs_an_entry(tmp_path: Path):
 def test_pickles_of_kokoro_are_listed_but_not_available(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, voice: str, complaint: str
 ):
-    install(monkeypatch, tmp_path, "kokoro", "en_core_web_sm")
+    install(monkeypatch, tmp_path, "espeakng_loader")
     kokoro(tmp_path / "voices", "k", voice, weights=weights)
     catalogue = read(tmp_path / "voices")
     assert [(one.id, one.available) for one in catalogue.voices] == [("kokoro-af-heart", False)]
     assert complaint in only_warning(catalogue)
 
 
-def test_english_of_kokoro_needs_a_package_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, tmp_path, "kokoro")
-    kokoro(tmp_path / "voices", "k", "af_heart.safetensors", "ff_siwis.safetensors")
+def test_japanese_and_chinese_voices_of_kokoro_are_listed_and_cannot_speak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    install(monkeypatch, tmp_path, "espeakng_loader")
+    kokoro(tmp_path / "voices", "k", "jf_alpha.safetensors", "ff_siwis.safetensors")
     catalogue = read(tmp_path / "voices")
-    assert {voice.language: voice.available for voice in catalogue.voices} == {"en": False, "fr": True}
-    assert "voice af_heart is listed but cannot speak: English needs en_core_web_sm" in only_warning(catalogue)
+    assert {voice.language: voice.available for voice in catalogue.voices} == {"ja": False, "fr": True}
+    assert "voice jf_alpha is listed but cannot speak: its Japanese and Chinese voices" in only_warning(catalogue)
+
+
+def test_a_voice_of_omnivoice_is_an_instruction(tmp_path: Path):
+    folder = tmp_path / "OmniVoice"
+    put(folder, "config.json", {"model_type": "omnivoice", "num_audio_codebook": 8})
+    assert ids(read(tmp_path)) == []
+    overlay(
+        folder,
+        {"speaker": "female, young adult", "id": "almaz", "name": "Almaz", "language": "am"},
+        {"speaker": "Male,low pitch", "id": "kebede", "name": "Kebede", "language": "am"},
+        {"speaker": "purple", "id": "x", "name": "X", "language": "am"},
+        licence="CC-BY-NC-4.0",
+    )
+    catalogue = read(tmp_path)
+    assert [(voice.id, voice.gender, voice.speaker, voice.available) for voice in catalogue.voices] == [
+        ("almaz", "female", "female, young adult", False),
+        ("kebede", "male", "male, low pitch", False),
+    ]
+    lacking, problem = (warning.message for warning in catalogue.warnings)
+    assert "names speaker purple, which the model lacks" in lacking
+    assert "cannot speak: Hearth does not run OmniVoice" in problem
 
 
 def test_a_safe_copy_of_a_kokoro_voice_wins_over_the_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, tmp_path, "kokoro", "en_core_web_sm")
+    install(monkeypatch, tmp_path, "espeakng_loader")
     kokoro(tmp_path / "voices", "k", "af_heart.pt", "af_heart.safetensors")
     catalogue = read(tmp_path / "voices")
     assert [(voice.id, voice.available) for voice in catalogue.voices] == [("kokoro-af-heart", True)]
