@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ChatRequest,
         ChatResult,
         ChatStep,
+    EditRequest,
         EmbeddingRequest,
         FinishedImage,
         FinishReason,

@@ -384,6 +384,9 @@ class Engine:
         if isinstance(spec, SpeechModelSpec):
             return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):
+            with contextlib.suppress(EngineError):
+                if cast("ImageModel", self._pool.get(spec.id)).edits:
+                    info = replace(info, capabilities=(*info.capabilities, "image_editing"))
             return replace(info, sizes=tuple(f"{edge}x{edge}" for edge in SIZES))
         if isinstance(spec, PoolingModelSpec):
             longest, dimensions = spec.engine.max_input_tokens, None

@@ -1,4 +1,4 @@
-"""Pictures in chat requests: from `data:` URIs to RGB pixels, within limits that are checked first.
+"""Pictures that clients send: from `data:` URIs or files to pixels, within limits that are checked first.
 
 Decoding runs on threads of its own. It fetches nothing: a server that allows addresses passes a `fetch` in.
 """
@@ -24,6 +24,7 @@ from engine.errors import RequestError
 from engine.types import ChatRequest
 
 _T = TypeVar("_T")
+Decode = Callable[[bytes, "ImageLimits"], Image.Image]
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 # More than any camera makes. Pictures that are nearly lines are resized to nothing, or to giants, by some models.
@@ -139,11 +140,7 @@ class Pictures:
         urls = [request.messages[position]["content"][index]["image_url"]["url"] for position, index in places]
         # Before its turn: a slow server must not keep other requests waiting.
         files = await asyncio.gather(*map(self._file, urls, paths))
-        pixels = 0
-        for file, path in zip(files, paths, strict=True):
-            with _naming(path):
-                pixels += await self._in_thread(count_pixels, file, self._limits)
-            self._check_sum(pixels, path)
+        pixels = await self._count(files, paths)
         images: list[Image.Image] = []
         async with self._budget.taken(request.owner, pixels):
             try:
@@ -158,6 +155,25 @@ class Pictures:
             finally:
                 for image in images:
                     image.close()  # frees its pixels, whatever still refers to it
+
+    async def made_of(
+        self, owner: str, files: Sequence[tuple[str, bytes, Decode]], make: Callable[[Sequence[Image.Image]], _T]
+    ) -> _T:
+        """Decode files, each with its name in errors, and return what `make` makes of them on the same threads.
+
+        Raises `RequestError` naming the file.
+        """
+        pixels = await self._count([data for _, data, _ in files], [name for name, _, _ in files])
+        images: list[Image.Image] = []
+        async with self._budget.taken(owner, pixels):
+            try:
+                for name, data, decode in files:
+                    with _naming(name):
+                        images.append(await self._in_thread(decode, data, self._limits))
+                return await self._in_thread(make, images)
+            finally:
+                for image in images:
+                    image.close()
 
     @property
     def load(self) -> PixelLoad:
@@ -193,13 +209,19 @@ class Pictures:
     async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    def _check_sum(self, pixels: int, path: str) -> None:
-        if pixels > self._most_pixels:
-            raise RequestError(
-                f"The pictures of one request may have {2 * self._limits.max_megapixels:g} megapixels together. Make "
-                "them smaller, or send fewer.",
-                param=path,
-            )
+    async def _count(self, files: Sequence[bytes], paths: Sequence[str]) -> int:
+        """Return how many pixels they have together. Raises `RequestError` for more than one request may have."""
+        pixels = 0
+        for file, path in zip(files, paths, strict=True):
+            with _naming(path):
+                pixels += await self._in_thread(count_pixels, file, self._limits)
+            if pixels > self._most_pixels:
+                raise RequestError(
+                    f"The pictures of one request may have {2 * self._limits.max_megapixels:g} megapixels together."
+                    " Make them smaller, or send fewer.",
+                    param=path,
+                )
+        return pixels
 
 
 @contextmanager
@@ -246,6 +268,26 @@ def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
         rgb = _plain_rgb(image)
         image.close()
         return rgb
+
+
+def decode_mask(data: bytes, limits: ImageLimits) -> Image.Image:
+    """Decode a mask like `decode_image`: 255 where it is more transparent than not, else 0.
+
+    Raises `RequestError` for one in which nothing can be transparent.
+    """
+    with _opened(data, limits) as image:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        if not image.has_transparency_data:
+            raise RequestError(
+                "The mask has no transparency. Send a PNG or WebP that is transparent where the picture is to change."
+            )
+        mask = Image.new("L", image.size)
+        for box in _bands(image):
+            opacity = image.crop(box).convert("RGBA").getchannel("A")
+            mask.paste(opacity.point(lambda value: 255 if value < 128 else 0), box)
+        image.close()
+        return mask
 
 
 @contextmanager
@@ -323,10 +365,14 @@ def _check_size(image: Image.Image, limits: ImageLimits) -> None:
 def _plain_rgb(image: Image.Image) -> Image.Image:
     """Convert band by band: whole copies on the way would take five times the memory of the result."""
     rgb = Image.new("RGB", image.size)
-    for top in range(0, image.height, _BAND_ROWS):
-        box = (0, top, image.width, min(top + _BAND_ROWS, image.height))
+    for box in _bands(image):
         rgb.paste(_band_in_rgb(image.crop(box)), box)
     return rgb
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
+    for top in range(0, image.height, _BAND_ROWS):
+        yield 0, top, image.width, min(top + _BAND_ROWS, image.height)
 
 
 def _band_in_rgb(band: Image.Image) -> Image.Image:

@@ -315,10 +315,25 @@ class ModelLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EditRequest:
+    """What images are made of beside their prompt: files as they were sent, and their names in errors.
+
+    Transparent parts of `mask`, which is as large as the only picture, are those that change; None: all of it may.
+    `strength`: how much changes, above 0 up to 1, where a picture is nothing but a beginning; None: the model's own.
+    """
+
+    pictures: tuple[bytes, ...]
+    names: tuple[str, ...]
+    mask: bytes | None = None
+    strength: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRequest:
     """`n` images of one prompt, already checked field by field.
 
     `size` is the edge of the square in pixels. Image `i` is made with `seed + i`, modulo 2**63; None: random.
+    With an `edit` they are made of pictures too.
     `compression` is the quality of a JPEG or WebP, 0 to 100. `partial_images`: previews of each image on the way.
     `owner` and `queue_share` as in `ChatRequest`; `before_turn` is awaited with `n` once, before anything
     waits for a turn, and what it raises refuses the request.
@@ -335,6 +350,7 @@ class ImageRequest:
     output_format: ImageFormat = "png"
     compression: int | None = None
     partial_images: int = 0
+    edit: EditRequest | None = None
     owner: str = ""
     queue_share: float = 1.0
     before_turn: Callable[[int], Awaitable[None]] | None = None
@@ -388,10 +404,34 @@ class Pooled(msgspec.Struct, frozen=True, gc=False):
     """In 32 bits."""
 
 
+class Picture(msgspec.Struct, frozen=True):
+    """Pixels, row by row: three bytes each, or one where it is a mask."""
+
+    width: int
+    height: int
+    data: bytes
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """What one image is made of beside its prompt, as the worker gets it.
+
+    Without a `strength` the model only looks at the pictures; else the image begins with the first, which is as large
+    as it is rendered. `mask` is 255 where the image may change; `kept` is the picture in the size of the file, and
+    `kept_mask` the mask in that size: the file has the picture's own pixels where that is 0.
+    """
+
+    pictures: tuple[Picture, ...]
+    strength: float | None = None
+    mask: Picture | None = None
+    kept: Picture | None = None
+    kept_mask: Picture | None = None
+
+
 class ImageJob(msgspec.Struct, frozen=True):
     """One image as the worker gets it, number `index` of its request, with the fields that decide what it is.
 
-    `size` is the edge of the file; the profile says at which size it is rendered.
+    `size` is the edge of the file; the profile says at which size it is rendered. A step takes the memory of `weight`
+    images of its size.
     """
 
     prompt: str
@@ -403,6 +443,8 @@ class ImageJob(msgspec.Struct, frozen=True):
     compression: int | None = None
     partial_images: int = 0
     index: int = 0
+    edit: Edit | None = None
+    weight: int = 1
 
 
 class ImageProgress(msgspec.Struct, frozen=True, tag=True):

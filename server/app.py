@@ -20,6 +20,7 @@ from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
 from server.api.batches import batches, files
 from server.api.batches.batches import EndpointLines, LineEndpoint
+from server.api.images import edits
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageLinks
 from server.api.messages import routes as messages
@@ -59,6 +60,7 @@ _ROUTES = (
     embeddings,
     rerank,
     images,
+    edits,
     audio,
     models,
     key,

@@ -242,7 +242,14 @@ class Loader:
         spec, threads = planned.image_spec(spec, is_demo=is_demo), self._cpu_threads(spec)
         profile = spec.profile_of(demo=is_demo)
         return await ImageModel.load(
-            spec, profile, folder, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report
+            spec,
+            profile,
+            folder,
+            self._pictures,
+            threads=threads,
+            mark=self._mark_files,
+            on_cpu=self._on_cpu,
+            report=report,
         )
 
     async def _load_speech(self, spec: SpeechModelSpec, report: Report) -> Backend:

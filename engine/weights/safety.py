@@ -234,6 +234,11 @@ def check_pipeline_folder(folder: Path) -> str:
     return str(index["_class_name"])
 
 
+def pipeline_class(folder: Path) -> str:
+    """Return what kind of pipeline a folder says it is. Raises `LoadError` for one that is not supported."""
+    return str(_read_index(folder)["_class_name"])
+
+
 def check_file(folder: Path, file: Path) -> None:
     """Raise `LoadError`, naming the file, for code, for a configuration that names code, and for what is cut off."""
     if file.suffix == ".py":

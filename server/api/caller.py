@@ -109,6 +109,14 @@ def checked(kind: type[_Body], value: Any) -> _Body:
         raise invalid_body(error.errors(include_url=False, include_input=False), value) from None
 
 
+def checked_form(kind: type[_Body], fields: dict[str, str]) -> _Body:
+    """Check the fields of a form, of which each is a text. Raises `ApiError`."""
+    try:
+        return kind.model_validate_strings(fields)
+    except ValidationError as error:
+        raise invalid_body(error.errors(include_url=False, include_input=False), fields) from None
+
+
 def checked_line(kind: type[_Body], value: Any) -> _Body:
     """Check a body within a batch, the answer to which cannot be a stream. Raises `ApiError`."""
     body = checked(kind, value)

@@ -38,7 +38,8 @@ _WITH_FILE = {
 }
 _FILE = {"type": "string", "format": "binary"}
 _AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDIA_TYPES.values()}
-_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/images/generations"}
+_IMAGES = {"/v1/images/generations", "/v1/images/edits", "/v1/images/variations"}
+_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *_IMAGES}
 
 
 class Failure(Shown, extra="forbid"):
@@ -112,7 +113,9 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:  # noq
     if path == "/v1/audio/speech":
         events = {"type": "string", "description": "With `stream_format: sse`."}
         responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
-    if path == "/v1/images/generations":
+    if path in _IMAGES:
+        if path != "/v1/images/generations":
+            statuses |= {400: _WITH_FILE[400], 415: _WITH_FILE[415]}
         statuses[507] = "The disk is full: `insufficient_storage`."
     if path.startswith(("/v1/files", "/v1/batches")):
         statuses |= _of_batches(method, path, responses)

@@ -40,17 +40,11 @@ class StrictRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def strict_handler(request: Request) -> Response:
-            for below in self.dependant.dependencies:
-                if isinstance(below.call, RequiresScope):
-                    below.call.check(request)
+            check_scope(self, request)
             bodies: Bodies = request.app.state.bodies
             with bodies.held_for(request.state.record.key) as held:
                 _check_content_type(request.scope)
-                limit = request.app.state.settings.max_body_bytes
-                declared = int(header_of(request.scope, b"content-length") or 0)  # its digits the parser has checked
-                if declared > limit:  # what still comes uvicorn drops, within reason: the client reads the answer
-                    raise _too_large(limit, close=declared > limit + _DRAIN_BYTES)
-                body = await read_capped(request, limit, held)
+                body = await read_body(request, held)
                 # Where Starlette keeps what it has read: FastAPI finds both and does not parse again.
                 request._body = body  # noqa: SLF001
                 if len(body) <= _LARGE_BODY_BYTES:
@@ -61,6 +55,13 @@ class StrictRoute(APIRoute):
                 return await handler(request)
 
         return handler if self.body_field is None else strict_handler
+
+
+def check_scope(route: APIRoute, request: Request) -> None:
+    """Raise `ApiError` 403 for a key that lacks the scope which a route asks for."""
+    for below in route.dependant.dependencies:
+        if isinstance(below.call, RequiresScope):
+            below.call.check(request)
 
 
 class Bodies:
@@ -126,6 +127,15 @@ async def receive_body(request: Request, seconds: float, *, paused: str, late: s
             raise ClientDisconnectedError
         more = message.get("more_body", False)
         yield message.get("body", b"")
+
+
+async def read_body(request: Request, held: Callable[[int], None]) -> bytes:
+    """Return the body. Raises `ApiError` for one beyond `max_body_bytes`, and for one that takes too long."""
+    limit = request.app.state.settings.max_body_bytes
+    declared = int(header_of(request.scope, b"content-length") or 0)  # its digits the parser has checked
+    if declared > limit:  # what still comes uvicorn drops, within reason: the client reads the answer
+        raise _too_large(limit, close=declared > limit + _DRAIN_BYTES)
+    return await read_capped(request, limit, held)
 
 
 async def read_capped(

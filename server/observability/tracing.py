@@ -52,6 +52,7 @@ _OPERATION, _OUTPUT, _MODEL = "gen_ai.operation.name", "gen_ai.output.type", "ge
 _FINISH_REASONS = "gen_ai.response.finish_reasons"
 _KEY = "hearth.key_id"
 _QUEUED, _DISPATCHED, _FIRST_TOKEN = "hearth.queued", "hearth.dispatched", "hearth.first_token"
+_MAKES_IMAGES = {_OPERATION: "generate_content", _OUTPUT: "image"}
 _OPERATIONS = {
     "/v1/chat/completions": {_OPERATION: "chat"},
     "/v1/chat/completions/batch": {_OPERATION: "chat"},
@@ -60,7 +61,9 @@ _OPERATIONS = {
     "/v1/completions": {_OPERATION: "text_completion"},
     "/v1/embeddings": {_OPERATION: "embeddings"},
     "/v1/rerank": {_OPERATION: "rerank"},
-    "/v1/images/generations": {_OPERATION: "generate_content", _OUTPUT: "image"},
+    "/v1/images/generations": _MAKES_IMAGES,
+    "/v1/images/edits": _MAKES_IMAGES,
+    "/v1/images/variations": _MAKES_IMAGES,
     "/v1/audio/speech": {_OPERATION: "generate_content", _OUTPUT: "speech"},
 }
 _values_of = attrgetter(*_FIELDS)

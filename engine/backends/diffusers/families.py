@@ -1,181 +1,25 @@
-"""A pipeline's denoising loop taken apart, so that images join and leave between steps, and what each family is.
+"""What each family of pipelines is: an adapter that makes its pictures step by step, and what it may be asked for.
 
-`Adapter` is what all share. A family without one is run request by request.
+A family without an adapter is run request by request.
 """
 
-import copy
-import inspect
-import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from diffusers.utils.torch_utils import randn_tensor
 from msgspec import structs
-from numpy.typing import NDArray
+from torch.nn.functional import interpolate
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.types import ImageJob
+from engine.backends.diffusers.denoising import Adapter, Denoising, Embeddings, Family, Start, embeddings, pixels_of
+from engine.types import Edit, ImageJob
 from engine.weights.safety import LEFT_OUT
 
 # What the authors of Qwen-Image give where there is no negative prompt: its pipeline guides only against one.
 BLANK = " "
-Embeddings = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Denoising:
-    """An image on its way. Tensors have a first axis of length 1. `negative` is None where nothing is guided."""
-
-    edge: int
-    guidance: float
-    latents: Any
-    scheduler: Any
-    generator: torch.Generator
-    positive: Embeddings
-    negative: Embeddings | None
-    steps_done: int = 0
-    outlook: Any = None
-    """The finished latents as the last step foresaw them, where the scheduler says or it is cheap to know."""
-
-    @property
-    def steps(self) -> int:
-        return len(self.scheduler.timesteps)
-
-    @property
-    def timestep(self) -> Any:
-        return self.scheduler.timesteps[self.steps_done]
-
-    def read(self) -> Any:
-        """Return the latents as the model reads them."""
-        return self.latents if _flows(self.scheduler) else self.scheduler.scale_model_input(self.latents, self.timestep)
-
-    def advance(self, prediction: Any) -> None:
-        scheduler = self.scheduler
-        more = {"generator": self.generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
-        # Predictions of flow matching are velocities from image to noise, so that x0 = x - sigma * v.
-        outlook = self.latents - scheduler.sigmas[self.steps_done] * prediction if _flows(scheduler) else None
-        out = scheduler.step(prediction, self.timestep, self.latents, **more)
-        self.latents = out.prev_sample
-        self.outlook = out.get("pred_original_sample", self.latents) if outlook is None else outlook
-        self.steps_done += 1
-
-
-class Adapter:
-    """One family; this is what one of flow matching does unless it says otherwise. `pipe` is a pipeline of it.
-
-    It must make the pipeline's own pictures: tests/engine/backends/diffusers/test_diffusers_golden.py compares them.
-    """
-
-    mixes_sizes = False
-    """Whether one call of the model takes images of different sizes."""
-    guided_above = 1.0
-    packing = 1
-    """How many of the VAE's latents are one of the transformer's."""
-    noise_dtype: torch.dtype | None = None
-    """Of the latents, where it is not the prompt's."""
-    most_shift = 1.15
-    """How far the schedule of the largest images leans to noise, where its configuration does not say."""
-
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
-        self.family = FAMILIES[type(pipe).__name__]
-        self.device = pipe._execution_device  # noqa: SLF001  # as the pipelines do
-        self.module: Any = sys.modules[type(pipe).__module__]  # with the sums that the pipeline makes its schedule by
-
-    def length(self, *texts: str | None) -> int | None:
-        """Return the `max_sequence_length` for these texts."""
-        return self.family.length_for(getattr(self.pipe, "tokenizer", None), *texts)
-
-    def suits(self) -> bool:
-        """Whether this pipeline, as it is configured, is run exactly like the family."""
-        return _flows(self.pipe.scheduler) and not self.pipe.scheduler.config.invert_sigmas
-
-    def prepare(self, job: ImageJob, *, edge: int, steps: int, guidance: float) -> Denoising:
-        """Return the image before its first step, exactly as the pipeline would begin it."""
-        generator = seeded(job.seed)
-        positive, negative = self.embed(job, guided=guidance > self.guided_above)
-        latents = self.noise(edge, positive, generator)
-        scheduler = copy.deepcopy(self.pipe.scheduler)
-        scheduler.set_timesteps(device=self.device, **self.schedule(latents, steps))
-        if hasattr(scheduler, "set_begin_index"):
-            scheduler.set_begin_index(0)
-        if not _flows(scheduler):
-            latents = latents * scheduler.init_noise_sigma
-        return Denoising(edge, guidance, latents, scheduler, generator, positive, negative)
-
-    def embed(self, job: ImageJob, *, guided: bool) -> tuple[Embeddings, Embeddings | None]:
-        """Return the `prompt`, and what else the model reads, and the same of what it is guided against."""
-        raise NotImplementedError
-
-    def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
-        channels = self.pipe.transformer.config.in_channels // self.packing
-        dtype = self.noise_dtype or positive["prompt"].dtype
-        return self.pipe.prepare_latents(1, channels, edge, edge, dtype, self.device, generator)
-
-    def schedule(self, latents: Any, steps: int) -> dict[str, Any]:
-        """Return the arguments of the scheduler for its timesteps; here of latents that are rows of patches."""
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": self.shift(latents.shape[1])}
-
-    def shift(self, patches: int) -> float:
-        """Return how far the schedule of an image of so many patches leans to noise."""
-        config = self.pipe.scheduler.config
-        return self.module.calculate_shift(
-            patches,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", self.most_shift),
-        )
-
-    def forward(self, states: Sequence[Denoising]) -> list[Any]:
-        """Return the prediction for each in one call of the model, guided where the pipeline guides."""
-        latents = torch.cat([state.read() for state in states])
-        timesteps = torch.stack([state.timestep for state in states])
-        if states[0].negative is None:
-            return list(self.predict(states, latents, timesteps).split(1))
-        out = self.predict(states, torch.cat([latents, latents]), torch.cat([timesteps, timesteps]))
-        away, towards = (half.split(1) for half in out.chunk(2))
-        return [self.guide(state.guidance, *both) for state, *both in zip(states, towards, away, strict=True)]
-
-    def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
-        """Call the model once, for what the images are guided against and then, or only, for their prompts."""
-        raise NotImplementedError
-
-    def guide(self, guidance: float, towards: Any, away: Any) -> Any:
-        """Classifier-free guidance of one prediction."""
-        return away + guidance * (towards - away)
-
-    def decode(self, latents: Any, edge: int) -> NDArray[Any]:
-        """Return the picture of one image's latents, (edge, edge, 3) from 0 to 1; not finite where the model failed."""
-        pixels = self.pipe.vae.decode(self.unscaled(latents, edge), return_dict=False)[0]
-        if pixels.ndim == 5:  # the VAE of a video model: its only frame
-            pixels = pixels[:, :, 0]
-        return self.pipe.image_processor.postprocess(pixels, output_type="np")[0]
-
-    def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # some latents do not know their size
-        """Return latents as the VAE wants them; here they were scaled and shifted."""
-        vae = self.pipe.vae
-        return latents.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
-
-
-def seeded(seed: int) -> torch.Generator:
-    """Return the generator of one image. On the CPU, so that a seed means the same everywhere."""
-    return torch.Generator("cpu").manual_seed(seed)
-
-
-def embeddings(states: Sequence[Denoising], name: str) -> list[Any]:
-    """Return an embedding of all, that of what they are guided against first."""
-    negative = [state.negative[name] for state in states if state.negative is not None]
-    return [*negative, *(state.positive[name] for state in states)]
-
-
-def _flows(scheduler: Any) -> bool:
-    """Whether it is the one that every flow matching family here was made for."""
-    return type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
 
 
 class Flux2Klein(Adapter):
@@ -192,9 +36,6 @@ class Flux2Klein(Adapter):
         against, _ = self.pipe.encode_prompt([""], max_sequence_length=length)
         return positive, {"prompt": against}
 
-    def forward(self, states: Sequence[Denoising]) -> list[Any]:
-        return _by_length(states, super().forward)
-
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         latents, positive["image_ids"] = super().noise(edge, positive, generator)
         return latents
@@ -203,17 +44,42 @@ class Flux2Klein(Adapter):
         mu = self.module.compute_empirical_mu(image_seq_len=latents.shape[1], num_steps=steps)
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
 
+    def source(self, edit: Edit, positive: Embeddings, generator: torch.Generator) -> Any | None:
+        """It sees the pictures themselves; with a strength the image also begins with the first of them."""
+        multiple = self.pipe.vae_scale_factor * 2
+        pictures = [_cut(pixels_of(picture), multiple) for picture in edit.pictures]
+        seen, ids = self.pipe.prepare_image_latents(pictures, 1, generator, self.device, self.pipe.vae.dtype)
+        positive |= {"pictures": seen, "picture_ids": ids, "shapes": tuple(one.shape[2:] for one in pictures)}
+        if edit.strength is None:
+            return None
+        height, width = pictures[0].shape[2:]
+        return seen[:, : (height // multiple) * (width // multiple)]
+
+    def mask(self, plane: Any, edge: int) -> Any:
+        side = edge // (self.pipe.vae_scale_factor * 2)
+        return interpolate(plane, size=(side, side), mode="bilinear").reshape(1, -1, 1)
+
+    def kind(self, state: Denoising) -> Hashable:
+        """Prompts that are padded to one length share a call, and what the model looks at has the same shapes."""
+        return state.positive["prompt"].shape[1], state.positive.get("shapes")
+
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
+        first, made = states[0].positive, latents.shape[1]
+        image_ids = first["image_ids"]
+        if "pictures" in first:
+            seen = torch.cat([state.positive["pictures"] for state in states]).to(latents)
+            latents = torch.cat([latents, seen.repeat(len(latents) // len(states), 1, 1)], dim=1)
+            image_ids = torch.cat([image_ids, first["picture_ids"]], dim=1)
         return self.pipe.transformer(
             hidden_states=latents.to(self.pipe.transformer.dtype),
             timestep=timesteps.to(latents.dtype) / 1000,
             guidance=None,
             encoder_hidden_states=torch.cat(embeddings(states, "prompt")),
             # The same for all: the model takes those of the first.
-            txt_ids=states[0].positive["text_ids"],
-            img_ids=states[0].positive["image_ids"],
+            txt_ids=first["text_ids"],
+            img_ids=image_ids,
             return_dict=False,
-        )[0]
+        )[0][:, :made]
 
     def unscaled(self, latents: Any, edge: int) -> Any:
         vae = self.pipe.vae
@@ -240,6 +106,26 @@ class QwenImage(Adapter):
     def _read(self, text: str) -> Embeddings:
         return {"prompt": self.pipe.encode_prompt([text], max_sequence_length=self.family.longest)[0]}
 
+    def encode(self, pixels: Any, generator: torch.Generator) -> Any:
+        vae = self.pipe.vae
+        latents = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist.sample(generator)
+        mean, scale = self._scales(latents)
+        return self._packed(((latents - mean) * scale)[:, :, 0])
+
+    def mask(self, plane: Any, edge: int) -> Any:
+        channels = self.pipe.transformer.config.in_channels // self.packing
+        return self._packed(super().mask(plane, edge).repeat(1, channels, 1, 1))
+
+    def _packed(self, latents: Any) -> Any:
+        return self.pipe._pack_latents(latents, *latents.shape)  # noqa: SLF001  # as the pipeline does
+
+    def _scales(self, latents: Any) -> tuple[Any, Any]:
+        """Return the mean of the VAE's latents, and one over their deviation."""
+        config = self.pipe.vae.config
+        values = torch.tensor(config.latents_mean), 1.0 / torch.tensor(config.latents_std)
+        mean, scale = (one.view(1, config.z_dim, 1, 1, 1).to(latents.device, latents.dtype) for one in values)
+        return mean, scale
+
     def predict(self, states: Sequence[Denoising], latents: Any, timesteps: Any) -> Any:
         prompts = [prompt[0] for prompt in embeddings(states, "prompt")]
         side = states[0].edge // self.pipe.vae_scale_factor // 2
@@ -262,19 +148,15 @@ class QwenImage(Adapter):
     def unscaled(self, latents: Any, edge: int) -> Any:
         vae = self.pipe.vae
         latents = self.pipe._unpack_latents(latents, edge, edge, self.pipe.vae_scale_factor).to(vae.dtype)  # noqa: SLF001
-        shape = (1, vae.config.z_dim, 1, 1, 1)
-        mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
-        std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
-        return latents / std + mean
+        mean, scale = self._scales(latents)
+        return latents / scale + mean
 
 
-def _by_length(states: Sequence[Denoising], forward: Callable[[Sequence[Denoising]], list[Any]]) -> list[Any]:
-    """Have prompts of the same length share a call: padding would change the pictures."""
-    found: dict[int, Any] = {}
-    for length in {state.positive["prompt"].shape[1] for state in states}:
-        group = [state for state in states if state.positive["prompt"].shape[1] == length]
-        found |= {id(state): made for state, made in zip(group, forward(group), strict=True)}
-    return [found[id(state)] for state in states]
+def _cut(pixels: Any, multiple: int) -> Any:
+    """Cut off as much at all sides as is too much for sides of that multiple."""
+    height, width = (side // multiple * multiple for side in pixels.shape[2:])
+    top, left = (pixels.shape[2] - height) // 2, (pixels.shape[3] - width) // 2
+    return pixels[:, :, top : top + height, left : left + width]
 
 
 def _mask(prompts: list[Any]) -> Any:
@@ -385,8 +267,26 @@ class StableDiffusionXL(Adapter):
                 parts.append(piece)
         return parts
 
-    def forward(self, states: Sequence[Denoising]) -> list[Any]:
-        return _by_length(states, super().forward)
+    def kind(self, state: Denoising) -> Hashable:
+        """Prompts of as many parts share a call: padding would change the pictures."""
+        return state.positive["prompt"].shape[1]
+
+    def left_out(self, steps: int, strength: float) -> int:
+        return steps - min(int(steps * strength), steps)
+
+    def begins_with_noise(self, start: Start, strength: float) -> bool:
+        return start.mask is not None and strength == 1
+
+    def encode(self, pixels: Any, generator: torch.Generator) -> Any:
+        vae = self._upcast_vae()
+        latents = vae.encode(pixels.to(self.device, vae.dtype)).latent_dist.sample(generator)
+        if (scales := self._scales(latents)) is None:
+            return latents * vae.config.scaling_factor
+        return (latents - scales[0]) * vae.config.scaling_factor / scales[1]
+
+    def mask(self, plane: Any, edge: int) -> Any:
+        side = edge // self.pipe.vae_scale_factor
+        return interpolate(plane, size=(side, side))
 
     def noise(self, edge: int, positive: Embeddings, generator: torch.Generator) -> Any:
         side = edge // self.pipe.vae_scale_factor
@@ -416,15 +316,27 @@ class StableDiffusionXL(Adapter):
         return times.to(self.device).repeat(len(pooled), 1)
 
     def unscaled(self, latents: Any, edge: int) -> Any:  # noqa: ARG002  # latents here know their size
-        vae, config = self.pipe.vae, self.pipe.vae.config
-        if vae.dtype == torch.float16 and config.force_upcast:
-            vae.to(dtype=torch.float32)  # it overflows in half precision; once is enough, nothing else uses it
+        vae = self._upcast_vae()
         latents = latents.to(vae.dtype)
+        if (scales := self._scales(latents)) is None:
+            return latents / vae.config.scaling_factor
+        return latents * scales[1] / vae.config.scaling_factor + scales[0]
+
+    def _upcast_vae(self) -> Any:
+        """Return the VAE in 32 bits if it overflows in half precision; once is enough, nothing else uses it."""
+        vae = self.pipe.vae
+        if vae.dtype == torch.float16 and vae.config.force_upcast:
+            vae.to(dtype=torch.float32)
+        return vae
+
+    def _scales(self, latents: Any) -> tuple[Any, Any] | None:
+        """Return mean and deviation of the VAE's latents, where it says them."""
+        config = self.pipe.vae.config
         values = (getattr(config, "latents_mean", None), getattr(config, "latents_std", None))
         if None in values:
-            return latents / config.scaling_factor
-        mean, std = (torch.tensor(one).view(1, -1, 1, 1).to(latents.device, latents.dtype) for one in values)
-        return latents * std / config.scaling_factor + mean
+            return None
+        mean, deviation = (torch.tensor(one).view(1, -1, 1, 1).to(latents.device, latents.dtype) for one in values)
+        return mean, deviation
 
 
 class ZImage(Adapter):
@@ -459,45 +371,6 @@ class ZImage(Adapter):
             pairs = zip(states, parts[len(states) :], parts[: len(states)], strict=True)
             parts = [towards + state.guidance * (towards - away) for state, towards, away in pairs]
         return [-part.squeeze(1).unsqueeze(0) for part in parts]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """What is to be known of a pipeline to run it. Without an `adapter`, its images are joined by request only."""
-
-    adapter: type[Adapter] | None = None
-    sequence_length: int | None = None
-    """The `max_sequence_length` that it is called with, if it has one: what it pads to decides some pictures."""
-    most_lengths: int = 1
-    """How many times that a prompt may have, which is then padded to as many of them as it needs."""
-    chat: Mapping[str, bool] | None = None
-    """Arguments of the chat template, as the pipeline itself gives them."""
-    negative_prompts_above: float | None = None
-    """The guidance_scale above which it reads its negative prompt; None: it takes none."""
-    reads_in_parts: bool = False
-    """Whether its adapter takes prompts that are longer than its encoders do."""
-    without: Mapping[str, Any] = field(default_factory=dict)
-    """What is left out of it, by its own constructor's arguments."""
-
-    @property
-    def longest(self) -> int | None:
-        """Tokens that it reads at most; None: as many as its tokenizers say."""
-        return None if self.sequence_length is None else self.sequence_length * self.most_lengths
-
-    def count(self, tokenizer: Any, text: str) -> int:
-        """Return how many tokens it reads for a text, with those of its chat template."""
-        if self.chat is not None:
-            messages = [{"role": "user", "content": text}]
-            options = {"tokenize": False, "add_generation_prompt": True, **self.chat}
-            text = tokenizer.apply_chat_template(messages, **options)
-        return len(tokenizer(text, truncation=False).input_ids)
-
-    def length_for(self, tokenizer: Any, *texts: str | None) -> int | None:
-        """Return the `max_sequence_length` to call it with for the longest of these texts."""
-        if self.sequence_length is None or self.most_lengths == 1:
-            return self.sequence_length
-        tokens = max(self.count(tokenizer, text) for text in texts if text is not None)
-        return self.sequence_length * min(self.most_lengths, max(1, -(-tokens // self.sequence_length)))
 
 
 # Three tokens for each of 1,000 characters, which Ethiopic letters may take.
@@ -545,5 +418,5 @@ def read_long(pipe: Any) -> None:
 def adapter_for(pipe: Any) -> Adapter | None:
     """Return the adapter for a pipeline, None if its requests can only be run as a whole."""
     family = FAMILIES[type(pipe).__name__]
-    adapter = None if family.adapter is None else family.adapter(pipe)
+    adapter = None if family.adapter is None else family.adapter(pipe, family)
     return adapter if adapter is not None and adapter.suits() else None

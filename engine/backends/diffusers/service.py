@@ -20,16 +20,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from engine.backends.diffusers.families import (
-    BLANK,
-    FAMILIES,
-    Adapter,
-    Denoising,
-    StableDiffusionXL,
-    adapter_for,
-    read_long,
-    seeded,
-)
+from engine.backends.diffusers.denoising import Adapter, Denoising, seeded
+from engine.backends.diffusers.families import BLANK, FAMILIES, StableDiffusionXL, adapter_for, read_long
 from engine.config.models import SIZES, ImageProfile
 from engine.errors import EngineError, GenerationError, LoadError, RequestError
 from engine.process.protocol import Outlet, Service
@@ -86,11 +78,14 @@ class Running:
 class ImageService(Service):
     """A `Service` (process/protocol.py) but for what is run in a `step`."""
 
+    gives_previews = False
+
     def __init__(self, pipe: Any, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         self.running: dict[int, Running] = {}  # those that have waited longest first
+        self._adapter = adapter_for(pipe)
         self._pipe, self._family, self._profile = pipe, FAMILIES[type(pipe).__name__], profile
         self._outlet, self._mark = outlet, mark
-        self._parts = StableDiffusionXL(pipe) if self._family.reads_in_parts else None
+        self._parts = StableDiffusionXL(pipe, self._family) if self._family.reads_in_parts else None
         self._longest = self._family.longest
 
     @property
@@ -109,6 +104,8 @@ class ImageService(Service):
                     param="negative_prompt",
                 )
             self._check_prompt(job.negative_prompt, param="negative_prompt")
+        if job.edit is not None and self._adapter is None:
+            raise RequestError("This model, as it is configured, makes images of text alone.", param="model")
         edge, steps = self._profile.render_size.of(job.size), self._profile.step_count(job.quality)
         self.running[number] = Running(number, job, edge, steps)
 
@@ -120,7 +117,7 @@ class ImageService(Service):
     def step(self) -> None:
         """Go on with the job that has waited longest, and with all that are run with it in one go."""
         jobs = self.running.values()
-        group = next_together(jobs, self._kind, lambda one: self._profile.max_batch.of(one.job.size))
+        group = next_together(jobs, self._kind, self._max_batch)
         for running in group:  # to the end of the queue: sizes that cannot share a step take turns
             self.running[running.number] = self.running.pop(running.number)
         try:
@@ -133,6 +130,9 @@ class ImageService(Service):
             )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+    def _max_batch(self, running: Running) -> int:
+        return max(1, self._profile.max_batch.of(running.job.size) // running.job.weight)
 
     def _kind(self, running: Running) -> Hashable:
         """Return what jobs that are run in one go have in common."""
@@ -194,6 +194,28 @@ class ImageService(Service):
         self._outlet.event(running.number, FinishedImage(job.index, file, job.seed, running.steps))
         self.cancel(running.number)
 
+    def _advance(self, adapter: Adapter, group: list[Running]) -> None:
+        """Take one denoising step of each, and finish those whose last it was."""
+        with torch.inference_mode():
+            states = [self._state(adapter, running) for running in group]
+            predictions = adapter.forward(states)
+            for running, state, prediction in zip(group, states, predictions, strict=True):
+                state.advance(prediction)
+                self._report(running, state.steps_done, state.steps)
+            for running, state in zip(group, states, strict=True):
+                previews = running.job.partial_images if self.gives_previews else 0
+                if state.steps_done == state.steps:
+                    self._finish(running, adapter.decode(state.latents, running.edge))
+                elif state.steps_done in preview_steps(state.steps, previews):
+                    self._preview(running, adapter.decode(state.outlook, running.edge))
+
+    def _state(self, adapter: Adapter, running: Running) -> Denoising:
+        if running.state is None:
+            edge, steps, guidance = running.edge, running.steps, self._profile.guidance_scale
+            running.state = adapter.prepare(running.job, edge=edge, steps=steps, guidance=guidance)
+            running.steps = running.state.steps
+        return running.state
+
     def _report(self, running: Running, step: int, steps: int) -> None:
         if running.number in self.running:
             self._outlet.event(running.number, ImageProgress(running.job.index, step, steps))
@@ -209,31 +231,17 @@ class ImageService(Service):
 class StepService(ImageService):
     """A `Service` whose `step` is one denoising step."""
 
+    gives_previews = True
+
     def __init__(self, adapter: Adapter, profile: ImageProfile, outlet: Outlet, *, mark: bool) -> None:
         super().__init__(adapter.pipe, profile, outlet, mark=mark)
-        self._adapter = adapter
+        self._stepper = adapter
 
     def _kind(self, running: Running) -> Hashable:
-        return None if self._adapter.mixes_sizes else running.edge
+        return None if self._stepper.mixes_sizes else running.edge
 
     def _run(self, group: list[Running]) -> None:
-        with torch.inference_mode():
-            states = [self._state(running) for running in group]
-            predictions = self._adapter.forward(states)
-            for running, state, prediction in zip(group, states, predictions, strict=True):
-                state.advance(prediction)
-                self._report(running, state.steps_done, state.steps)
-            for running, state in zip(group, states, strict=True):
-                if state.steps_done == state.steps:
-                    self._finish(running, self._adapter.decode(state.latents, running.edge))
-                elif state.steps_done in preview_steps(state.steps, running.job.partial_images):
-                    self._preview(running, self._adapter.decode(state.outlook, running.edge))
-
-    def _state(self, running: Running) -> Denoising:
-        if running.state is None:
-            edge, steps, guidance = running.edge, running.steps, self._profile.guidance_scale
-            running.state = self._adapter.prepare(running.job, edge=edge, steps=steps, guidance=guidance)
-        return running.state
+        self._advance(self._stepper, group)
 
 
 class _AllCancelledError(Exception):
@@ -250,13 +258,8 @@ class RequestService(ImageService):
 
     def _kind(self, running: Running) -> Hashable:
         # Without a negative prompt some pipelines guide otherwise.
-        return (
-            running.edge,
-            running.steps,
-            running.job.negative_prompt is None,
-            self._parts_of(running),
-            self._length_of(running),
-        )
+        plain = running.job.negative_prompt is None, running.job.edit is None
+        return running.edge, running.steps, plain, self._parts_of(running), self._length_of(running)
 
     def _length_of(self, running: Running) -> int | None:
         job, tokenizer = running.job, getattr(self._pipe, "tokenizer", None)
@@ -266,6 +269,21 @@ class RequestService(ImageService):
         return 1 if self._parts is None else self._parts.parts(running.job, guided=self._profile.guidance_scale > 1)
 
     def _run(self, group: list[Running]) -> None:
+        if self._adapter is not None and group[0].job.edit is not None:
+            self._run_steps(self._adapter, group)
+        else:
+            self._run_pipeline(group)
+
+    def _run_steps(self, adapter: Adapter, group: list[Running]) -> None:
+        """Make images of pictures, which the pipeline itself cannot."""
+        try:
+            while together := [running for running in group if running.number in self.running]:
+                self._advance(adapter, together)
+                self._outlet.poll()
+        finally:
+            self._pipe.maybe_free_model_hooks()
+
+    def _run_pipeline(self, group: list[Running]) -> None:
         try:
             pictures = self._pipe(**self._call(group)).images
         except Exception as error:
@@ -374,6 +392,12 @@ def encode(pixels: NDArray[Any], job: ImageJob, *, mark: bool) -> bytes:
     picture = Image.fromarray((pixels * 255).round().astype(np.uint8))
     if picture.size != (job.size, job.size):
         picture = picture.resize((job.size, job.size), Image.Resampling.LANCZOS)
+    if job.edit is not None and job.edit.kept is not None and job.edit.kept_mask is not None:
+        kept, mask = (
+            Image.frombytes(mode, picture.size, one.data)
+            for mode, one in (("RGB", job.edit.kept), ("L", job.edit.kept_mask))
+        )
+        picture = Image.composite(picture, kept, mask)
     out = io.BytesIO()
     if job.output_format == "png":
         info = PngImagePlugin.PngInfo()

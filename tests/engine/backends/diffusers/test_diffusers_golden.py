@@ -1,64 +1,25 @@
 """Images made step by step, in whatever company, are the pipeline's own: at most 1/255 apart in any pixel."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_pipelines import save
+from golden_parts import CLOSE, OURS, Image, Pipelines, apart, by_steps, guidance_of, guided
 
-from engine.backends.diffusers.families import adapter_for, seeded
-from engine.backends.diffusers.service import load
-from engine.config.models import profile_named
-from engine.types import ImageJob
+from engine.backends.diffusers.denoising import seeded
+from engine.backends.diffusers.families import adapter_for
 
 FAMILIES = ("z_image", "sdxl", "sd3", "sd3_without_t5", "flux2_klein", "qwen_image")
-CLOSE = 1 / 255
-OURS = "a red cube on a table"
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """A family's tiny pipeline, loaded as the service loads it."""
-    loaded: dict[str, Any] = {}
-
-    def get(family: str) -> Any:
-        if family not in loaded:
-            folder = save(family, tmp_path_factory.mktemp("pipelines") / family)
-            loaded[family] = load(folder, profile_named("demo"))
-        return loaded[family]
-
-    return get
-
-
-@dataclass
-class Image:
-    """What is made, and before which tick of the batch it joins."""
-
-    prompt: str
-    seed: int
-    steps: int
-    guidance: float
-    negative: str | None = None
-    edge: int = 64
-    joins: int = 0
-
-    @property
-    def job(self) -> ImageJob:
-        return ImageJob(self.prompt, self.edge, "standard", self.seed, self.negative)
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipelines:
+    return Pipelines(tmp_path_factory.mktemp("pipelines"))
 
 
 def by_pipeline(pipe: Any, image: Image) -> np.ndarray:
-    name = type(pipe).__name__
-    guidance: dict[str, Any] = {"guidance_scale": image.guidance}
-    if name == "QwenImagePipeline":
-        guidance = {"true_cfg_scale": image.guidance, "negative_prompt": image.negative or " "}
-        if image.guidance <= 1:
-            del guidance["negative_prompt"]
-    elif image.negative is not None:
-        guidance["negative_prompt"] = image.negative
     made = pipe(
         prompt=image.prompt,
         height=image.edge,
@@ -66,35 +27,9 @@ def by_pipeline(pipe: Any, image: Image) -> np.ndarray:
         num_inference_steps=image.steps,
         generator=seeded(image.seed),
         output_type="np",
-        **guidance,
+        **guided(pipe, image),
     )
     return made.images[0]
-
-
-@torch.inference_mode()
-def by_steps(pipe: Any, images: list[Image]) -> list[np.ndarray]:
-    """Every tick takes one step of all that have joined; those that are done leave."""
-    adapter = adapter_for(pipe)
-    assert adapter is not None
-    states = [
-        adapter.prepare(image.job, edge=image.edge, steps=image.steps, guidance=image.guidance) for image in images
-    ]
-    tick = 0
-    while any(state.steps_done < state.steps for state in states):
-        together = [
-            state
-            for image, state in zip(images, states, strict=True)
-            if image.joins <= tick and state.steps_done < state.steps
-        ]
-        for state, prediction in zip(together, adapter.forward(together), strict=True):
-            state.advance(prediction)
-        tick += 1
-    return [adapter.decode(state.latents, state.edge) for state in states]
-
-
-def apart(one: np.ndarray, other: np.ndarray) -> float:
-    """In steps of 1/255, as files have them."""
-    return float(np.abs((one * 255).round() - (other * 255).round()).max()) / 255
 
 
 def check(pipe: Any, images: list[Image]) -> None:
@@ -104,10 +39,6 @@ def check(pipe: Any, images: list[Image]) -> None:
     exact = max(float(np.abs(one - other).max()) for one, other in zip(made, wanted, strict=True))
     print(f"\n{type(pipe).__name__}: {max(differences) * 255:.0f}/255 apart at most ({exact:.1e} before rounding)")  # noqa: T201  # the measurement
     assert max(differences) <= CLOSE
-
-
-def guidance_of(family: str) -> float:
-    return {"z_image": 0.0, "flux2_klein": 1.0}.get(family, 4.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

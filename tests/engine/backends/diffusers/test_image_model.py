@@ -18,6 +18,7 @@ from PIL import Image
 from engine import EngineDiedError, FinishedImage, GenerationError, ImageProgress, ImageRequest, LoadError
 from engine.backends.diffusers.model import ImageModel
 from engine.config.models import ImageEngineSpec, ImageModelSpec
+from engine.media import ImageLimits, Pictures
 from engine.stream import ImageStream
 
 pytestmark = pytest.mark.engine
@@ -43,7 +44,14 @@ def spec(**engine: Any) -> ImageModelSpec:
 async def load(folder: Path, **engine: Any) -> ImageModel:
     it = spec(**engine)
     return await ImageModel.load(
-        it, it.profile_of(demo=False), folder, threads=1, mark=True, on_cpu=True, report=lambda *_: None
+        it,
+        it.profile_of(demo=False),
+        folder,
+        Pictures(ImageLimits()),
+        threads=1,
+        mark=True,
+        on_cpu=True,
+        report=lambda *_: None,
     )
 
 

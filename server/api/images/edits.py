@@ -1,0 +1,107 @@
+"""`POST /v1/images/edits` and `/v1/images/variations`: images that are made of pictures, sent as a form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import Response
+from pydantic import Field
+
+from engine import EditRequest
+from server.api.caller import Caller, CallerWith, checked_form
+from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
+from server.errors import ApiError
+from server.http.forms import Form, FormRoute, form_of
+
+router = APIRouter(prefix="/v1", tags=["images"], route_class=FormRoute)
+ImageCaller = Annotated[Caller, Depends(CallerWith("images"))]
+TheForm = Annotated[Form, Depends(form_of)]
+_PICTURES = ("image", "image[]")
+_MOST_PICTURES = 16
+_LONGEST_FIELD_BYTES = 16 * 2**10
+
+
+class ImageVariationBody(ImageBody):
+    """The fields of `POST /v1/images/variations` beside its picture."""
+
+    strength: Annotated[float, Field(gt=0, le=1)] | None = None
+    """How much of the picture changes. Default 0.7, within a mask 1."""
+
+
+class ImageEditBody(ImageVariationBody):
+    """The fields of `POST /v1/images/edits` beside its pictures."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=1000)]
+    """What the image shows when it is done."""
+    negative_prompt: Annotated[str, Field(max_length=1000)] | None = None
+    """What the image does not show, for models that know how."""
+
+
+def _described(body: type[ImageBody], *files: str) -> dict[str, Any]:
+    """Describe a form for `/openapi.json`."""
+    schema = body.model_json_schema()
+    engine = {name for name, field in body.model_fields.items() if field.annotation is Any}
+    fields = {name: field for name, field in schema["properties"].items() if name not in engine}
+    pictures = {
+        "image": "PNG, JPEG or WebP. Several, where the model takes them, as `image[]`.",
+        "mask": "As large as the picture, and transparent where it may change.",
+    }
+    form = {
+        "type": "object",
+        "required": ["image", *schema["required"]],
+        "properties": {
+            **{name: {"type": "string", "format": "binary", "description": pictures[name]} for name in files},
+            **fields,
+        },
+    }
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
+@router.post("/images/edits", response_class=Response, openapi_extra=_described(ImageEditBody, "image", "mask"))
+async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
+    """Make images of pictures and a text: changed as it says, as a whole or within a mask."""
+    body = checked_form(ImageEditBody, _fields(form))
+    edit = _edit(form, body.strength, mask=_mask(form))
+    asked = body.to_request(caller, prompt=body.prompt, negative_prompt=body.negative_prompt or None, edit=edit)
+    return await answered(caller, body, asked, files, links, events="image_edit")
+
+
+@router.post("/images/variations", response_class=Response, openapi_extra=_described(ImageVariationBody, "image"))
+async def vary_image(form: TheForm, caller: ImageCaller, files: TheImageFiles, links: TheImageLinks) -> Response:
+    """Make images that are like a picture."""
+    body = checked_form(ImageVariationBody, _fields(form))
+    edit = _edit(form, body.strength or 0.7)
+    return await answered(caller, body, body.to_request(caller, edit=edit), files, links, events="image_edit")
+
+
+def _edit(form: Form, strength: float | None, *, mask: bytes | None = None) -> EditRequest:
+    pictures = tuple(data for name, data in form if name in _PICTURES)
+    if not pictures:
+        raise ApiError(400, "missing_field", "`image` is missing.", param="image")
+    if len(pictures) > _MOST_PICTURES:
+        raise ApiError(400, "invalid_value", f"`image` must be at most {_MOST_PICTURES} pictures.", param="image")
+    names = ("image",) if len(pictures) == 1 else tuple(f"image[{index}]" for index in range(len(pictures)))
+    return EditRequest(pictures=pictures, names=names, mask=mask, strength=strength)
+
+
+def _mask(form: Form) -> bytes | None:
+    masks = [data for name, data in form if name == "mask"]
+    if len(masks) > 1:
+        raise ApiError(400, "invalid_value", "`mask` must be one picture.", param="mask")
+    return masks[0] if masks else None
+
+
+def _fields(form: Form) -> dict[str, str]:
+    """Return the fields that are texts, by their names."""
+    fields = {}
+    for name, data in form:
+        if name in {*_PICTURES, "mask"}:
+            continue
+        try:
+            if len(data) > _LONGEST_FIELD_BYTES:
+                raise ApiError(400, "invalid_value", "A field of the form is too long.")
+            fields[name] = data.decode()
+        except UnicodeDecodeError:
+            raise ApiError(400, "invalid_value", "A field of the form is not UTF-8.") from None
+    return fields
