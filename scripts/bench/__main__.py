@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, files, images, many, pictures, speech, start
+from bench import batch, chat, fair, files, images, many, pictures, speech, start, vectors
 from bench.load import BenchError
 
 from engine import ConfigError
@@ -28,6 +28,7 @@ for command in (
     many.Many,
     pictures.Pictures,
     speech.Speech,
+    vectors.Vectors,
 ):
     app.command(command.__name__.lower())(command)
 

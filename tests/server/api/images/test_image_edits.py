@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import openai
 import pytest
 from chat_parts import assert_error
-from image_parts import IMAGE_MODEL, generate, image_events, picture
+from image_parts import IMAGE_MODEL, generate, image_events, opened, picture
 from PIL import Image, ImageDraw
 from shape_judge import judge
 
@@ -179,6 +181,28 @@ async def test_other_models_and_bodies_are_refused(http: httpx2.AsyncClient):
     assert_error(await http.post(EDIT, content=b"--x\r\nno", headers=form), 400, "invalid_value")
     compressed = {**form, "Content-Encoding": "gzip"}
     assert_error(await http.post(EDIT, content=b"--x", headers=compressed), 415, "unsupported_media_type")
+
+
+def test_the_openai_package_edits_and_varies(sync_client: openai.OpenAI):
+    mask = file_of(masked((128, 0, 256, 256)))
+    common: dict[str, Any] = {"model": IMAGE_MODEL, "image": RED, "size": "256x256"}
+    answer = sync_client.images.edit(**common, prompt="a blue circle", n=2, quality="high", extra_body={"seed": 7})
+    assert answer.data is not None
+    assert len(answer.data) == 2
+    assert answer.data[0].url is not None
+    assert judge(opened(base64.b64decode(answer.data[0].b64_json or ""))) == ("blue", "circle")
+    within = sync_client.images.edit(**common, prompt="a blue circle", mask=mask, extra_body={"strength": 0.9})
+    assert within.data is not None
+    image = np.asarray(opened(base64.b64decode(within.data[0].b64_json or "")))
+    assert np.array_equal(image[:, :128], np.asarray(drawn())[:, :128])
+    with sync_client.images.edit(**common, prompt="a blue circle", stream=True, partial_images=1) as stream:
+        assert [one.type for one in stream] == ["image_edit.partial_image", "image_edit.completed"]
+    varied = sync_client.images.create_variation(**common, n=1, response_format="b64_json")
+    assert varied.data is not None
+    assert opened(base64.b64decode(varied.data[0].b64_json or "")).size == (256, 256)
+    with pytest.raises(openai.BadRequestError) as caught:
+        sync_client.images.edit(**{**common, "image": [RED, RED]}, prompt="a blue circle")
+    assert caught.value.param == "image[1]"
 
 
 async def test_the_list_of_models_says_that_it_edits(http: httpx2.AsyncClient):
