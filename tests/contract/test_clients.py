@@ -89,7 +89,7 @@ OTHERS = [
     ),
     Client("smolagents_python.py", "smolagents", "smolagents", CHECKS - {"structured"}, chain=True),
     Client("litellm_proxy.py", "litellm", "litellm-proxy", PROXY),
-    Client("llama_index_python.py", "llama-index-core", "llama-index", CHECKS | {"pictures", "embeddings"}),
+    Client("llama_index_python.py", "llama-index-core", "llama-index", CHECKS | {"pictures", "embeddings", "rerank"}),
     Client("dspy_python.py", "dspy", "dspy", frozenset({"chat", "wrong_key", "unknown_model"})),
     Client("guidellm_cli.py", "guidellm", "guidellm", frozenset({"load", "wrong_key"})),
     Client("lm_eval_cli.py", "lm_eval", "lm-eval", frozenset({"multiple_choice", "wrong_key", "unknown_model"})),

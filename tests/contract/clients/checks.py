@@ -18,6 +18,7 @@ API_KEY = os.environ["API_KEY"]
 MODEL = os.environ.get("MODEL", "service-plus")
 SEEING = "service-pro"
 EMBEDDING = "service-embedding"
+RERANKER = "service-rerank"
 # A question, the text that answers it, and another one.
 FOUND = (
     "Where is the pump for bicycles?",

@@ -7,9 +7,11 @@ import openai
 from checks import API_KEY, BASE_URL, DEMO, MODEL, UNKNOWN_MODEL, WRONG_KEY
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
 from pydantic import BaseModel
 
 # By itself it puts the signature before the description, which the demo model has not seen when it learned.
@@ -82,6 +84,14 @@ def embeddings() -> None:
     checks.finds_its_text(model.get_query_embedding(question), *model.get_text_embedding_batch(found))
 
 
+def rerank() -> None:
+    reranker = JinaRerank(model=checks.RERANKER, base_url=BASE_URL, api_key=API_KEY, top_n=1)
+    question, right, wrong = checks.FOUND
+    found = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in (wrong, right)]
+    (best,) = reranker.postprocess_nodes(found, query_str=question)
+    checks.same(best.node.get_content(), right)
+
+
 def wrong_key() -> None:
     stranger = llm(key=WRONG_KEY)
     checks.raises(openai.AuthenticationError, DEMO["wrong_key_message"], lambda: stranger.chat(QUESTION))
@@ -92,4 +102,4 @@ def unknown_model() -> None:
     checks.raises(openai.NotFoundError, DEMO["unknown_model_message"], lambda: nobody.chat(QUESTION))
 
 
-checks.run(chat, stream, tools, tools_streamed, pictures, structured, embeddings, wrong_key, unknown_model)
+checks.run(chat, stream, tools, tools_streamed, pictures, structured, embeddings, rerank, wrong_key, unknown_model)
