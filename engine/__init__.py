@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         ChatRequest,
         ChatResult,
         ChatStep,
-    EditRequest,
+        EditRequest,
         EmbeddingRequest,
         FinishedImage,
         FinishReason,

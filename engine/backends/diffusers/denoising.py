@@ -93,7 +93,7 @@ class Denoising:
 class Family:
     """What is to be known of a pipeline to run it. Without an `adapter`, its images are joined by request only."""
 
-    adapter: "type[Adapter]" | None = None
+    adapter: "type[Adapter] | None" = None
     sequence_length: int | None = None
     """The `max_sequence_length` that it is called with, if it has one: what it pads to decides some pictures."""
     most_lengths: int = 1

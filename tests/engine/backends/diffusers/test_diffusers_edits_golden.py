@@ -94,7 +94,7 @@ def of(family: str, seed: int = 5, **more: Any) -> Image:
     return Image(OURS, seed, 6, guidance_of(family), **more)
 
 
-@pytest.mark.parametrize("strength", [0.35, 0.8, 1.0])
+@pytest.mark.parametrize("strength", [0.35, 1.0])
 @pytest.mark.parametrize("family", BEGINNERS)
 def test_an_image_that_begins_with_a_picture_is_the_pipelines(
     family: str, strength: float, pipeline: Callable[[str], Any]
@@ -102,7 +102,7 @@ def test_an_image_that_begins_with_a_picture_is_the_pipelines(
     check(pipeline(family), family, [of(family, edit=Edit((picture(1),), strength))])
 
 
-@pytest.mark.parametrize("strength", [0.35, 0.8, 1.0])
+@pytest.mark.parametrize("strength", [0.35, 1.0])
 @pytest.mark.parametrize("family", PIPELINES)
 def test_an_image_with_a_mask_is_the_pipelines(family: str, strength: float, pipeline: Callable[[str], Any]):
     check(pipeline(family), family, [of(family, edit=Edit((picture(1),), strength, mask()))])
