@@ -197,7 +197,7 @@ def test_the_openai_package_edits_and_varies(sync_client: openai.OpenAI):
     assert np.array_equal(image[:, :128], np.asarray(drawn())[:, :128])
     with sync_client.images.edit(**common, prompt="a blue circle", stream=True, partial_images=1) as stream:
         assert [one.type for one in stream] == ["image_edit.partial_image", "image_edit.completed"]
-    with pytest.warns(DeprecationWarning):  # OpenAI has no model for it any more
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # OpenAI has no model for it any more
         varied = sync_client.images.create_variation(**common, n=1, response_format="b64_json")
     assert varied.data is not None
     assert opened(base64.b64decode(varied.data[0].b64_json or "")).size == (256, 256)
