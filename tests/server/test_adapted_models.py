@@ -126,6 +126,7 @@ async def test_one_that_was_made_for_another_model_fails_alone(adapted: Server, 
     adapted.wait_for_line(r"broken cannot be served: .* was made for another model than its base: .*q_proj is 32 x 256")
 
 
+@pytest.mark.rounds
 async def test_an_adapter_that_is_put_right_is_taken_over(adapted: Server, client: httpx2.AsyncClient):
     folder = adapted.weights_dir / "adapters" / "broken"
     shutil.rmtree(folder)
