@@ -274,6 +274,10 @@ def without_padding(tag: str, field: str) -> str:
     Of the XML-like styles only Qwen's: of the others, whitespace is part of what the models were trained on.
     """
     whole = json.loads(tag)
+    for node in _tags(whole):
+        # Of gpt-oss: the mark could also be written in letters, which would be part of the arguments
+        if isinstance(end := node.get("end"), list) and "" in end:
+            node["end"] = [""]
     for node in _schemas(whole):
         if node.get("style") == "qwen_xml":
             node["max_whitespace_cnt"] = _MOST_WHITESPACE
@@ -293,6 +297,15 @@ def is_light(tag: str) -> bool:
             return False
         schemas += parts(schema) if isinstance(schema, dict) else []
     return True
+
+
+def _tags(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield the tags of a structural tag that hold nothing but a JSON schema."""
+    if isinstance(node, dict) and node.get("type") == "tag" and node["content"].get("type") == "json_schema":
+        yield node
+    elif isinstance(node, dict | list):
+        for item in node.values() if isinstance(node, dict) else node:
+            yield from _tags(item)
 
 
 def _schemas(node: Any) -> Iterator[dict[str, Any]]:

@@ -94,3 +94,14 @@ def test_small_plain_schemas_are_light(schema: dict[str, Any]) -> None:
 )
 def test_anything_else_is_compiled_outside_the_engine_first(schema: dict[str, Any]) -> None:
     assert not is_light(tag(schema))
+
+
+def test_the_arguments_of_a_call_of_gpt_oss_are_json_and_no_mark_in_letters() -> None:
+    content = {"type": "json_schema", "json_schema": CITY}
+    call = {"type": "tag", "begin": " to=f<|message|>", "content": content, "end": ["<|end|>", ""]}
+    whole = json.dumps({"type": "structural_tag", "format": call})
+    mended = without_padding(whole, "tools")
+    said = ' to=f<|message|>{"city": "Rome"}'
+    assert accepts(whole, said + "<|end|>")
+    assert not accepts(mended, said + "<|end|>")
+    assert accepts(mended, said)
