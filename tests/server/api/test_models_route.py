@@ -46,7 +46,7 @@ async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.A
         ("service-image", "standard"),
         ("service-voice", "standard"),
     ]
-    assert answer["data"][4]["capabilities"] == ["image_generation"]
+    assert answer["data"][4]["capabilities"] == ["image_generation", "image_editing"]
     assert answer["data"][4]["sizes"] == ["256x256", "512x512", "1024x1024"]
     for model in answer["data"]:
         assert list(model) == FIELDS
