@@ -390,3 +390,42 @@ def test_the_shipped_models_fit_every_shape_with_no_model_left_out():
         assert isinstance(found, Plan)
         assert {one.state for one in found.models} <= {"resident", "swapped"}
         assert as_data(found, found.hardware)["fits"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "chosen", "turns"),
+    [
+        (
+            "1x24",
+            "big",
+            {"image", "vectors", "ranks"},
+        ),  # beside the chat model there is room for one of the image's size
+        ("1x32", "big", set()),
+        ("1x16", "small", {"image", "vectors", "ranks"}),  # as without them
+    ],
+)
+def test_vectors_and_ranks_take_turns_with_images_before_a_chat_model_gets_smaller(machine: str, chosen: str, turns):
+    models = [
+        model("chat", BIG, SMALL),
+        model("image", variant("pictures", 5), task="image"),
+        model("vectors", variant("vectors", 2), task="embedding"),
+        model("ranks", variant("ranks", 2), task="rerank"),
+    ]
+    found = planned(machine, *models)
+    assert found.models[0].variant.id == chosen
+    assert {one.id for one in found.models if one.state == "swapped"} == turns
+    alone = planned(machine, *models[:2])
+    assert alone.models[0].variant == found.models[0].variant
+
+
+def test_without_images_a_smaller_chat_model_stays_loaded_beside_vectors_and_ranks():
+    pooling = [model(task, variant(task, 2), task=task) for task in ("embedding", "rerank")]
+    found = planned("1x20", model("chat", BIG, SMALL), *pooling)
+    assert [one.variant.id for one in found.models] == ["small", "embedding", "rerank"]
+    assert {one.state for one in found.models} == {"resident"}
+
+
+def test_chat_models_take_better_variants_before_images_do():
+    pictures, middle = (variant("large", 9), variant("pictures", 4)), variant("middle", 8)
+    found = planned("1x24", model("image", *pictures, task="image"), model("chat", BIG, middle, SMALL))
+    assert {one.id: one.variant.id for one in found.models} == {"image": "pictures", "chat": "big"}
