@@ -20,6 +20,7 @@ export function Batches() {
 
 function Batch({ one, doing }) {
   const { total, completed, failed } = one.request_counts;
+  const facts = [one.endpoint, one.model, `made ${day(one.created_at * 1000)}`, `ends by ${day(one.expires_at * 1000)}`];
   const cancel = () => post(`v1/batches/${one.id}/cancel`);
   const fetch = (id, name) => async () => save(name, await (await send(`v1/files/${id}/content`)).blob(), "application/jsonl");
   const files = [["Answers", one.output_file_id, "output"], ["Errors", one.error_file_id, "errors"]].filter(([, id]) => id);
@@ -27,7 +28,7 @@ function Batch({ one, doing }) {
     <h2><code>${one.id}</code> <span class=${`state ${one.status === "completed" ? "ready" : one.status}`}>${one.status.replace("_", " ")}</span></h2>
     <p><progress max=${total || 1} value=${completed + failed} aria-label=${`How much of ${one.id} is done`}></progress>
       ${" "}${number(completed + failed)} of ${number(total)} lines${failed > 0 && `, ${number(failed)} of them errors`}</p>
-    <p><small>${[one.endpoint, one.model, `made ${day(one.created_at * 1000)}`, `ends by ${day(one.expires_at * 1000)}`].filter(Boolean).join(" · ")}</small></p>
+    <p><small>${facts.filter(Boolean).join(" · ")}</small></p>
     ${Object.entries(one.metadata ?? {}).map(([name, text]) => html`<p key=${name} dir="auto"><small>${name}: ${text}</small></p>`)}
     ${(one.errors?.data ?? []).slice(0, 5).map((wrong, at) => html`<p key=${at} class="failure">${wrong.line && `Line ${wrong.line}: `}${wrong.message}</p>`)}
     <div class="row">
