@@ -74,14 +74,18 @@ def _check_tools() -> None:
 
 def _chosen(config: Config, names: list[str]) -> list[ChatModelSpec]:
     chats = {spec.id: spec for spec in config.models.values() if isinstance(spec, ChatModelSpec)}
+    adapted = {adapter.base for adapter in config.adapters.values()}
     for name in names:
+        if name in adapted:
+            refuse(f"{name} has adapters in models.yaml, and on a CPU vLLM runs such a model uncompiled.")
         if name not in chats:
             refuse(f"{name!r} is no chat model of models.yaml. There are: {', '.join(chats) or 'none'}.")
         if chats[name].engine.enforce_eager:
             refuse(
                 f"models.yaml says `enforce_eager: true` of {name}, so it is never run compiled. Take that out first."
             )
-    found = [chats[name] for name in dict.fromkeys(names or chats) if not chats[name].engine.enforce_eager]
+    wanted = [chats[name] for name in dict.fromkeys(names or chats) if name not in adapted]
+    found = [spec for spec in wanted if not spec.engine.enforce_eager]
     if not found:
         refuse("models.yaml has no chat model that may be compiled.", code=1)
     return found
@@ -96,7 +100,7 @@ async def _compiled(config: Config, spec: ChatModelSpec, settings: Settings, *, 
     weights = spec.weights if is_demo else str(folder.resolve())
     alone = spec.model_copy(update={"engine": engine_spec, "variants": (), "weights": weights})
     engine = Engine(
-        replace(config, models={spec.id: alone}),
+        replace(config, models={spec.id: alone}, adapters={}),
         weights_dir=settings.weights_dir,
         data_dir=settings.data_dir,
         ram_gib=settings.ram_gib,

@@ -141,3 +141,12 @@ def test_a_model_that_does_not_chat_is_not_compiled(folder: Path, tmp_path: Path
     done = hearth_compile(folder, tmp_path, "service-image")
     assert done.returncode == 2  # as for any wrong argument
     assert "There are: service-plus." in done.stderr
+
+
+def test_a_model_with_adapters_is_not_compiled(tmp_path: Path) -> None:
+    adapter = "  legal: {task: adapter, tier: standard, base: service-plus, weights: legal}\n"
+    (tmp_path / "models.yaml").write_text(models_yaml(CHAT_ENTRY, adapter))
+    (tmp_path / "weights").mkdir()
+    done = hearth_compile(tmp_path, tmp_path / "data", "service-plus")
+    assert done.returncode == 2
+    assert "service-plus has adapters in models.yaml" in done.stderr
