@@ -32,6 +32,7 @@ def test_a_folder_is_served_with_what_it_can_do_and_read_again_when_it_changes(t
     folder = tmp_path / "weights" / "mine"
     shutil.copytree(demo.weights_dir("chat"), folder)
     (tmp_path / "models.yaml").write_text(YAML)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 2.0}')
     with Server(tmp_path, environment={"HEARTH_MODELS": str(tmp_path / "models.yaml")}) as server:
         assert server.admin_key is not None
         headers = {"Authorization": f"Bearer {server.admin_key.text}"}
@@ -39,6 +40,8 @@ def test_a_folder_is_served_with_what_it_can_do_and_read_again_when_it_changes(t
             before = prompt_tokens(client)
             assert capabilities(client) == ["chat", "streaming", "function_calling"]
             assert "models.yaml claims `vision`, but the model takes no pictures" in server.log()
+
+            assert texts(client) == texts(client, temperature=2) != texts(client, temperature=1)
 
             write_template(folder, PLAIN * 3)
             assert "changed: mine" in server.hearth("reload")
@@ -81,6 +84,13 @@ def prompt_tokens(client: httpx2.Client) -> int:
     assert answer.status_code == 200, answer.text
     tokens: int = answer.json()["usage"]["prompt_tokens"]
     return tokens
+
+
+def texts(client: httpx2.Client, **sampling: float) -> list[str]:
+    """What several seeds make of a text that the model does not know."""
+    body = {"model": "mine", "prompt": "Zebras hum", "max_tokens": 12} | sampling
+    answers = [client.post("/completions", json=body | {"seed": seed}).json() for seed in range(5)]
+    return [answer["choices"][0]["text"] for answer in answers]
 
 
 def capabilities(client: httpx2.Client) -> list[str]:

@@ -171,7 +171,9 @@ async def test_the_openai_package_reads_a_stream_with_and_without_our_own_events
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(("field", "value"), [("size", "1x1"), ("n", 9), ("prompt", ""), ("quality", "ultra")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("size", "1x1"), ("size", "1536x1024"), ("n", 9), ("prompt", ""), ("quality", "ultra")]
+)
 async def test_the_openai_package_is_told_which_field_is_wrong(
     client: openai.AsyncOpenAI, field: str, value: Any, *, streamed: bool
 ):
