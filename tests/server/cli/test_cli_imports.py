@@ -13,6 +13,7 @@ from server.cli import COMMANDS, app
 HEAVY = {"torch", "vllm", "transformers", "diffusers", "numpy", "av"}
 WEB = {"fastapi", "uvicorn", "engine.engine"}
 STORE = {"sqlalchemy", "alembic"}
+MODELS = {"engine.config", "yaml"}
 LIST = "import sys; from server.cli import main\ntry: main()\nfinally: print('\\n'.join(['', *sys.modules]))"
 
 
@@ -20,9 +21,10 @@ LIST = "import sys; from server.cli import main\ntry: main()\nfinally: print('\\
     ("command", "unwanted"),
     [
         ("--help", HEAVY | WEB | STORE | {"pydantic", "engine"}),
-        ("status", HEAVY | WEB | STORE),
+        ("status", HEAVY | WEB | STORE | MODELS),
         ("keys list", HEAVY | WEB | {"alembic"}),
-        ("usage", HEAVY | WEB | {"alembic"}),
+        ("usage", HEAVY | WEB | MODELS | {"alembic"}),
+        ("audit", HEAVY | WEB | MODELS | {"alembic"}),
         ("voices", HEAVY | WEB | STORE),
         ("plan", HEAVY | WEB | STORE),
         ("doctor --help", HEAVY | {"fastapi"}),
