@@ -269,7 +269,23 @@ def reasoning_parser_in(folder: Path, spec: ChatModelSpec) -> str | None:
     template = folder / "chat_template.jinja"
     named = read_config(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     text = template.read_text("utf-8") if template.is_file() else str(named.get("chat_template"))
-    return parsers_to_try(str(read_config(folder / "config.json").get("model_type")), text, spec)[0][1]
+    likeliest = parsers_to_try(str(read_config(folder / "config.json").get("model_type")), text, spec)[0][1]
+    return likeliest if likeliest is not None and _reads(likeliest, folder) else None
+
+
+def _reads(reasoning_parser: str, folder: Path) -> bool:
+    """Whether there is such a parser, and the vocabulary in a folder has its marks; if not, the engine would not start.
+
+    The serving says so, or does without.
+    """
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tokenizers import get_tokenizer
+
+    try:
+        ReasoningParserManager.get_reasoning_parser(reasoning_parser)(get_tokenizer(str(folder)))
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _choices(named: str | None, found: list[str | None]) -> list[str | None]:

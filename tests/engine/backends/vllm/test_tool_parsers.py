@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.config.models import ChatModelSpec
+from engine.config.models import ChatEngineSpec, ChatModelSpec
 from engine.demo import weights_dir
 
 pytestmark = pytest.mark.engine  # imports vLLM
@@ -356,13 +356,18 @@ def test_a_parser_that_is_named_is_the_only_choice(named: str, tried: tuple[str 
 
 
 def test_an_engine_is_told_how_the_model_in_its_folder_thinks(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     from engine.backends.vllm.tool_calls import reasoning_parser_in
 
     spec = ChatModelSpec(id="x", task="chat", tier="standard", weights="x", capabilities=("chat", "function_calling"))
+    tokenizer = AutoTokenizer.from_pretrained(weights_dir("chat"))
+    tokenizer.chat_template = "<think>{{ messages }}"
+    tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_5"}')
-    assert reasoning_parser_in(tmp_path, spec) is None
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "<think>{{ messages }}"}')
     assert reasoning_parser_in(tmp_path, spec) == "qwen3"
+    unknown = spec.model_copy(update={"engine": ChatEngineSpec(reasoning_parser="unheard_of")})
+    assert reasoning_parser_in(tmp_path, unknown) is None
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert reasoning_parser_in(tmp_path, spec) is None
     assert reasoning_parser_in(weights_dir("chat"), spec) is None
