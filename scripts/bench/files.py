@@ -20,7 +20,7 @@ _ITEMS = 256  # of a batch request
 _EVERY_SECONDS = 0.1
 _INTERACTIVE_TOKENS = 16
 _REST_SECONDS = 2.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.2
 _ENDPOINT = "/v1/chat/completions"
 
 
