@@ -28,7 +28,7 @@ _COLUMNS = ("when (UTC)", "who", "from", "what", "of", "detail")
 def audit(
     *,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 50,
-    since: Annotated[str | None, typer.Option(help="Only from then on: 7d (also m, h, w), 2026-11-21.")] = None,
+    since: Annotated[str | None, typer.Option(help="Start: 7d (also m, h, w), 2026-11-21.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,7 +55,7 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `hearth backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file written by `hearth backup`.")],
     *,
     data_dir: DataDir = None,
 ) -> None:

@@ -41,7 +41,7 @@ def batches() -> None:
 @app.command(name="list")
 def list_batches(
     *,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number, newest first.")] = 20,
     url: Url = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -40,7 +40,7 @@ Data = dict[str, Any]
 
 
 def _limit(what: str) -> Any:
-    return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none`: the tier's limit holds.")
+    return typer.Option(metavar="N|none", help=f"{what}. Overrides the tier's limit; `none`: the tier's limit.")
 
 
 Id = Annotated[str, typer.Argument(callback=key_named, help="The id of the key, as `hearth keys list` shows it.")]
@@ -283,7 +283,7 @@ def rotate(
     *,
     overlap: Annotated[str, typer.Option(help="How long the old key still works: 24h (also m, d, w), or 0h.")] = "24h",
     expires: Annotated[
-        str | None, typer.Option(help="When the new one ends, as for create. Default: the old one's lifetime, anew.")
+        str | None, typer.Option(help="When the new one ends, as for create. Default: the old one's lifetime.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -313,7 +313,7 @@ def expire(  # noqa: PLR0913 - one argument per option
     *,
     at: Annotated[str | None, typer.Option(help="The last day in UTC, 2027-01-31, or a moment.")] = None,
     in_: Annotated[str | None, typer.Option("--in", help="Duration from now: 12h, 90d, 4w.")] = None,
-    never: Annotated[bool, typer.Option("--never", help="It has no end.")] = False,
+    never: Annotated[bool, typer.Option("--never", help="It never expires.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Set or remove the end of a key. An expired key works again with a later end."""

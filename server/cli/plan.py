@@ -22,8 +22,8 @@ from server.terminal import HEARTH, print_rich, table
 Missing = list[tuple[ModelSpec, VariantSpec]]
 _COLUMNS = ("model", "served with", "licence", "where", "memory", "KV cache", "chats x context", "state")
 
-Gpus = Annotated[str | None, typer.Option(help="Plan for an imagined machine: 2x24GiB, 1x24GiB+1x48GiB, or cpu.")]
-Ram = Annotated[float | None, typer.Option(help="RAM of the imagined machine in GiB [64].", min=1, max=65536)]
+Gpus = Annotated[str | None, typer.Option(help="Plan for a hypothetical machine: 2x24GiB, 1x24GiB+1x48GiB, or cpu.")]
+Ram = Annotated[float | None, typer.Option(help="RAM of the hypothetical machine in GiB [64].", min=1, max=65536)]
 
 
 def plan(  # noqa: PLR0913 - one argument per option

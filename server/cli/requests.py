@@ -21,10 +21,10 @@ _ANSWER_SECONDS = 10.0
 def requests(
     *,
     refused: Annotated[
-        bool, typer.Option("--refused", help="Those that were refused or failed: no others are kept.")
+        bool, typer.Option("--refused", help="Required: only refused and failed requests are kept.")
     ] = False,
-    since: Annotated[str, typer.Option(help="From then on: 1h (also m, d, w), 2026-11-21.")] = "1h",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest first.")] = 100,
+    since: Annotated[str, typer.Option(help="Start: 1h (also m, d, w), 2026-11-21.")] = "1h",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number, newest first.")] = 100,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

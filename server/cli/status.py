@@ -31,7 +31,7 @@ def status(
         bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C; with --json, one object a line.")
     ] = False,
     wait: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Wait so long for models that are being loaded.")
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Wait at most this long until no model is loading.")
     ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -29,9 +29,9 @@ _LABEL_WIDTH = 10
 
 def usage(  # noqa: PLR0913 - one argument per option
     *,
-    key: Annotated[str | None, typer.Option(callback=key_named, help="Only of this key, by its id.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
-    since: Annotated[str, typer.Option(help="From then on: 24h (also m, d, w), 2026-11-21.")] = "7d",
+    key: Annotated[str | None, typer.Option(callback=key_named, help="Only this key, by its id.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    since: Annotated[str, typer.Option(help="Start: 24h (also m, d, w), 2026-11-21.")] = "7d",
     until: Annotated[str | None, typer.Option(help="End of the period, rounded up to the hour. Default: now.")] = None,
     by: Annotated[str, typer.Option(help="hour, day, key, model, kind, or several: day,key.")] = "day",
     data_dir: DataDir = None,

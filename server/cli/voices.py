@@ -83,14 +83,14 @@ def voices(  # noqa: PLR0913 - one argument per option
 @app.command()
 def say(  # noqa: PLR0913 - one argument per option
     voice: Annotated[str, typer.Argument(metavar="ID", help="A voice; `hearth voices` shows them.")],
-    text: Annotated[str, typer.Argument(help="What is spoken.")],
+    text: Annotated[str, typer.Argument(help="Text to speak.")],
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a file, like hello.wav.")] = None,
     audio_format: Annotated[
         AudioFormat | None, typer.Option("--format", case_sensitive=False, help="Default: the file's ending.")
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.25, max=4, help="1 is the voice's own.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same gives the same sound.")] = None,
+    speed: Annotated[float, typer.Option(min=0.25, max=4, help="1 is the voice's normal speed.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same sound.")] = None,
     weights_dir: WeightsDir = None,
     models: Models = None,
 ) -> None:

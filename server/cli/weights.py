@@ -183,7 +183,7 @@ def export_command(
 
 @app.command("import")
 def import_command(
-    directory: Annotated[Path, typer.Argument(help="What `hearth weights export` wrote, or one folder of it.")],
+    directory: Annotated[Path, typer.Argument(help="Output of `hearth weights export`, or one folder of it.")],
     *,
     folder: Annotated[str | None, typer.Option("--as", help="New name, if one is imported. Default: its own.")] = None,
     weights_dir: WeightsDir = None,
