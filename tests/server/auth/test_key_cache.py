@@ -121,8 +121,9 @@ async def test_a_slow_lookup_does_not_hold_up_a_known_key_and_its_late_answer_co
     clock = Clock()
     store = GatedStore(database)
     text, key = await store.create("laptop", "standard")
-    async with KeyCache(store, clock=clock, lookup_timeout_seconds=0.02) as cache:
+    async with KeyCache(store, clock=clock) as cache:
         assert await cache.authenticate(text) == key
+        cache.lookup_timeout_seconds = 0.02  # from here on the store answers when it is told to
         await store.revoke(key.public_id)
         clock.seconds += 6
         store.gate.clear()
