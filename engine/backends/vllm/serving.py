@@ -138,6 +138,7 @@ class Serving:
         self._limits = limits
         self._pictures = pictures
         self._has_reasoning_parser = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
+        self._core_waits_for_thoughts = bool(engine.vllm_config.structured_outputs_config.reasoning_parser)
         self._text: TextPrompts | None = None
         self.adapters: Mapping[str, Any] = {}
         self._aborts: set[asyncio.Task[None]] = set()
@@ -326,7 +327,8 @@ class Serving:
             name, inputs, parameters, ("generate",), priority=priority, lora_request=adapter
         )
         core.external_req_id = core.request_id  # ours are random already
-        core.reasoning_ended = True  # a grammar holds from the first token on, where nothing else is said
+        if self._core_waits_for_thoughts:
+            core.reasoning_ended = True  # a grammar holds from the first token on, where nothing else is said
         return core
 
     async def _start(self, requests: list[tuple[Any, Collector]], stream: TokenStream, state: Any = None) -> None:
