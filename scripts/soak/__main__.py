@@ -226,7 +226,8 @@ class Soak:
             self.judge.break_("access log", wrong)
         say(f"  pause: compared usage, and {len(self._unmatched)} requests with the access log")
         self._unmatched = []
-        self._sending.set()
+        if not self.over.is_set():  # else the server is stopped now
+            self._sending.set()
 
     def _new_lines(self) -> list[dict[str, Any]]:
         with (self.hearth.folder / "data" / "logs" / "access.jsonl").open("rb") as log:
