@@ -205,6 +205,7 @@ NAMES: tuple[ForeignName, ...] = (
             *(f"transformers_utils.processor.cached_get_{kind}" for kind in _PROCESSORS),
             "renderers.hf._PROCESSOR_CHAT_TEMPLATES",
             "transformers_utils.config.checkpoint_has_lm_head",
+            "utils.func_utils._supports_kw",
         )
     ),
     _steps(

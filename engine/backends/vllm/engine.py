@@ -453,10 +453,14 @@ def _check_known(spec: ChatModelSpec, arguments: Any) -> None:
 
 
 def forget_folders() -> None:
-    """Empty what vLLM remembers of model folders by their names: one may have been replaced since."""
+    """Empty what vLLM remembers of model folders by their names: one may have been replaced since.
+
+    One of its caches keeps a method of each tokenizer, and with that three copies of the tokenizer of every load.
+    """
     from vllm.renderers import hf
     from vllm.tokenizers import registry
     from vllm.transformers_utils import config, processor
+    from vllm.utils import func_utils
 
     hf._PROCESSOR_CHAT_TEMPLATES.clear()  # noqa: SLF001
     for remembered in (
@@ -467,6 +471,7 @@ def forget_folders() -> None:
         processor.cached_get_image_processor,
         processor.cached_get_video_processor,
         config.checkpoint_has_lm_head,
+        func_utils._supports_kw,  # noqa: SLF001
     ):
         remembered.cache_clear()
 

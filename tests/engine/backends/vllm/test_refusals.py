@@ -1,8 +1,10 @@
 """What a model cannot do is refused by name, also where vLLM returns an error instead of raising it."""
 
+import gc
 import os
 import shutil
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +86,20 @@ def test_a_tokenizer_of_a_folder_that_was_replaced_is_read_again(tmp_path: Path)
     assert cached_get_tokenizer(str(folder)).chat_template == before
     forget_folders()
     assert cached_get_tokenizer(str(folder)).chat_template == "another one"
+
+
+@pytest.mark.usefixtures("renderer")
+def test_a_tokenizer_of_an_earlier_load_is_not_kept() -> None:
+    from vllm.tokenizers import get_tokenizer, maybe_make_thread_pool
+    from vllm.utils.func_utils import supports_kw
+
+    from engine.backends.vllm.engine import forget_folders
+
+    tokenizer = get_tokenizer(str(weights_dir("chat")))
+    maybe_make_thread_pool(tokenizer)
+    supports_kw(tokenizer.__class__.apply_chat_template, "tools")  # what vLLM asks when it renders
+    gone = weakref.ref(tokenizer.__class__.apply_chat_template)
+    del tokenizer
+    forget_folders()
+    gc.collect()
+    assert gone() is None
