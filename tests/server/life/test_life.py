@@ -218,7 +218,8 @@ async def _drain_to_the_end(own_server: Server) -> None:
     assert_all_gone(family)
 
 
-@pytest.mark.parametrize("how", [pytest.param("drain time is over", marks=pytest.mark.rounds), "second signal, Ctrl-C"])
+@pytest.mark.rounds
+@pytest.mark.parametrize("how", ["drain time is over", "second signal, Ctrl-C"])
 async def test_answers_that_outlast_the_drain_end_with_an_error(tmp_path: Path, how: str) -> None:
     twice = how.startswith("second")
     with server_of(tmp_path, ENGINE_AND_WORKER, HEARTH_DRAIN_SECONDS="60" if twice else "0.5") as server:

@@ -88,6 +88,7 @@ async def test_at_the_start_two_are_loaded_and_the_server_is_ready(client: httpx
     assert (await client.get("/health/ready")).status_code == 200
 
 
+@pytest.mark.rounds
 async def test_mixed_load_of_four_clients_is_answered_without_thrash_and_never_over_budget(
     crowded: Server, client: httpx2.AsyncClient
 ):
