@@ -38,7 +38,15 @@ _CHUNK_BYTES = 2**18
 # More than a socket's buffer holds. A process that inherited the child's end must not keep us here.
 _MOST_LAST_READS = 64
 # A step of a tiny chat model must not wait for the rest: on a CPU the kernel lets chat go first.
-_NICE_ON_CPU = 10
+NICE_ON_CPU = 10
+
+
+def give_way(pid: int, nice: int) -> None:
+    """Lower the priority of all threads of a process. It may have ended by now, which is reported in another way."""
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir() if nice else ():
+            number = int(thread.name)
+            os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
 
 class WorkerDiedError(Exception):
@@ -211,7 +219,7 @@ class WorkerProcess:
             worker._channel.send(protocol.Load(service, options))
             await worker._loaded(report)
             worker._guard.watch(worker._answer)
-            worker._give_way(nice)
+            give_way(worker.pid, nice)
         except BaseException:
             worker.terminate()
             await worker._dead(_END_SECONDS)
@@ -278,13 +286,6 @@ class WorkerProcess:
 
     def _log_undead(self) -> None:
         _log.error("Worker %d does not end, although it was killed: its device may hang.", self.pid)
-
-    def _give_way(self, nice: int) -> None:
-        """Lower the priority of all its threads. It may have ended by now, which is reported in another way."""
-        with suppress(OSError):
-            for thread in Path(f"/proc/{self.pid}/task").iterdir() if nice else ():
-                number = int(thread.name)
-                os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number) + nice)
 
     async def _loaded(self, report: Report) -> None:
         while (message := await self._startup.get()) is not None:
@@ -366,7 +367,7 @@ async def start_worker(  # noqa: PLR0913  # what a start depends on
         options,
         report,
         environment={**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
-        nice=_NICE_ON_CPU if on_cpu else 0,
+        nice=NICE_ON_CPU if on_cpu else 0,
         patience=Patience.of(stall_seconds, on_cpu=on_cpu),
     )
 

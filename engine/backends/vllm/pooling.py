@@ -19,6 +19,7 @@ from engine.backends.vllm.engine import EngineWatch, Launch, VllmEngine, common_
 from engine.backends.vllm.inputs import Input, Inputs
 from engine.config import EmbeddingModelSpec, PoolingModelSpec
 from engine.errors import LoadError, RequestError
+from engine.process.parent import NICE_ON_CPU, give_way
 from engine.stream import PoolingStream, Stream
 from engine.types import EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, Urgency
 from engine.weights.vectors import VectorLayout, check_pooling_folder, read_layout
@@ -75,6 +76,8 @@ class VllmPooling(VllmEngine[PoolingModelSpec]):
             model = cls(engine, await asyncio.to_thread(_inputs_of, engine), launch, watch, layout)
             launch.report("answering a first input", 0.9)
             await model._warm_up()
+            for pid in model.pids if processes.runs_on_cpu() else ():
+                give_way(pid, NICE_ON_CPU)
         return model
 
     def embed(self, request: EmbeddingRequest, stream: PoolingStream) -> None:
