@@ -16,6 +16,12 @@ def test_a_cost_flows_back_in_its_part_of_the_window():
     assert Ask("k", 0, 0).nanoseconds == 0
 
 
+def test_a_part_of_a_bucket_is_kept_but_never_so_much_that_a_cost_could_not_be_taken():
+    assert Ask("k", 5, 20).open_window == 60 * SECOND
+    assert Ask("k", 5, 20, kept=0.25).open_window == 45 * SECOND
+    assert Ask("k", 19, 20, kept=0.25).open_window == 57 * SECOND
+
+
 @pytest.mark.parametrize(
     ("tat", "used"),
     [(None, 0), (0, 0), (100, 0), (101, 1), (100 + 60 * SECOND, 60 * SECOND), (101 + 60 * SECOND, 60 * SECOND)],
