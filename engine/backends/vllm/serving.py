@@ -88,7 +88,13 @@ def build_serving(
     if compat.fits("grammar check"):
         engine.input_processor.structured_outputs_config = None
     return Serving(
-        engine, chat, spec.engine, Grammars(engine.vllm_config, grammar_starter), pictures, kv_groups=kv_groups
+        engine,
+        chat,
+        spec.engine,
+        Grammars(engine.vllm_config, grammar_starter),
+        pictures,
+        kv_groups=kv_groups,
+        core_waits_for_thoughts=tried[0][1] is not None,  # as its arguments said: `reasoning_parser_in`
     )
 
 
@@ -129,6 +135,7 @@ class Serving:
         pictures: Pictures,
         *,
         kv_groups: tuple[KvGroup, ...],
+        core_waits_for_thoughts: bool,
     ) -> None:
         self._engine = engine
         self.vllm = vllm
@@ -138,7 +145,7 @@ class Serving:
         self._limits = limits
         self._pictures = pictures
         self._has_reasoning_parser = vllm.parser_cls is not None and vllm.parser_cls.reasoning_parser_cls is not None
-        self._core_waits_for_thoughts = bool(engine.vllm_config.structured_outputs_config.reasoning_parser)
+        self._core_waits_for_thoughts = core_waits_for_thoughts
         self._text: TextPrompts | None = None
         self.adapters: Mapping[str, Any] = {}
         self._aborts: set[asyncio.Task[None]] = set()
