@@ -29,6 +29,7 @@ from server.api.responses import routes as responses
 from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns
+from server.batches.bucket import BucketFolder
 from server.batches.folder import Folder
 from server.batches.runner import BatchLimits, Runner
 from server.console import routes as console
@@ -40,12 +41,13 @@ from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
 from server.observability.status_server import Inspection
 from server.observability.tracing import Tracing
-from server.settings import Settings, database_url, files_folder
+from server.settings import Settings, database_url, files_bucket, files_folder
 from server.store.batches import BatchStore
 from server.store.database import Database
 from server.store.key_cache import KeyCache
 from server.store.keys import KeyStore
 from server.store.limits import Buckets, Quotas
+from server.store.objects import Bucket
 from server.store.sessions import SessionStore
 from server.store.usage import UsageBook
 
@@ -182,14 +184,18 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             tracing.close()
 
 
+def _batch_folder(settings: Settings) -> Folder:
+    kept_free_bytes = int(settings.disk_reserve_gib * 2**30)
+    if (bucket := files_bucket(settings)) is not None:
+        return BucketFolder(settings.data_dir / "copies", Bucket(bucket), kept_free_bytes=kept_free_bytes)
+    shared = files_folder(settings)
+    path = shared or settings.data_dir / "batches"
+    return Folder(path, kept_free_bytes=kept_free_bytes, shared=shared is not None)
+
+
 def _batch_runner(app: FastAPI, settings: Settings) -> Runner:
     state = app.state
-    shared = files_folder(settings)
-    folder = Folder(
-        shared or settings.data_dir / "batches",
-        kept_free_bytes=int(settings.disk_reserve_gib * 2**30),
-        shared=shared is not None,
-    )
+    folder = _batch_folder(settings)
     store = BatchStore(state.database)
     limits = BatchLimits(
         most_lines=settings.max_batch_lines,

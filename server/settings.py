@@ -18,6 +18,7 @@ _NOT_OURS = {"HEARTH_PYTHON", "HEARTH_KEY", "HEARTH_URL", "HEARTH_MODEL"}  # the
 _REMOVED = {"HEARTH_API_PROCESSES"}  # had a meaning once: a server that still has it set starts all the same
 _CHECKOUT = Path(__file__).parents[1]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -52,11 +53,13 @@ def _origin(value: str) -> str:
     return origin.removesuffix(_DEFAULT_PORTS.get(origin.partition("://")[0], "-"))
 
 
-def _folder_url(value: str) -> str:
+def _files_url(value: str) -> str:
     parts = urlsplit(value)
-    if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise ValueError("must be the address of a folder, like file:///srv/hearth-files")
-    return value
+    is_folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
+    is_bucket = parts.scheme == "s3" and _BUCKET.fullmatch(value)
+    if not (is_folder or is_bucket) or parts.query or parts.fragment:
+        raise ValueError("must be a folder like file:///srv/hearth-files, or a bucket like s3://hearth or s3://my/part")
+    return value.rstrip("/") if is_bucket else value
 
 
 def _network(value: str) -> str:
@@ -116,8 +119,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     file_retention_days: float = Field(
         30, gt=0, le=3660, description="files are deleted after that, unless their client has said when"
     )
-    files_url: Annotated[str, AfterValidator(_folder_url)] | None = Field(
-        None, description="file:///folder for files of batches that all servers of one PostgreSQL share"
+    files_url: Annotated[str, AfterValidator(_files_url)] | None = Field(
+        None, description="file:///folder or s3://bucket/part that all servers of one PostgreSQL share"
     )
     max_batch_lines: int = Field(50_000, ge=1, le=1_000_000, description="lines in the file of a batch")
     disk_reserve_gib: float = Field(
@@ -161,8 +164,14 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
 
 def files_folder(settings: Settings) -> Path | None:
-    """Return the folder that all servers share for files of batches; None: each has its own in its data directory."""
-    return None if settings.files_url is None else Path(unquote(urlsplit(settings.files_url).path))
+    """Return the folder that all servers share for files; None: there is none, or a bucket is shared."""
+    shared = None if settings.files_url is None else urlsplit(settings.files_url)
+    return Path(unquote(shared.path)) if shared is not None and shared.scheme == "file" else None
+
+
+def files_bucket(settings: Settings) -> str | None:
+    """Return the address of the bucket that all servers share for files; None: there is none."""
+    return settings.files_url if settings.files_url is not None and settings.files_url.startswith("s3:") else None
 
 
 def database_url(settings: Settings) -> str:

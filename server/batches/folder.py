@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -39,6 +39,8 @@ class Folder:
     `kept_free_bytes` of the disk stay free: beyond that, writing fails as on a full disk. `shared`: other servers may
     use it at the same time.
     """
+
+    most_segment_bytes = 2**62  # of a journal: it is appended to
 
     def __init__(self, path: Path, *, kept_free_bytes: int = 0, shared: bool = False) -> None:
         self.path = path
@@ -75,10 +77,33 @@ class Folder:
     async def delete(self, id_: str) -> None:
         """Delete a file, or a batch's journal. Whether it is there does not matter. Does not fail."""
         with suppress(OSError):  # the next sweep tries again
-            if id_.startswith("file-"):
-                await self.run(self.file(id_).unlink)
-            else:
-                await self.run(shutil.rmtree, self.journal(id_))
+            await self.run(self.delete_now, id_)
+
+    def delete_now(self, id_: str) -> None:
+        if id_.startswith("file-"):
+            self.file(id_).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(self.journal(id_))
+
+    def input_now(self, batch: str, file: str) -> Path:  # noqa: ARG002  # a copy is this batch's own
+        """Return where a file can be read for a batch, until `leave_now`."""
+        return self.file(file)
+
+    def journal_now(self, batch: str) -> Path:
+        """Return where the segments of a batch's journal can be read."""
+        return self.journal(batch)
+
+    def leave_now(self, batch: str) -> None:
+        """Another process may run the batch from now on."""
+
+    def synced_now(self, batch: str, segment: Path) -> None:
+        """Let other processes see a segment that has been synced."""
+
+    def keep_now(self, part: Path, id_: str) -> None:
+        """Give a synced file its name."""
+        target = self.file(id_)
+        part.replace(target)
+        sync_folder(target.parent)
 
     def has_room(self, more_bytes: int) -> bool:
         """Whether so much more may be written. Blocks, for microseconds on a local disk."""
@@ -89,18 +114,20 @@ class Folder:
 
     def old_now(self) -> list[str]:
         """Delete uploads that were broken off; return the ids of what has lain here for an hour."""
-        now = time.time()
-        found = []
-        for kind, seconds in (("uploads", _UPLOAD_SECONDS), ("files", _ORPHAN_SECONDS), ("journals", _ORPHAN_SECONDS)):
-            for entry in os.scandir(self.path / kind):
-                with suppress(FileNotFoundError):
-                    if now - entry.stat(follow_symlinks=False).st_mtime < seconds:
-                        continue
-                    if kind == "uploads":
-                        Path(entry.path).unlink()
-                    elif is_id(entry.name):
-                        found.append(entry.name)
-        return found
+        for path in self._older_now("uploads", time.time() - _UPLOAD_SECONDS):
+            path.unlink(missing_ok=True)
+        return self._lasting_now(time.time() - _ORPHAN_SECONDS)
+
+    def _lasting_now(self, before: float) -> list[str]:
+        """Return the ids of files and journals that were written before a moment."""
+        paths = (path for kind in ("files", "journals") for path in self._older_now(kind, before))
+        return [path.name for path in paths if is_id(path.name)]
+
+    def _older_now(self, kind: str, before: float) -> Iterator[Path]:
+        for path in (self.path / kind).iterdir():
+            with suppress(FileNotFoundError):
+                if path.lstat().st_mtime < before:
+                    yield path
 
     def _below(self, kind: str, id_: str) -> Path:
         if not is_id(id_):
@@ -150,9 +177,7 @@ class FileWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            target = self._folder.file(id_)
-            self._part.replace(target)
-            sync_folder(target.parent)
+            self._folder.keep_now(self._part, id_)
         except BaseException:
             self.discard_now()
             raise

@@ -23,7 +23,7 @@ from server.batches.folder import Folder
 
 _log = logging.getLogger("hearth.batches")
 _HEAD = re.compile(rb"([0-9]{1,10}) ([oe]) ([0-9]{1,12}) ([0-9]{1,12}) ([0-9]{1,12}) ([0-9]{1,12}) ([0-9a-f]{8}) ")
-_SEGMENT = re.compile(r"[0-9]{6}")
+_SEGMENT = re.compile(r"[0-9]{6}(-[0-9a-f]{8})?")  # a mark of the process where several might write one
 _NOT_THERE = -1
 _SYNC_SECONDS = 1.0
 _WRITE_SECONDS = 0.1
@@ -74,7 +74,7 @@ class Index:
 
     @property
     def next_segment(self) -> str:
-        return f"{int(self._segments[-1]) + 1 if self._segments else 0:06d}"
+        return f"{int(self._segments[-1][:6]) + 1 if self._segments else 0:06d}"
 
     def has(self, line: int) -> bool:
         return line < len(self._segment) and self._segment[line] != _NOT_THERE
@@ -166,39 +166,48 @@ class Journal:
 
     async def _write_all(self) -> None:
         now = asyncio.get_running_loop().time
-        synced, synced_at = True, now()
-        while self._waiting or not synced or not self._closing:
-            if not self._waiting and synced:
+        unsynced: list[bytes] = []
+        synced_at = now()
+        while self._waiting or unsynced or not self._closing:
+            if not self._waiting and not unsynced:
                 await self._came.wait()
             self._came.clear()
             if not self._closing:
                 await asyncio.sleep(_WRITE_SECONDS)  # what comes meanwhile is written with it
             records, self._waiting = self._waiting, []
+            unsynced += records
             sync = self._closing or now() - synced_at >= _SYNC_SECONDS
             try:
                 await self._folder.run(self._write_now, b"".join(records), sync)
             except OSError as failure:
                 _log.warning("The progress of a batch cannot be written, and waits: %s.", failure.strerror)
-                self._waiting[:0] = records
+                self._waiting[:0] = unsynced
+                unsynced = []
                 self._number += 1  # behind half a record nothing would be read
                 await self._folder.run(self._close_now)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            synced, synced_at = sync, now() if sync else synced_at
-            self._waiting_bytes -= sum(map(len, records))
-            self._written.set()
+            if sync:
+                synced_at = now()
+                self._waiting_bytes -= sum(map(len, unsynced))
+                unsynced = []
+                self._written.set()
 
     def _write_now(self, data: bytes, sync: bool) -> None:  # noqa: FBT001  # called on a thread, by position
+        segment = self._path / f"{self._number:06d}"
         if self._fd is None:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            name = self._path / f"{self._number:06d}"
-            self._fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            self._fd = os.open(segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             sync_folder(self._path)
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
         if sync:
             os.fsync(self._fd)
+            self._folder.synced_now(self._path.name, segment)
+            if os.fstat(self._fd).st_size > self._folder.most_segment_bytes:
+                self._close_now()
+                self._number += 1
 
     def _close_now(self) -> None:
         if self._fd is not None:

@@ -88,6 +88,6 @@ class _Part:
 
     def discard(self) -> None:
         if self._committed is not None:
-            self._folder.file(self._committed).unlink(missing_ok=True)
+            self._folder.delete_now(self._committed)
         elif self._writer is not None:
             self._writer.discard_now()

@@ -265,6 +265,7 @@ class Runner:
             _log.exception("the batch %s cannot go on, and is tried again", id_)
         finally:
             del self._runs[id_]
+            await self.folder.run(self.folder.leave_now, id_)
             with suppress(StoreUnavailableError):
                 await self.store.release(id_, self.name)
             self._woken.set()
@@ -310,7 +311,7 @@ class _Run:
             await self._store.move(self.row.id, UNFINISHED, "failed", runner=self._runner.name, errors=[gone])
             return
         try:
-            self._index = await self._folder.run(Index, self._folder.journal(self.row.id), self.row.total)
+            self._index = await self._folder.run(self._read_journal)
             self._tally = self._index.tally
             ending: Ending | None = "cancelled" if self.row.status == "cancelling" else None
             if self.row.status == "finalizing" or (ending is None and self._store.clock() >= self.row.expires_at):
@@ -356,8 +357,11 @@ class _Run:
         self.row = await self._store.batch(self.row.id) or self.row
         return True
 
+    def _read_journal(self) -> Index:
+        return Index(self._folder.journal_now(self.row.id), self.row.total)
+
     def _open_input(self) -> LineReader:
-        file = self._folder.file(self.row.input_file_id)
+        file = self._folder.input_now(self.row.id, self.row.input_file_id)
         return LineReader(file, most_lines=self._limits.most_lines, most_line_bytes=self._limits.most_line_bytes)
 
     async def _answered(self) -> Ending | None:

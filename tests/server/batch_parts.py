@@ -151,11 +151,12 @@ class House:
 
     def output(self, row: Batch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The lines of its output and of its error file."""
-        texts = [
-            b"" if id_ is None else self.folder.file(id_).read_bytes()
-            for id_ in (row.output_file_id, row.error_file_id)
-        ]
+        texts = [b"" if id_ is None else self._content(id_) for id_ in (row.output_file_id, row.error_file_id)]
         return read_jsonl(texts[0]), read_jsonl(texts[1])
+
+    def _content(self, id_: str) -> bytes:
+        bucket = getattr(self.folder, "bucket", None)
+        return self.folder.file(id_).read_bytes() if bucket is None else bucket.get(f"files/{id_}")
 
 
 def house_at(database: Database, path: Path, **parts: Any) -> House:

@@ -6,6 +6,7 @@ Each test of a database runs on SQLite and on PostgreSQL, unless it looks into `
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import bucket_server
 import pytest
 from collector import Collector
 from postgres_parts import Postgres, missing_reason
@@ -29,6 +30,15 @@ def postgres() -> Iterator[Postgres]:
         pytest.skip(reason)
     with Postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def bucket_environment() -> Iterator[dict[str, str]]:
+    """A bucket that speaks S3, named bucket_server.NAME: what a program needs in its environment to reach it."""
+    if why := bucket_server.missing_reason():
+        pytest.skip(why)
+    with bucket_server.running() as environment:
+        yield environment
 
 
 @pytest.fixture(scope="session")

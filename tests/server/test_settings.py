@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from serving import ROOT
 
-from server.settings import Settings, SettingsError, files_folder, load_settings, removed_names
+from server.settings import Settings, SettingsError, files_bucket, files_folder, load_settings, removed_names
 
 
 def test_an_unknown_setting_is_refused_with_the_name_that_was_probably_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,10 @@ def test_a_shared_folder_of_files_needs_a_shared_database(monkeypatch: pytest.Mo
         load_settings()
     monkeypatch.setenv("HEARTH_DATABASE_URL", "postgresql+psycopg://user@host/name")
     assert files_folder(load_settings()) == Path("/srv/hearth files")
-    for wrong in ("s3://bucket/folder", "/srv/files", "file://host/srv", "file:srv"):
+    assert files_bucket(load_settings()) is None
+    monkeypatch.setenv("HEARTH_FILES_URL", "s3://hearth/office/files/")
+    assert (files_folder(load_settings()), files_bucket(load_settings())) == (None, "s3://hearth/office/files")
+    for wrong in ("s3://hearth/../other", "s3://who:what@hearth", "s3://", "/srv/files", "file://host/srv", "file:srv"):
         monkeypatch.setenv("HEARTH_FILES_URL", wrong)
-        with pytest.raises(SettingsError, match="HEARTH_FILES_URL: must be the address of a folder"):
+        with pytest.raises(SettingsError, match="HEARTH_FILES_URL: must be a folder"):
             load_settings()

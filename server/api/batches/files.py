@@ -1,5 +1,6 @@
 """`/v1/files`: files that batches read and write. Each key sees its own, and those of keys that it has replaced."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -79,8 +80,24 @@ async def _add(
             raise key_full() from error
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise disk_full() from error
+        if isinstance(error, OSError) and folder.shared:
+            raise _storage_failed() from error
         raise
     return FileObject.model_validate(row)
+
+
+async def _content(folder: Folder, id_: str) -> AsyncIterator[bytes]:
+    try:
+        async for piece in folder.read(id_):
+            yield piece
+    except FileNotFoundError as error:
+        raise no_file() from error
+    except OSError as error:
+        raise _storage_failed() from error
+
+
+def _storage_failed() -> ApiError:
+    return overloaded("The place where files are kept does not answer. Try again in a moment.", 10)
 
 
 def _kept_seconds(fields: dict[str, str], days: float) -> int:
@@ -128,7 +145,7 @@ async def read_file(file_id: str, caller: BatchCaller, store: TheStore, folder: 
     if row.place != folder.place:
         raise overloaded("This file lies on another machine of this service. Ask that one.", 60)
     return StreamedResponse(
-        folder.read(row.id), drain=caller.drain, media_type="application/octet-stream", failure=None
+        _content(folder, row.id), drain=caller.drain, media_type="application/octet-stream", failure=None
     )
 
 

@@ -110,11 +110,15 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: 
             sent = http.post("/files", files={"file": ("in.jsonl", jsonl(asked))}, data={"purpose": "batch"}).json()
             body = {"input_file_id": sent["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
             batch = http.post("/batches", json=body).json()["id"]
+        looks: list[float] = []
         order = ["server"] * kills + ["engine"] * deaths
         dice.shuffle(order)
 
         def look() -> dict[str, Any]:
-            found: dict[str, Any] = httpx2.get(f"{server.base_url}/batches/{batch}", headers=headers).json()
+            began = time.perf_counter()
+            sent = httpx2.get(f"{server.base_url}/batches/{batch}", headers=headers, timeout=60)
+            looks.append(time.perf_counter() - began)
+            found: dict[str, Any] = sent.json()
             return found
 
         def done() -> int:
@@ -122,6 +126,7 @@ def test_a_server_and_engines_that_are_killed_lose_no_line_of_a_batch(tmp_path: 
             return int(counts["completed"] + counts["failed"])
 
         for at, victim in enumerate(order):
+            print(f"{time.strftime('%X')} {at}: {victim}, {done()} lines, slowest look {max(looks):.2f} s", flush=True)  # noqa: T201
             if victim == "engine":
                 server.wait_until_ready()
             if (
