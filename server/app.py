@@ -12,20 +12,24 @@ from starlette.types import ASGIApp
 
 from engine import Config, Engine, ImageLimits
 from server import errors
-from server.api import audio, chat, completions, embeddings, key, models, reference, rerank, tokens
+from server.api import key, models, reference
 from server.api.admin import commands, usage
 from server.api.admin import keys as admin_keys
 from server.api.admin import routes as admin
 from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
+from server.api.audio import routes as audio
 from server.api.batches import batches, files
 from server.api.batches.batches import EndpointLines, LineEndpoint
+from server.api.chat import completions, tokens
+from server.api.chat import routes as chat
 from server.api.images import edits
 from server.api.images import routes as images
 from server.api.images.files import ImageFiles, ImageLinks
 from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
+from server.api.vectors import embeddings, rerank
 from server.auth.access import Access
 from server.auth.metering import Meter
 from server.auth.sessions import OnceLinks, Sessions, SignIns

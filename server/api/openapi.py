@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from server.api.audio import MEDIA_TYPES
+from server.api.audio.routes import MEDIA_TYPES
 from server.api.schema import Shown
 from server.http.middleware import HEALTH_PATHS, needs_key
 

@@ -20,7 +20,7 @@ from engine import Voice as Speaker
 from engine.config import SpeechModelSpec, load_config
 from engine.errors import RequestError
 from engine.voices.catalogue import Voices
-from server.api.voices import VoiceList, VoiceQuery
+from server.api.audio.voices import VoiceList, VoiceQuery
 from server.cli.add_voice import add
 from server.cli.options import AsJson, Models, WeightsDir, refuse, tell
 from server.settings import load_settings

@@ -15,9 +15,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from engine import AudioFormat, GenerationError, SpeechRequest
+from server.api.audio.voices import VoiceList, VoiceQuery
 from server.api.caller import Caller, CallerWith, TheAccess
 from server.api.schema import Listed, Model, ModelBody, RandomSeed, ShortText, Strict
-from server.api.voices import VoiceList, VoiceQuery
 from server.auth.access import KeyIfSent
 from server.http.routing import StrictRoute
 from server.http.streaming import StreamedResponse
