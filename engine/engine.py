@@ -28,13 +28,14 @@ from engine.config import (
     RerankModelSpec,
     SpeechModelSpec,
 )
-from engine.config.models import SIZES
+from engine.config.models import SIZES, model_of
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
 from engine.media import ImageLimits, Pictures, PixelLoad, image_paths
 from engine.placement.hardware import Prefer
 from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
+from engine.replicas import healths_of_models, loads_of_models
 from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, TokenStream
 from engine.types import (
     ChatRequest,
@@ -96,7 +97,8 @@ class Engine:
             prefer=prefer,
             vllm_metrics=vllm_metrics,
         )
-        self._pool = Pool(config.models.values(), self._loader.load, self._loader.ledger, LoadTimes(loads_dir))
+        engines = self._loader.planned.engines.values()
+        self._pool = Pool(engines, self._loader.load, self._loader.ledger, LoadTimes(loads_dir))
 
     async def start(self) -> None:
         self._loader.prepare()
@@ -138,7 +140,7 @@ class Engine:
                         else:
                             await backend.text(request, stream)
                     except NotStartedError:  # an engine that dies costs what was running on it
-                        if request.urgency == Urgency.INTERACTIVE:
+                        if request.urgency == Urgency.INTERACTIVE and not self._is_ready(asked.model):
                             raise
                         continue
                     stream.keep(acquired.pop_all())
@@ -148,14 +150,26 @@ class Engine:
             raise
 
     def _addressed(self, request: _Generation) -> _Generation:
-        """Return the request as its base's where it names an adapter. Asked again after a reload."""
+        """Return the request as one to an engine: of its base where it names an adapter. Asked again after a reload."""
         adapter = self.config.adapters.get(request.model)
-        return request if adapter is None else replace(request, model=adapter.base, adapter=adapter.id)
+        if adapter is not None:
+            request = replace(request, model=adapter.base, adapter=adapter.id)
+        engine = self._pool.engine_for(request.model, request.owner)
+        return request if engine == request.model else replace(request, model=engine)
 
     def _base(self, model: str) -> str:
-        """Return the model that has the engine of this one."""
+        """Return the model that has the engines of this one."""
         adapter = self.config.adapters.get(model)
         return model if adapter is None else adapter.base
+
+    def _any_engine(self, model: str) -> str:
+        """Return an engine that answers for a model, if there is one."""
+        return self._pool.engine_for(self._base(model), owner="")
+
+    def _is_ready(self, model: str) -> bool:
+        with contextlib.suppress(EngineError):
+            return self._pool.get(self._any_engine(model)) is not None
+        return False
 
     async def images(self, request: ImageRequest, stream: ImageStream) -> ImageStream:
         """Put what becomes of each image into `stream`, as it comes. Closing it aborts what is not finished.
@@ -221,7 +235,7 @@ class Engine:
 
     async def tokenize(self, model: str, prompt: ChatRequest | str, *, special_tokens: bool = True) -> Tokenized:
         """Return the tokens of a conversation, template and tools included, or of a plain text."""
-        model = self._base(model)
+        model = self._any_engine(model)
         self._spec(model, ChatModelSpec)
         with await self._pool.acquire(model):
             backend, spec = self._chat_backend(model)
@@ -231,16 +245,16 @@ class Engine:
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
         """Return the text that tokens of this model stand for."""
-        model = self._base(model)
+        model = self._any_engine(model)
         self._spec(model, ChatModelSpec)
         with await self._pool.acquire(model):
             return await self._chat_backend(model)[0].detokenize(ids)
 
     async def load(self, model: str) -> None:
         """Have a model loaded: one that failed once more, one that comes and goes as if it were asked for. Waits."""
-        model = self._base(model)
-        self._pool.load_again(model)
-        (await self._pool.acquire(model)).close()
+        for engine in self._pool.engines_of(self._base(model)):
+            self._pool.load_again(engine)
+        (await self._pool.acquire(self._any_engine(model))).close()
 
     def unload(self, model: str) -> None:
         """Have a model that shares its memory leave with its last answer. Raises `RequestError` for one that stays."""
@@ -261,12 +275,12 @@ class Engine:
         self.config = config
         self._loader.use(config, voices)
         outdated = self._loader.outdated()
-        self._pool.update(config.models.values(), outdated)
-        return outdated
+        self._pool.update(self._loader.planned.engines.values(), outdated)
+        return {model_of(engine) for engine in outdated}
 
     def later(self) -> tuple[str, ...]:
         """Models that keep the memory that they have, though another amount is planned, until they are loaded again."""
-        later = self._loader.ledger.later()
+        later = {model_of(engine) for engine in self._loader.ledger.later()}
         return tuple(name for name in self.config.models if name in later)
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -275,7 +289,7 @@ class Engine:
     def health(self) -> tuple[ModelHealth, ...]:
         """What each model is doing, in the order of models.yaml; adapters stand behind their base."""
         found: list[ModelHealth] = []
-        for health in self._pool.health():
+        for health in healths_of_models(self._pool.health()):
             adapters = self.config.adapters_of(health.id)
             found += [health, *(self._adapter_health(adapter.id, health) for adapter in adapters)]
         return tuple(found)
@@ -285,7 +299,7 @@ class Engine:
         if base.status != "ready":
             return health
         with contextlib.suppress(EngineError):
-            why = cast("VllmChat", self._pool.get(base.id)).refused_adapters.get(adapter)
+            why = cast("VllmChat", self._pool.get(self._any_engine(base.id))).refused_adapters.get(adapter)
             reason = "It cannot be put on its base. The server's log says why."
             health = replace(health, status="failed", phase="failed", error=why, reason=reason) if why else health
         return health
@@ -293,7 +307,7 @@ class Engine:
     def loads(self) -> tuple[ModelLoad, ...]:
         """How busy each model is that is loaded, and with what, in the order of models.yaml."""
         later, served = self._loader.ledger.later(), self._loader.served
-        return tuple(
+        engines = (
             ModelLoad(
                 name,
                 one.admission.running,
@@ -306,18 +320,20 @@ class Engine:
             )
             for name, one in self._loaded()
         )
+        return tuple(loads_of_models(engines))
 
     def pixels(self) -> PixelLoad:
         """How many pixels of clients' pictures are in memory."""
         return self._loader.pixels
 
     def vllm_metrics(self) -> tuple[CollectorRegistry, ...]:
-        """Return vLLM's own metrics, a registry for each loaded chat model. A restart begins them anew."""
+        """Return vLLM's own metrics, a registry for each engine of a chat model. A restart begins them anew."""
         registries = (getattr(backend, "metrics", None) for _, backend in self._loaded())
         return tuple(registry for registry in registries if registry is not None)
 
-    def _loaded(self) -> Iterator[tuple[str, Backend]]:
-        for name in self.config.models:
+    def _loaded(self, *models: str) -> Iterator[tuple[str, Backend]]:
+        """Yield each loaded engine of these models, or of all."""
+        for name in (engine for model in models or self.config.models for engine in self._pool.engines_of(model)):
             with contextlib.suppress(EngineError):
                 yield name, self._pool.get(name)
 
@@ -352,7 +368,7 @@ class Engine:
 
     def _spec(self, model: str, kind: type[_Spec]) -> _Spec:
         """Return the entry of a model that does this task. Raises `UnsupportedCapabilityError` for another one's."""
-        spec = self.config.models.get(self._base(model))
+        spec = self.config.models.get(model_of(self._base(model)))
         if spec is None:
             self._pool.get(model)  # raises: it is unknown
         if not isinstance(spec, kind):
@@ -378,9 +394,9 @@ class Engine:
             created=self._created,
             waiting=health.waiting,
         )
-        with contextlib.suppress(EngineError):
-            admission = self._pool.get(spec.id).admission
-            info = replace(info, running=admission.running, waiting=info.waiting + admission.waiting)
+        admissions = [backend.admission for _, backend in self._loaded(spec.id)]
+        running, waiting = (sum(getattr(one, name) for one in admissions) for name in ("running", "waiting"))
+        info = replace(info, running=running, waiting=info.waiting + waiting)
         if isinstance(spec, SpeechModelSpec):
             return replace(info, demo=self._loader.voices.of(spec.id).only_demos)
         if isinstance(spec, ImageModelSpec):
@@ -396,7 +412,7 @@ class Engine:
             return replace(info, max_input_tokens=longest, dimensions=dimensions)
         context_length = spec.engine.context_length
         with contextlib.suppress(EngineError):
-            context_length = self._chat_backend(spec.id)[0].context_length
+            context_length = self._chat_backend(self._any_engine(spec.id))[0].context_length
         longest = spec.engine.max_output_tokens or context_length
         return replace(info, context_length=context_length, max_output_tokens=longest)
 

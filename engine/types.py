@@ -266,7 +266,7 @@ class ModelHealth:
     `remaining_seconds` is how long a load should take yet, going by the last one; None where that is not known.
     `error` says why the model is not ready, in our words, for the operator: it may name files. `reason` says what is
     wrong with a failed model to anybody. `restarts` counts deaths since the start, `waiting` the requests that wait for
-    a model that takes turns to be loaded.
+    a model that takes turns to be loaded. `engines` has those of a model with replicas.
     """
 
     id: str
@@ -279,6 +279,7 @@ class ModelHealth:
     reason: str | None = None
     waiting: int = 0
     remaining_seconds: float | None = None
+    engines: tuple["ModelHealth", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +303,7 @@ class ModelLoad:
     `pids` are its processes, without those that they have started. `later_bytes` is what is planned for it on each
     device if that is not what it was loaded with: its next load takes it. `compiled` is None where models never are.
     `kv_cache_usage` is the share of the KV cache that is taken, 0 to 1; None where there is none, or nothing counts.
+    `engines` has those of a model with replicas that are loaded.
     """
 
     id: str
@@ -312,6 +314,7 @@ class ModelLoad:
     later_bytes: Mapping[int | None, int] | None = None
     compiled: bool | None = None
     kv_cache_usage: float | None = None
+    engines: tuple["ModelLoad", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,11 +61,16 @@ def _row(config: Config, shape: str, prefer: Prefer) -> tuple[str, ...]:
 def _model(one: Placed) -> str:
     name = one.variant.id if one.variant else "the demo"
     context = f", {one.context_length // 1024}k" if one.context_length else ""
-    return f"{name}{context}{', in turns' if one.state == 'swapped' else ''}"
+    engines = f", {len(one.replicas) + 1} engines" if one.replicas else ""
+    return f"{name}{context}{engines}{', in turns' if one.state == 'swapped' else ''}"
 
 
 def _short_chats(one: Placed) -> int:
-    """Return how many short conversations run at the same time."""
+    """Return how many short conversations run at the same time, on all engines of a model."""
+    return sum(_on_one_engine(engine) for engine in (one, *one.replicas))
+
+
+def _on_one_engine(one: Placed) -> int:
     if one.need is None or one.need.cache is None:
         return 0
     room = one.need.cache.coarse().chats(one.kv_bytes, CHAT_TOKENS)

@@ -188,6 +188,16 @@ class CommonModelSpec(_Entry):
     """Without a request for so long it is unloaded, and loaded again by the next one. null: it stays loaded."""
 
 
+def replica_id(model: str, number: int) -> str:
+    """Return the name of a model's engine, of which number 1 has the model's own."""
+    return model if number == 1 else f"{model}#{number}"  # no model has a `#` in its name
+
+
+def model_of(engine: str) -> str:
+    """Return the model that an engine belongs to."""
+    return engine.partition("#")[0]
+
+
 class EngineSpec(Spec):
     """What is said of every engine."""
 
@@ -335,6 +345,9 @@ class ChatModelSpec(CommonModelSpec):
     prefer: Literal["context", "conversations"] = "context"
     """What memory that is left goes to. context: to longer conversations, up to the longest that the model was made
     for, then to more of them. conversations: to more of them, of the shortest context of the variant."""
+    replicas: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Engines of this model at most, behind its one name. Those beyond the first take GPUs without a chat model, or, on
+    a CPU, free RAM. null: as many as such GPUs have room for; on a CPU one."""
     engine: ChatEngineSpec = ChatEngineSpec()
     """Settings of vLLM. Every value has a default."""
 
@@ -344,6 +357,12 @@ class ChatModelSpec(CommonModelSpec):
         if "chat" not in capabilities:
             raise plain_error("must contain `chat`, because the task is chat")
         return capabilities
+
+    @model_validator(mode="after")
+    def _comes_and_goes_alone(self) -> Self:
+        if self.unload_after_seconds is not None and (self.replicas or 1) > 1:
+            raise plain_error("`replicas` above 1 and `unload_after_seconds` exclude each other: take one of them out")
+        return self
 
 
 Steps = Annotated[int, Field(ge=1, le=200)]

@@ -58,6 +58,22 @@ def pack(
     return layout if _fill(layout, [(name, wanted[name], name in shared) for name in order], steps) else None
 
 
+def add_replica(layout: Layout, first: Placed, engine: str) -> bool:
+    """Put one more engine of a model, with its context, on GPUs without a chat model, or into RAM. False: no room."""
+    need = _need(first)
+    kv_bytes = max(need.kv_bytes, need.chat_bytes(first.context_length))
+    need = replace(need, kv_bytes=kv_bytes, longest_context=need.longest_context and (first.context_length or 0))
+    taken = {index for one in layout.placed.values() if _need(one).context_length for index in one.gpus}
+    free = Layout([device for device in layout.devices if device.index not in taken | set(first.gpus)], layout.placed)
+    for gpus, size in reversed(tuple(_windows(free, need, shared=False))):  # the fullest first
+        one = Placed(engine, "resident", "", need.variant, need, gpus, device_bytes=size, ram_bytes=need.ram_bytes)
+        layout.placed[engine] = one
+        if all(free.free(device) >= 0 for device in free.devices if one.bytes_on(device.index)):
+            return True
+        del layout.placed[engine]
+    return False
+
+
 def _fill(layout: Layout, rest: Sequence[tuple[str, Sequence[Need], bool]], steps: Iterator[int]) -> bool:
     if not rest:
         return True

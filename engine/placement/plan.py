@@ -23,11 +23,11 @@ from engine.config import (
     RerankModelSpec,
     SpeechModelSpec,
 )
-from engine.config.models import VariantSpec
+from engine.config.models import VariantSpec, model_of, replica_id
 from engine.placement import report
 from engine.placement.hardware import GIB, Hardware, Prefer
 from engine.placement.needs import DEFAULT_CONTEXT, Footprints, demo_need, devices_of, explicit, needs_of
-from engine.placement.packing import Layout, pack, shared_out, uses
+from engine.placement.packing import Layout, add_replica, pack, shared_out, uses
 from engine.placement.types import Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
@@ -57,9 +57,17 @@ def plan(
     if isinstance(fitted, Refusal):
         return replace(fitted, change=_Change(config, hardware, planner).smallest(fitted))
     choices, layout = fitted
-    placed = {one.id: planner.explained(one, choices[one.id], config, hardware) for one in shared_out(layout)}
+    _add_replicas(choices, layout)
+    engines = sorted(shared_out(layout), key=lambda one: (len(one.id), one.id))  # 10 comes after 2
+    placed = {}
+    for name, choice in choices.items():
+        first, *replicas = _alike([one for one in engines if model_of(one.id) == name])
+        first = planner.explained(first, choice, config, hardware)
+        same = (replace(one, state=first.state, variant=first.variant) for one in replicas)
+        placed[name] = replace(first, replicas=tuple(same))
     models = tuple(placed.get(name) or planner.unplanned(spec) for name, spec in config.models.items())
-    return Plan(hardware, models, uses(layout.devices, models))
+    found = Plan(hardware, models, ())
+    return replace(found, devices=uses(layout.devices, found.engines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +205,37 @@ def _keeps(fitted: _Fitted, alone: _Fitted) -> bool:
         len(choices[name].better) <= len(before[name].better) and layout.placed[name].state == other.placed[name].state
         for name in chats
     )
+
+
+def _add_replicas(choices: Mapping[str, _Choice], layout: Layout) -> None:
+    """Add engines to chat models that stay loaded for as long as there is room for one, each model one in turn."""
+    firsts = [one for one in shared_out(layout) if _most_engines(choices[one.id], one) > 1]
+    number = 1
+    while firsts:
+        number += 1
+        firsts = [
+            first
+            for first in firsts
+            if number <= _most_engines(choices[first.id], first)
+            and add_replica(layout, first, replica_id(first.id, number))
+        ]
+
+
+def _most_engines(choice: _Choice, first: Placed) -> int:
+    """Return how many engines a model may have: where that is not said, as many as GPUs have room for."""
+    spec = choice.spec
+    if not isinstance(spec, ChatModelSpec) or spec.unload_after_seconds is not None or first.state == "swapped":
+        return 1
+    return spec.replicas or (1 if choice.is_demo or not first.gpus else 64)
+
+
+def _alike(engines: Sequence[Placed]) -> list[Placed]:
+    """Give all engines of a model the context of the one with the least: a request may go to any of them."""
+    contexts = [one.context_length for one in engines]
+    if len(set(contexts)) == 1:
+        return list(engines)
+    shortest = min(context for context in contexts if context is not None)
+    return [replace(one, need=one.need and replace(one.need, longest_context=shortest)) for one in engines]
 
 
 def _variants_of(fitted: _Fitted) -> dict[str, str]:

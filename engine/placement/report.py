@@ -258,5 +258,13 @@ def _model_data(one: Placed) -> dict[str, Any]:
         "kv_cache_bytes_per_device": one.kv_bytes,
         "ram_bytes": one.ram_bytes,
         "measured": need.measured if need else False,
+        "replicas": [_replica_data(replica) for replica in one.replicas],
         "why": one.why,
     }
+
+
+def _replica_data(one: Placed) -> dict[str, Any]:
+    """Describe one more engine of a model: all that is not said here is the model's."""
+    whole = _model_data(one)
+    sizes = ("bytes_per_device", "kv_cache_bytes_per_device", "full_length_chats", "max_num_seqs")
+    return {name: whole[name] for name in ("id", "gpus", *sizes)}

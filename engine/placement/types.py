@@ -137,6 +137,8 @@ class Placed:
     swap_by: SwapBy | None = None
     ram_bytes: int = 0
     """RAM beside that: weights that are offloaded, or asleep."""
+    replicas: tuple["Placed", ...] = ()
+    """Further engines of a chat model, of the same variant and context."""
 
     @property
     def chats(self) -> int:
@@ -190,9 +192,14 @@ class Plan:
         """The variant of each model; None for one that a demo, or something unknown, answers for."""
         return {placed.id: placed.variant for placed in self.models}
 
-    def of(self, model: str) -> Placed | None:
-        """Return where a model goes."""
-        return next((placed for placed in self.models if placed.id == model), None)
+    @property
+    def engines(self) -> tuple[Placed, ...]:
+        """All models, each with its replicas behind it."""
+        return tuple(engine for placed in self.models for engine in (placed, *placed.replicas))
+
+    def of(self, engine: str) -> Placed | None:
+        """Return where a model, or one of its replicas, goes."""
+        return next((placed for placed in self.engines if placed.id == engine), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ from engine.config import (
     PoolingModelSpec,
     SpeechModelSpec,
 )
+from engine.config.models import model_of
 from engine.demo import weights_dir
 from engine.errors import LoadError
 from engine.media import Pictures, PixelLoad
@@ -91,11 +93,11 @@ class Loader:
         """From now on these are the models and their voices."""
         self._config = config
         self.planned = Planned(config, self._weights_dir, self._data_dir, self._hardware)
-        self.ledger.plan(self.planned.memory_plan(config))
+        self.ledger.plan(self.planned.memory_plan())
         self.voices = voices
         self.voices.log_warnings()
         # Asked of the disk once, and again when a model loads: the list of models is part of every request.
-        self.demos = {spec.id for spec in config.models.values() if self.planned.is_demo(spec)}
+        self.demos = {spec.id for spec in self.planned.engines.values() if self.planned.is_demo(spec)}
 
     def outdated(self) -> set[str]:
         """Return the models that have to be loaded anew, though what models.yaml says of them has not changed.
@@ -105,7 +107,7 @@ class Loader:
         """
         found = set()
         for name, load in self._loads.items():
-            spec = self._config.models.get(name)
+            spec = self.planned.engines.get(name)
             if spec is not None and self._moved(spec, load):
                 found.add(name)
             if spec is None or name in found or needs_another_engine(load.spec, spec):
@@ -135,7 +137,7 @@ class Loader:
 
     def _adapters(self, spec: ModelSpec, *, is_demo: bool) -> dict[str, Path]:
         """Return the folders of a model's adapters; a demo has none."""
-        adapters = () if is_demo else self._config.adapters_of(spec.id)
+        adapters = () if is_demo else self._config.adapters_of(model_of(spec.id))
         return {adapter.id: self._weights_dir / adapter.weights for adapter in adapters}
 
     def prepare(self) -> None:
@@ -277,7 +279,7 @@ class Loader:
 
     def _cpu_threads(self, spec: ModelSpec) -> int:
         """The demo models are too small to share among cores; real ones divide the cores among themselves."""
-        share = max(1, (os.cpu_count() or 1) // len(self._config.models))
+        share = max(1, (os.cpu_count() or 1) // len(self.planned.engines))
         return spec.engine.cpu_threads or (1 if self.planned.is_demo(spec) else share)
 
 
@@ -324,9 +326,17 @@ class Planned:
         self.plan: Plan | Refusal = plan(config, hardware, footprints, self._own, here)
         """What is served, of what is on the disk."""
         self._best = plan(config, hardware, footprints, self._own)
+        self.engines: dict[str, ModelSpec] = {engine.id: engine for engine in self._each_engine(config)}
+        """The entry of each engine, by its name: of every model, and of its replicas."""
         uses = self.plan.devices if isinstance(self.plan, Plan) else ()
         self._devices = {use.device.index: use.device for use in uses}
         self._tell(config)
+
+    def _each_engine(self, config: Config) -> Iterator[ModelSpec]:
+        for spec in config.models.values():
+            yield spec
+            for replica in self.of(spec.id).replicas:
+                yield spec.model_copy(update={"id": replica.id})
 
     def _tell(self, config: Config) -> None:
         refused = next((found for found in (self.plan, self._best) if isinstance(found, Refusal)), None)
@@ -341,10 +351,10 @@ class Planned:
                 what = "%s is served with %s. %s, which is better, fits this machine: hearth weights pull %s"
                 _log.info(what, model, served.id, better.id, model)
 
-    def of(self, model: str) -> Placed:
-        """What the plan says of a model. One that takes nothing, where it says nothing."""
-        placed = self.plan.of(model) if isinstance(self.plan, Plan) else None
-        return placed or Placed(model, "unplanned")
+    def of(self, engine: str) -> Placed:
+        """What the plan says of a model or a replica. One that takes nothing, where it says nothing."""
+        placed = self.plan.of(engine) if isinstance(self.plan, Plan) else None
+        return placed or Placed(engine, "unplanned")
 
     def folder(self, spec: ModelSpec) -> tuple[Path, bool]:
         """Return the folder to load, and whether it is the demo: the operator's own, else the plan's, else the demo.
@@ -377,7 +387,7 @@ class Planned:
         planned = None if variant is None else self._weights_dir / variant.id
         return planned if planned is not None and is_complete(planned) else None
 
-    def memory_plan(self, config: Config) -> MemoryPlan:
+    def memory_plan(self) -> MemoryPlan:
         """Return what each model takes, and of how much; nothing where the plan was refused.
 
         It goes by what answers now: a demo takes what a demo takes, whatever is planned in its place.
@@ -389,7 +399,7 @@ class Planned:
             sleepers = sum(one.swap_by == "sleep" and index in one.gpus for one in self.plan.models)
             budgets[index] = device.budget_bytes - asleep_bytes(sleepers)  # which they keep while another one is awake
         shares = {}
-        for spec in config.models.values():
+        for spec in self.engines.values():
             swaps = self.of(spec.id).swap_by is not None
             shares[spec.id] = Share(self._bytes_on(spec), swaps, spec.keep_loaded, spec.unload_after_seconds)
         return MemoryPlan(budgets, shares)
@@ -431,7 +441,7 @@ class Planned:
                 values["gpu_memory_utilization"] = _DEMO_SHARE
         elif placed.need is not None and placed.variant is not None:
             # On a CPU a folder of one's own is served as ever: by its own configuration
-            if self._on_gpu or spec.id not in self._own:
+            if self._on_gpu or model_of(spec.id) not in self._own:
                 values = {"context_length": placed.context_length, "dtype": placed.variant.dtype}
                 if placed.kv_bytes and placed.need.share is None:
                     values["kv_cache_gib"] = placed.kv_bytes / GIB
@@ -485,7 +495,7 @@ class Planned:
     def taken(self, spec: ModelSpec, *, is_demo: bool) -> dict[int, int] | None:
         """Return what is taken on a model's devices (blocks for 50 ms); None where that is not to be kept."""
         placed = self.of(spec.id)
-        unknown = is_demo or self._data_dir is None or spec.id in self._own or placed.variant is None
+        unknown = is_demo or self._data_dir is None or model_of(spec.id) in self._own or placed.variant is None
         return None if unknown else _taken(placed)
 
     def keep(self, spec: ModelSpec, before: dict[int, int] | None) -> None:

@@ -150,6 +150,9 @@ class Ledger:
     def waiting(self, name: str) -> int:
         return self._entry(name).waiting
 
+    def leases(self, name: str) -> int:
+        return self._entry(name).leases
+
     def has_memory(self, name: str) -> bool:
         """Whether it may load, or stay loaded, now."""
         return not self.is_evictable(name) or self._entry(name).state in {"coming", "in"}

@@ -1,5 +1,7 @@
 """Keeps every configured model loaded: one task per model moves it from state to state; and leases models to requests.
 
+A replica is a model of its own here; which engine of a model a request is sent to is decided here, too.
+
 How a model is loaded is left to the `load` function it is given (loader.py), what a state means, and when a failed one
 is tried again, to model_state.py, and which models share memory to memory.py.
 """
@@ -7,6 +9,7 @@ is tried again, to model_state.py, and which models share memory to memory.py.
 import asyncio
 import contextlib
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 from engine.admission import Admission, Room
 from engine.backends import Backend, end
 from engine.config import ChatModelSpec, ModelSpec
+from engine.config.models import model_of
 from engine.errors import EngineError, LoadError, UnknownModelError
 from engine.placement.cgroups import count_oom_kills
 from engine.pool.memory import Ledger
@@ -25,6 +29,9 @@ from engine.types import GenerationRequest, ModelHealth, Report, Urgency
 Load = Callable[[ModelSpec, Report], Awaitable[Backend]]
 
 _log = logging.getLogger("hearth.pool")
+
+# How many more requests than another engine the engine may have that has the prefixes of a key in its cache.
+_MORE_FOR_PREFIXES = 4
 
 
 class Pool:
@@ -39,7 +46,7 @@ class Pool:
         self._new_model = partial(ModelState, times=times or LoadTimes(), changed=self._ledger.changes.notify)
         self._models = {spec.id: self._new_model(spec) for spec in specs}
         self._admissions: dict[str, Admission] = {}  # of what can wait, before it has a lease
-        self._size_admissions()
+        self._sort()
         self._director: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
@@ -66,7 +73,7 @@ class Pool:
         self._ledger.end_soon(name for name, model in self._models.items() if model.stale.is_set())
         ending = {name: model for name, model in self._models.items() if name not in wanted}
         self._models = {name: self._models.get(name) or self._new_model(spec) for name, spec in wanted.items()} | ending
-        self._size_admissions()
+        self._sort()
         for model in list(self._models.values()):
             self._look_after(model)
         self._ledger.changes.notify()
@@ -98,6 +105,34 @@ class Pool:
         """Lease a model until what is returned is closed. One that comes and goes is waited for; others: see `get`."""
         self._model(name)  # raises: it is unknown
         return await self._ledger.acquire(name, partial(self._is_loaded, name))
+
+    def engines_of(self, model: str) -> list[str]:
+        """Return the names of a model's engines, its own first."""
+        return self._engines.get(model, [model])
+
+    def engine_for(self, model: str, owner: str) -> str:
+        """Return the engine of a model that a request of this owner is best sent to.
+
+        An owner has one of the ready engines, whose cache knows the prefixes of its requests: that, unless it has
+        clearly more to do than the least loaded one. Where none is ready, one that has not failed.
+        """
+        names = self.engines_of(model)
+        if len(names) == 1:
+            return names[0]
+        ready = [name for name in names if self._is_ready(name)]
+        if not ready:
+            return next((name for name in names if self._models[name].status != "failed"), names[0])
+        loads = {name: self._ledger.leases(name) + self._waiting_for_lease(name) for name in ready}
+        own = max(ready, key=lambda name: zlib.crc32(f"{owner} {name}".encode()))
+        least = min(ready, key=loads.__getitem__)
+        return own if loads[own] < loads[least] + _MORE_FOR_PREFIXES else least
+
+    def _is_ready(self, name: str) -> bool:
+        backend = self._models[name].backend
+        return backend is not None and not backend.died.is_set()
+
+    def _waiting_for_lease(self, name: str) -> int:
+        return self._admissions[name].waiting if name in self._admissions else 0
 
     def load_again(self, name: str) -> None:
         """Load a model that has failed once more, as it is configured. Raises `UnknownModelError`."""
@@ -142,9 +177,13 @@ class Pool:
                 await self.revived(name)
             return acquired.pop_all()
 
-    def _size_admissions(self) -> None:
-        for model in self._models.values():
+    def _sort(self) -> None:
+        """Note which engines each model has, and how much may wait for each."""
+        self._engines: dict[str, list[str]] = {}
+        for name, model in self._models.items():
             spec = model.wanted
+            if spec is not None:
+                self._engines.setdefault(model_of(name), []).append(name)
             if not isinstance(spec, ChatModelSpec):
                 continue
             sequences = spec.engine.max_num_seqs - spec.engine.places_for_people

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import ChatModelSpec
+from engine.config.models import model_of
 from engine.errors import LoadError
 from engine.files import read_record, write_record
 
@@ -110,13 +111,13 @@ class CompiledModels:
 
     def choose(self, spec: ChatModelSpec, weights: Path) -> bool:
         """Whether it starts compiled: because models.yaml says so, or says nothing and it has been compiled before."""
-        self.lacking.discard(spec.id)
+        self.lacking.discard(model_of(spec.id))
         if spec.engine.enforce_eager is not None:
             return not spec.engine.enforce_eager
         usable = _code_key(spec, weights) not in self._unusable and compiler() is not None  # vLLM asks for its version
         if usable and self._is_known(spec, weights):
             return True
-        self.lacking.add(spec.id)
+        self.lacking.add(model_of(spec.id))
         return False
 
     @contextmanager
@@ -132,7 +133,7 @@ class CompiledModels:
                 _log.warning(
                     "%s does not start with the code that was compiled for it. Until the server is restarted it runs "
                     "uncompiled, and slower. `hearth compile %s` makes new code.",
-                    *(spec.id, spec.id),
+                    *(spec.id, model_of(spec.id)),
                 )
             raise
         if self._file is not None and not self._is_known(spec, weights):
@@ -158,4 +159,4 @@ class CompiledModels:
 
 
 def _code_key(spec: ChatModelSpec, weights: Path) -> str:
-    return f"{spec.id}: {weights.resolve()}"
+    return f"{model_of(spec.id)}: {weights.resolve()}"

@@ -69,7 +69,7 @@ def show(found: Plan) -> None:
     typer.echo(headline(found.hardware))
     if found.hardware.problem:
         typer.echo(f"No GPUs: {found.hardware.problem}.")
-    print_rich(table(_COLUMNS, map(_row, found.models)))
+    print_rich(table(_COLUMNS, map(_row, found.engines)))
     for one in found.models:
         typer.echo(f"{one.id}: {one.why}")
     typer.echo("")

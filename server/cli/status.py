@@ -122,6 +122,9 @@ def _row(model: ModelState) -> tuple[str | Text, ...]:
         parts = (model.phase, progress, time_left(model.remaining_seconds))
         state.append(f": {', '.join(filter(None, parts))}", "default")
     cache = "-" if model.kv_cache_usage is None else f"{model.kv_cache_usage:.0%}"
+    if model.engines:
+        ready = sum(engine.status == "ready" for engine in model.engines)
+        state.append(f", {ready} of {len(model.engines)} engines", "default")
     counts = (cache, str(model.running), str(model.waiting), work_text(model), str(model.restarts))
     return (model.id, state, served_with(model), memory_text(model.memory), *counts)
 

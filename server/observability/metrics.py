@@ -206,9 +206,12 @@ def server_gauges(
     """
     states = GaugeMetricFamily("hearth_model_state", "1 for the state that a model is in.", labels=["model", "state"])
     restarts = CounterMetricFamily("hearth_model_restarts", "Times a model's process died.", labels=["model"])
+    engines = GaugeMetricFamily("hearth_model_engines", "Engines of a model in a state.", labels=["model", "state"])
     for health in engine.health():
+        each = [one.status for one in health.engines or (health,)]
         for state in get_args(ModelStatus):
             states.add_metric([health.id, state], float(state == health.status))
+            engines.add_metric([health.id, state], each.count(state))
         restarts.add_metric([health.id], health.restarts)
     swaps = CounterMetricFamily("hearth_model_swaps", "Times a model made room for another.", value=engine.swaps)
     running = GaugeMetricFamily("hearth_queue_running", "Answers, images or texts at work.", labels=["model"])
@@ -225,7 +228,7 @@ def server_gauges(
         for family, number in zip((tier_running, tier_waiting), by_tier.get(tier, (0, 0)), strict=True):
             family.add_metric([tier], number)
     pixels = engine.pixels()
-    families = [states, restarts, swaps, running, waiting, tier_running, tier_waiting, requests, draining, up]
+    families = [states, engines, restarts, swaps, running, waiting, tier_running, tier_waiting, requests, draining, up]
     for name, text, value in (
         ("hearth_pixels_used", "Pixels of clients' pictures in memory.", pixels.used),
         ("hearth_pixels_limit", "How many there may be.", pixels.limit),

@@ -113,6 +113,20 @@ class LogLine(_Part):
     message: str
 
 
+class EngineState(_Part):
+    """One engine of a model with replicas."""
+
+    id: str
+    """Of the first the model's own name, of others `name#2` and so on."""
+    status: Literal["unloaded", "loading", "ready", "sleeping", "failed"]
+    phase: str
+    restarts: int
+    gpus: list[int]
+    pids: list[int]
+    running: int
+    waiting: int
+
+
 class ModelState(_Part):
     """One model."""
 
@@ -140,6 +154,8 @@ class ModelState(_Part):
     kv_cache_usage: float | None = None
     """Share of its KV cache that is taken, 0 to 1; null: it has none, or nothing counts (`HEARTH_VLLM_METRICS`)."""
     last_minute: LastMinuteWork
+    engines: list[EngineState] = []
+    """Of a model with replicas; what is said above counts them together."""
 
 
 class GpuHolder(_Part):

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from server.observability.metrics import Answered, LastMinute, read_page
 from server.observability.moments import iso
 from server.observability.status import (
     FILE,
+    EngineState,
     GpuHolder,
     GpuState,
     LastMinuteRequests,
@@ -150,7 +152,9 @@ def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
 
 
 def _memory(load: ModelLoad, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
-    planned, later = load.served.planned_bytes if load.served else {}, load.later_bytes or {}
+    engines = load.engines or (load,)
+    planned = _sum(one.served.planned_bytes for one in engines if one.served)
+    later = _sum(one.later_bytes for one in engines if one.later_bytes)
     used_bytes = [one.used_bytes for gpu in gpus for one in gpu.holders if one.model == load.id]
     known = [used for used in used_bytes if used is not None]
     return Memory(
@@ -161,6 +165,36 @@ def _memory(load: ModelLoad, ram_bytes: int | None, gpus: Sequence[GpuState]) ->
         gpu_bytes=sum(known) if known and len(known) == len(used_bytes) else None,
         ram_bytes=ram_bytes,
     )
+
+
+def _sum(several: Iterable[Mapping[int | None, int]]) -> Counter[int | None]:
+    return sum((Counter(one) for one in several), Counter())
+
+
+def _gpus(load: ModelLoad) -> list[int]:
+    """Return the GPUs that a model is on, all of its engines together."""
+    found = {place for one in load.engines or (load,) if one.served for place in one.served.planned_bytes}
+    return sorted(place for place in found if place is not None)
+
+
+def _engines(health: ModelHealth, load: ModelLoad) -> list[EngineState]:
+    loads = {one.id: one for one in load.engines or (load,)}
+    found = []
+    for one in health.engines:
+        own = loads.get(one.id) or ModelLoad(one.id, running=0, waiting=0)
+        found.append(
+            EngineState(
+                id=one.id,
+                status=one.status,
+                phase=one.phase,
+                restarts=one.restarts,
+                gpus=_gpus(own),
+                pids=list(own.pids),
+                running=own.running,
+                waiting=own.waiting,
+            )
+        )
+    return found
 
 
 def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
@@ -180,7 +214,7 @@ def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMin
         reason=reason and reason.removeprefix(f"{health.id}: "),  # the reader is told the model first
         restarts=health.restarts,
         served_with=loaded,
-        gpus=[place for place in served.planned_bytes if place is not None] if served else [],
+        gpus=_gpus(load),
         memory=memory,
         pids=list(load.pids),
         running=load.running,
@@ -194,6 +228,7 @@ def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMin
             images=done.images,
             audio_seconds=round(done.audio_seconds, 1),
         ),
+        engines=_engines(health, load),
     )
 
 

@@ -235,6 +235,36 @@ def test_ram_of_others_is_rounded_up_by_a_step_at_most(taken: int, total: int):
     assert taken <= counted < taken + max(GIB, total // 8)
 
 
+@pytest.mark.parametrize(
+    ("machine", "more", "engines"),
+    [
+        ("4x24", {}, [("a", (0,)), ("a#2", (1,)), ("a#3", (2,)), ("a#4", (3,))]),
+        ("4x24", {"replicas": 2}, [("a", (0,)), ("a#2", (1,))]),
+        ("4x24", {"replicas": 1}, [("a", (0,))]),
+        ("4x24", {"unload_after_seconds": 60}, [("a", (0,))]),
+        ("1x48", {"replicas": 2}, [("a", (0,))]),  # one GPU computes no faster for two
+        ("cpu", {}, [("a", ())]),
+        ("cpu", {"replicas": 3}, [("a", ()), ("a#2", ()), ("a#3", ())]),
+        ("cpu", {"replicas": 64}, [("a", ()), *((f"a#{number}", ()) for number in range(2, 12))]),  # of 57.6 GiB
+    ],
+)
+def test_a_chat_model_gets_more_engines_where_it_may(machine: str, more, engines):
+    found = planned(machine, model("a", SMALL | {"runs_on": "any"}, **more))
+    assert [(one.id, one.gpus) for one in found.engines] == engines
+    assert found.of("a#9") is None or machine == "cpu"
+    data = as_data(found, found.hardware)["models"][0]["replicas"]
+    assert [(one["id"], tuple(one["gpus"])) for one in data] == engines[1:]
+
+
+def test_models_get_more_engines_in_turn():
+    found = planned("8x24", model("a", SMALL), model("b", BIG | {"tensor_parallel_sizes": [2]}))
+    assert sorted(one.id for one in found.engines) == ["a", "a#2", "a#3", "a#4", "b", "b#2"]
+    images = model("i", variant("i", 15), task="image")
+    beside = planned("2x24", model("a", SMALL), images)
+    assert [one.id for one in beside.engines] == ["a", "a#2", "i"], "beside images there is room"
+    assert beside.engines[1].gpus == beside.of("i").gpus
+
+
 def test_what_was_measured_replaces_what_was_stated():
     spec = model("a", BIG, SMALL)
     assert planned("1x16", spec).chosen["a"].id == "big"
@@ -349,10 +379,33 @@ def test_no_device_is_ever_exceeded_and_no_model_dropped(models, machine):
         assert any(set(one.gpus) & set(other.gpus) or not one.gpus for other in turns if other is not one)
     for device in found.devices[:-1]:
         # Counted anew, from what each model is told it may take
-        here = [one for one in found.models if device.device.index in one.gpus]
+        here = [one for one in found.engines if device.device.index in one.gpus]
         resident = sum(one.device_bytes for one in here if one.swap_by is None)
         turn = max((one.device_bytes for one in here if one.swap_by is not None), default=0)
         assert resident + turn <= device.device.budget_bytes
+
+
+@settings(max_examples=80, deadline=None)
+@given(_models, _machines)
+def test_replicas_have_the_context_of_their_model_and_take_nothing_from_others(models, machine):
+    found = plan(config_of(*models), machine)
+    alone = plan(config_of(*(spec if spec.task != "chat" else only_one(spec) for spec in models)), machine)
+    if isinstance(found, Refusal) or isinstance(alone, Refusal):
+        assert found == alone
+        return
+    assert tuple(replace(one, replicas=()) for one in found.models) == alone.models
+    chats = [one for one in found.engines if one.context_length and one.gpus]
+    for first in found.models:
+        for one in first.replicas:
+            assert first.state == "resident"
+            assert (one.variant, one.context_length) == (first.variant, first.context_length)
+            assert one.kv_bytes >= 0
+            assert one.sequences is None or one.sequences >= 1
+            assert not any(set(one.gpus) & set(other.gpus) for other in chats if other is not one)
+
+
+def only_one(spec):
+    return spec.model_copy(update={"replicas": 1})
 
 
 @settings(max_examples=80, deadline=None)

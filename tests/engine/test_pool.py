@@ -382,3 +382,33 @@ async def settle() -> None:
     """Let everything run that can."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def test_of_several_engines_a_key_has_one_while_it_is_ready_and_has_not_clearly_more_to_do(loads: Loads):
+    names = [PLUS, f"{PLUS}#2", f"{PLUS}#3"]
+    pool = Pool([SPECS[0].model_copy(update={"id": name}) for name in names], loads)
+    assert pool.engines_of(PLUS) == names
+    pool.start()
+    try:
+        backends = {}
+        for _ in names:
+            load = await loads.next()
+            backends[load.model] = load.succeed()
+        for at in range(len(names)):
+            await until(pool, "ready", model=at)
+        owners = [f"key{number}" for number in range(60)]
+        homes = {owner: pool.engine_for(PLUS, owner) for owner in owners}
+        assert min([*homes.values()].count(name) for name in names) > 5
+        assert homes == {owner: pool.engine_for(PLUS, owner) for owner in owners}
+        mine = homes["key1"]
+        leases = [await pool.acquire(mine) for _ in range(4)]
+        assert pool.engine_for(PLUS, "key1") != mine, "four more than others have"
+        leases.pop().close()
+        assert pool.engine_for(PLUS, "key1") == mine
+        backends[mine].died.set()
+        moved = {owner: pool.engine_for(PLUS, owner) for owner in owners}
+        assert mine not in moved.values()
+        assert {owner: home for owner, home in homes.items() if home != mine}.items() <= moved.items()
+    finally:
+        await pool.terminate()
+    assert pool.engine_for("unknown", "key1") == "unknown"

@@ -67,6 +67,7 @@ models:
     capabilities: [chat]
     weights: chatty
     demo: chat
+    replicas: 1
     variants:
       - {folder: good, licence: MIT, weights_gib: 0.3, runs_on: any, repository: a/good}
       - {folder: little, licence: MIT, weights_gib: 0.1, runs_on: any, repository: a/little}
