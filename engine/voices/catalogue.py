@@ -259,7 +259,7 @@ class _Assembly:
         for entry in self.overlay.spec.voices:
             found = by_name.get(entry.speaker)
             if self.facts.instructed is not None and isinstance(entry.speaker, str):
-                found = self.facts.instructed(entry.speaker)
+                found = self.facts.instructed(entry.speaker, entry.language or self.overlay.spec.language)
             said = f"{self.overlay.file} names speaker {'null' if entry.speaker is None else shown(str(entry.speaker))}"
             if found is None:
                 known = ", ".join(_shown(speaker) for speaker in speakers[:_LISTED_SPEAKERS]) or "none"

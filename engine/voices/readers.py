@@ -46,8 +46,9 @@ class ModelFacts:
     licence: str | None = None
     problem: str | None = None
     notes: tuple[str, ...] = ()
-    instructed: Callable[[str], Speaker | None] | None = None
-    """Of a model that makes a voice of any instruction: what a `speaker` of voices.yaml stands for; None if nothing."""
+    instructed: Callable[[str, str | None], Speaker | None] | None = None
+    """Of a model that makes a voice of any instruction: what a `speaker` of voices.yaml stands for in a language; None
+    if nothing."""
 
 
 def is_installed(package: str) -> bool:
@@ -260,10 +261,7 @@ def _vits_problem(folder: ModelFolder, tokenizer: dict[str, Any]) -> str | None:
 
 # OmniVoice has no voices of its own: each is an instruction, attributes with commas between, that voices.yaml names as
 # `speaker`. Source of the attributes: utils/voice_design.py of its package 0.2.1.
-OMNIVOICE_PROBLEM = (
-    "Hearth does not run OmniVoice: its package needs torchaudio, librosa, gradio and more, and a GPU to be quick. "
-    "Take kokoro or mms:LANGUAGE (`hearth voices add`), or run it in a server of its own, like vLLM-Omni"
-)
+_OMNIVOICE_CODEC = "audio_tokenizer/model.safetensors"
 _OMNIVOICE_ATTRIBUTES = frozenset(
     {
         *("female", "male", "child", "teenager", "young adult", "middle-aged", "elderly", "whisper"),
@@ -278,17 +276,22 @@ def _read_omnivoice(folder: ModelFolder) -> ModelFacts | None:
     config = folder.read_json("config.json")
     if config is None or config.get("model_type") != "omnivoice":
         return None
-    return ModelFacts(speakers=(), sample_rate=24_000, problem=OMNIVOICE_PROBLEM, instructed=_omnivoice_speaker)
+    parts = ("model.safetensors", _OMNIVOICE_CODEC, "tokenizer.json")
+    lacking = next((part for part in parts if folder.read_start(part, 1) is None), None)
+    problem = _lacks(lacking) if lacking else _first_problem(folder, [parts[0], _OMNIVOICE_CODEC])
+    return ModelFacts(speakers=(), sample_rate=24_000, problem=problem, instructed=_omnivoice_speaker)
 
 
-def _omnivoice_speaker(instruction: str) -> Speaker | None:
+def _omnivoice_speaker(instruction: str, language: str | None) -> Speaker | None:
     attributes = [part.strip().lower() for part in instruction.split(",")]
     if not _OMNIVOICE_ATTRIBUTES.issuperset(attributes):
         return None
     genders: tuple[Gender, ...] = ("female", "male")
     said = [gender for gender in genders if gender in attributes]
     gender = said[0] if len(said) == 1 else None
-    return Speaker(speaker=", ".join(attributes), slug=_slug(f"omnivoice {instruction}"), gender=gender)
+    of = f"{language}: " if language else ""
+    slug = _slug(f"omnivoice {of} {instruction}")
+    return Speaker(speaker=f"{of}{', '.join(attributes)}", slug=slug, gender=gender, language=language)
 
 
 # eSpeak NG: config.json says the language, and each file of voices/ is a voice in eSpeak NG's own form.
@@ -337,11 +340,11 @@ class Family:
 
 _KOKORO_FILES = "kokoro-v1_0.safetensors with voices/af_heart.safetensors and the like"
 _ESPEAK_FILES = f"config.json with `model_type: {_ESPEAK_TYPE}`, and voices/"
-_ESPEAK_INSTALL = "./scripts/setup --espeak"
+_ESPEAK_INSTALL, _VITS_INSTALL = "./scripts/setup --espeak", "pip install transformers"
 FAMILIES = (
     Family("kokoro", _KOKORO_FILES, ("transformers", "espeakng_loader"), _ESPEAK_INSTALL, _read_kokoro),
     Family("piper", "X.onnx with X.onnx.json", ("piper", "onnxruntime"), "pip install piper-tts", _read_piper),
-    Family("vits", "config.json with `model_type: vits`", ("transformers",), "pip install transformers", _read_vits),
-    Family("omnivoice", "config.json with `model_type: omnivoice`", (), "", _read_omnivoice),
+    Family("vits", "config.json with `model_type: vits`", ("transformers",), _VITS_INSTALL, _read_vits),
+    Family("omnivoice", "config.json with `model_type: omnivoice`", ("transformers",), _VITS_INSTALL, _read_omnivoice),
     Family("espeak", _ESPEAK_FILES, ("espeakng_loader",), _ESPEAK_INSTALL, _read_espeak, "formant"),
 )

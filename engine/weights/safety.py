@@ -64,7 +64,12 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-_FOLDERS = {"1_Pooling": ".json", "additional_chat_templates": ".jinja", "voices": ".safetensors"}
+_FOLDERS: dict[str, tuple[str, ...]] = {
+    "1_Pooling": (".json",),
+    "additional_chat_templates": (".jinja",),
+    "audio_tokenizer": (".json", ".safetensors", "LICENSE"),
+    "voices": (".safetensors",),
+}
 _FOLDER: TypeAdapter[str] = TypeAdapter(Folder)
 
 
@@ -423,7 +428,7 @@ def _texts(paths: Collection[str], start: str) -> list[str]:
     return [path for path in paths if _is_in(path, start, "") and _is_text(path) and ".index." not in path]
 
 
-def _is_in(path: str, start: str, ending: str) -> bool:
+def _is_in(path: str, start: str, ending: str | tuple[str, ...]) -> bool:
     return path.startswith(start) and "/" not in path[len(start) :] and path.endswith(ending)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +22,6 @@ from engine.config.models import SpeechModelSpec
 from engine.voices.catalogue import read_catalogue
 from engine.voices.languages import language_name
 from engine.voices.overlay import FILE, ID
-from engine.voices.readers import OMNIVOICE_PROBLEM
 from engine.weights.download import Wanted
 from engine.weights.transfer import remove
 from server.cli.options import Models, WeightsDir, refuse
@@ -46,8 +46,10 @@ class Source:
     """None: the newest, which the folder's manifest then keeps."""
     pickled: bool = False
     """Its weights are converted here."""
+    voices: tuple[dict[str, str], ...] = ()
+    """Of a model that makes voices of instructions: those that it is given."""
     tells_all: bool = False
-    """Its own files say what a voice is called and whether it is a woman's or a man's."""
+    """What its voices are called, and whether they are a woman's or a man's, is known without the admin."""
 
 
 _KOKORO = Source(
@@ -62,18 +64,39 @@ _KOKORO = Source(
 )
 
 
+def _omnivoice_voices() -> tuple[dict[str, str], ...]:
+    """A woman's and a man's voice in each language of the voices that come with Hearth."""
+    said = []
+    for language in ("am", "so", "ti", "om", "en"):
+        for gender in ("female", "male"):
+            name = f"OmniVoice {language_name(language)}, {gender}"
+            speaker = f"{gender}, young adult, moderate pitch"
+            said.append(
+                {"id": f"omnivoice-{language}-{gender}", "name": name, "speaker": speaker, "language": language}
+            )
+    return tuple(said)
+
+
+_OMNIVOICE = Source(
+    repository="k2-fsa/OmniVoice",
+    subfolder="",
+    folder="omnivoice",
+    name="OmniVoice",
+    licence="CC-BY-NC-4.0",
+    voices=_omnivoice_voices(),
+    tells_all=True,
+)
+_WHOLE = {"kokoro": _KOKORO, "omnivoice": _OMNIVOICE}
+
+
 def source_of(text: str) -> Source:
-    """Return what `kokoro`, `mms:am` or `piper:en_US-amy-medium` means; or end."""
+    """Return what `kokoro`, `omnivoice`, `mms:am` or `piper:en_US-amy-medium` means; or end."""
     family, _, which = text.partition(":")
-    found = _mms(which) if family == "mms" else _piper(which) if family == "piper" else None
-    if text == "kokoro":
-        found = _KOKORO
-    if family == "omnivoice":
-        refuse(f"{OMNIVOICE_PROBLEM}. Its weights are CC-BY-NC: no commercial use.", code=1)
+    found = _mms(which) if family == "mms" else _piper(which) if family == "piper" else _WHOLE.get(text)
     if found is None:
         refuse(
-            f"{text!r} is no source of voices. There are kokoro, mms:LANGUAGE, like mms:am, and piper:VOICE, like "
-            "piper:en_US-amy-medium. Others are added by hand: docs/voices.md"
+            f"{text!r} is no source of voices. There are kokoro, omnivoice, mms:LANGUAGE, like mms:am, and "
+            "piper:VOICE, like piper:en_US-amy-medium. Others are added by hand: docs/voices.md"
         )
     return found
 
@@ -97,7 +120,10 @@ def _piper(which: str) -> Source | None:
 
 def add(  # noqa: PLR0913 - one argument per option
     source: Annotated[
-        str, typer.Argument(help="kokoro; mms:LANGUAGE, like mms:am; or piper:VOICE, like piper:en_US-amy-medium.")
+        str,
+        typer.Argument(
+            help="kokoro; omnivoice; mms:LANGUAGE, like mms:am; or piper:VOICE, like piper:en_US-amy-medium."
+        ),
     ],
     *,
     gender: Annotated[
@@ -112,7 +138,7 @@ def add(  # noqa: PLR0913 - one argument per option
     weights_dir: WeightsDir = None,
     models: Models = None,
 ) -> None:
-    """Fetch a neural voice, or Kokoro's. Resumes after an interruption; asks where no commercial use is allowed."""
+    """Fetch a neural voice, or those of Kokoro or OmniVoice. Resumes; asks where no commercial use is allowed."""
     wanted = source_of(source)
     if wanted.tells_all and (gender or voice_id or name):
         refuse(f"The voices of {source} have names of their own; docs/voices.md says how to change them.")
@@ -129,8 +155,8 @@ def add(  # noqa: PLR0913 - one argument per option
     if wanted.licence is not None:
         _ask(wanted.licence, accepted=accept_licence)
     _fetch(settings.weights_dir, folder, wanted)
-    if gender is not None:
-        _write(voices / wanted.folder, wanted, gender, voice_id, name)
+    own = [{"id": voice_id or wanted.folder, "name": name or wanted.name, "gender": gender}] if gender else []
+    _write(voices / wanted.folder, [*wanted.voices, *own], wanted.licence)
     catalogue = read_catalogue(voices)
     remarks = [one.message for one in catalogue.warnings if one.model == wanted.folder]
     found = [one for one in catalogue.voices if one.model == wanted.folder]
@@ -172,11 +198,10 @@ def _ask(licence: str, *, accepted: bool) -> None:
         typer.confirm(f"The licence is {licence}: no commercial use. Accept it?", abort=True)
 
 
-def _write(place: Path, wanted: Source, gender: str, voice_id: str | None, name: str | None) -> None:
+def _write(place: Path, voices: Sequence[dict[str, str]], licence: str | None) -> None:
     """Say in voices.yaml what the model's files do not; what people wrote there stays."""
     file = place / FILE
-    if file.exists():
+    if not voices or file.exists():
         return
-    voice = {"id": voice_id or wanted.folder, "name": name or wanted.name, "gender": gender}
-    said = {"voices": [voice]} | ({"licence": wanted.licence} if wanted.licence else {})
+    said = {"voices": voices} | ({"licence": licence} if licence else {})
     file.write_text(json.dumps(said, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")  # JSON is YAML

@@ -63,7 +63,7 @@ def _exact(tool_parser: Any) -> Any:
             keys = engine._streamable_string_keys(properties)  # noqa: SLF001
             return keys and {key for key in keys if _is_any_text(properties[key])}
 
-    return type(tool_parser.__name__, (tool_parser,), {"_parser_engine_cls": Exact})
+    return type(tool_parser.__name__, (tool_parser,), {"_parser_engine_cls": Exact, "forced_is_calls": True})
 
 
 def _without_space(value: Any, schema: Any) -> Any:
@@ -92,6 +92,13 @@ class CallStream:
         self.parser = parser
         self._request, self._tokenizer = request, tokenizer
         self._content = ""
+        # A grammar lets a model spell the marks of a call letter by letter, and vLLM takes those for content
+        tool_parser, choice = getattr(parser, "tool_parser_cls", None), request.tool_choice
+        self._only_calls = getattr(tool_parser, "forced_is_calls", False) and choice not in (
+            None,
+            "auto",
+            "none",
+        )  # a choice by name has no hash
         self.calls: dict[int, tuple[str, str]] = {}
         """Name and arguments so far, by their index."""
 
@@ -110,7 +117,7 @@ class CallStream:
             finished=ended,
         )
         if message is not None:
-            content, reasoning = message.content or "", message.reasoning or ""
+            content, reasoning = "" if self._only_calls else message.content or "", message.reasoning or ""
             calls = [self._seen(_delta(call)) for call in message.tool_calls]
             self._content += content
         if ended:

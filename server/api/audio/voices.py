@@ -69,7 +69,7 @@ class Voice(Shown):
     description: str
     model: str
     family: str
-    """What speaks: `espeak`, `vits`, `piper`, `kokoro`, or `omnivoice`, which only is listed."""
+    """What speaks: `espeak`, `vits`, `piper`, `kokoro` or `omnivoice`."""
     quality: engine.Quality
     """`neural`, `formant` (computed, clear but mechanical), or `tones` of a demo."""
     licence: str | None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tiny_omnivoice import omnivoice_files
 from voice_folders import ONNX, ids, install, kokoro, only_warning, overlay, piper, put, read
 
 
@@ -75,12 +76,32 @@ def test_a_voice_of_omnivoice_is_an_instruction(tmp_path: Path):
     )
     catalogue = read(tmp_path)
     assert [(voice.id, voice.gender, voice.speaker, voice.available) for voice in catalogue.voices] == [
-        ("almaz", "female", "female, young adult", False),
-        ("kebede", "male", "male, low pitch", False),
+        ("almaz", "female", "am: female, young adult", False),
+        ("kebede", "male", "am: male, low pitch", False),
     ]
     lacking, problem = (warning.message for warning in catalogue.warnings)
     assert "names speaker purple, which the model lacks" in lacking
-    assert "cannot speak: Hearth does not run OmniVoice" in problem
+    assert "cannot speak: there is no model.safetensors; finish the download" in problem
+
+
+def test_an_instruction_of_omnivoice_is_another_voice_in_each_language(tmp_path: Path):
+    folder = tmp_path / "omnivoice"
+    for name, content in omnivoice_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    overlay(
+        folder,
+        {"speaker": "female", "language": "am", "name": "A"},
+        {"speaker": "female", "language": "so", "name": "S"},
+    )
+    catalogue = read(tmp_path)
+    assert not catalogue.warnings
+    assert [(voice.id, voice.language, voice.licence, voice.available) for voice in catalogue.voices] == [
+        ("omnivoice-am-female", "am", "cc-by-nc-4.0", True),
+        ("omnivoice-so-female", "so", "cc-by-nc-4.0", True),
+    ]
+    (folder / "audio_tokenizer" / "model.safetensors").write_bytes(b"x" * 9)
+    assert "audio_tokenizer/model.safetensors is" in only_warning(read(tmp_path))
 
 
 def test_a_safe_copy_of_a_kokoro_voice_wins_over_the_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -300,6 +300,23 @@ def test_forced_values_have_no_white_space_that_their_schema_does_not_have(schem
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"v": value})]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_of_forced_calls_marks_that_are_spelled_letter_by_letter_are_no_content(choice: Any, reason: str):
+    family = Family("qwen3_coder")
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"v": {"enum": ["a", "b"]}}}}
+    fields = {"messages": [], "tools": [{"type": "function", "function": tool}], "tool_choice": choice}
+    family.request = type(family.request).model_validate(fields)
+    call = "\n<function=f>\n<parameter=v>\na\n</parameter>\n</function>\n"
+    marks = ("<tool", "_call>", call, "</tool_call>", "\n", "<tool", "_call>", "\n<func")
+    steps = [step for part in marks for step in family.steps(part)]
+    content, calls = family.answer(steps, reason)
+    assert content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"v": "a"})]
+    family.request.tool_choice = "auto"
+    assert family.answer(family.steps("Words."), "length")[0] == "Words."
+
+
 def test_every_family_has_parsers_that_exist_and_a_format_here() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
