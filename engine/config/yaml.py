@@ -14,7 +14,6 @@ LIMIT_DEPTH = 16
 Location = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"
-_HALF = re.compile("[\ud800-\udfff]")
 # YAML 1.2's core schema, which editors use too: `on` and `no` are words, 1:30 is not ninety.
 _SCALARS: dict[str, tuple[re.Pattern[str], Callable[[str], object]]] = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)\Z"), lambda _: None),
@@ -97,7 +96,7 @@ def parse_document(text: str, empty: str, other_shape: str) -> Document:
     document = Document()
     try:
         node = _Loader(text).get_single_node()
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
+    except yaml.YAMLError as error:
         document.add_problem((), *_why_unreadable(error, text))
         return document
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}null"):
@@ -111,16 +110,14 @@ def parse_document(text: str, empty: str, other_shape: str) -> Document:
     return document
 
 
-def _why_unreadable(error: Exception, text: str) -> tuple[str, int | None]:
+def _why_unreadable(error: yaml.YAMLError, text: str) -> tuple[str, int | None]:
     if isinstance(error, yaml.reader.ReaderError):
         message = f"there is an invisible character (number {error.character}): remove it"
-        return message, text.count("\n", 0, error.position) + 1
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        context = f" {error.context}" if error.context else ""
-        return f"cannot be read as YAML: {error.problem}{context}", mark.line + 1 if mark else None
-    # PyYAML lets others out for escapes beyond Unicode and for a %YAML line with an endless number.
-    return "cannot be read as YAML: an escape like \\U00110000 or a %YAML line has too large a number", None
+        return message, text.encode()[: error.position].count(b"\n") + 1
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    context = getattr(error, "context", None)
+    problem = f"{getattr(error, 'problem', error)}{f' {context}' if context else ''}"
+    return f"cannot be read as YAML: {problem}", mark.line + 1 if mark else None
 
 
 def _line(node: yaml.Node) -> int:
@@ -136,7 +133,7 @@ def _value(node: yaml.Node, location: Location, document: Document) -> object:
     if isinstance(node, yaml.ScalarNode):
         kind = node.tag.removeprefix(_TAG)
         if kind == "str":
-            return _text(node, location, document)
+            return str(node.value)
         pattern, construct = _SCALARS.get(kind, (None, None))
         if pattern and construct and pattern.match(node.value):
             return construct(node.value)
@@ -152,7 +149,7 @@ def _mapping(node: yaml.MappingNode, location: Location, document: Document) -> 
         if not isinstance(key_node, yaml.ScalarNode):
             document.add_problem(location, "has a list or a mapping as a key: a key is one word", line)
             continue
-        key = _text(key_node, location, document)
+        key = str(key_node.value)
         here = (*location, key)
         if key in result:
             document.add_problem(here, f"appears twice, first on line {document.lines[here]}: keep one", line)
@@ -162,26 +159,22 @@ def _mapping(node: yaml.MappingNode, location: Location, document: Document) -> 
     return result
 
 
-def _text(node: yaml.ScalarNode, location: Location, document: Document) -> str:
-    text: str = node.value
-    if not _HALF.search(text):
-        return text
-    document.add_problem(location, "has an escape like \\ud800, which is half a character: remove it", _line(node))
-    return text.encode("ascii", "backslashreplace").decode()
+def _refusal(event: yaml.Event | None, message: str) -> yaml.MarkedYAMLError:
+    return yaml.composer.ComposerError(None, None, message, getattr(event, "start_mark", None))
 
 
-def _refusal(event: yaml.Event, message: str) -> yaml.MarkedYAMLError:
-    return yaml.composer.ComposerError(None, None, message, event.start_mark)  # type: ignore[arg-type]
-
-
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.composer.Composer, yaml.CSafeLoader):
     """Builds nodes only; refuses aliases (a few lines of them expand to gigabytes) and deep nesting."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}  # type: ignore[misc]
     _depth = 0
 
+    def __init__(self, text: str) -> None:
+        yaml.composer.Composer.__init__(self)  # its nodes are built here, from libyaml's events
+        yaml.CSafeLoader.__init__(self, text)
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             raise _refusal(event, f"the alias `*{shown(str(event.anchor))}` is not allowed; write the value out")
         self._depth += 1

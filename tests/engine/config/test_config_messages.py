@@ -75,7 +75,6 @@ WRONG_VALUES = [
     Wrong("weights: a", r'weights: "a\0b"', 6, "models.a.weights", r"a\x00b"),
     Wrong("weights: a", r'weights: "a\n"', 6, "models.a.weights", r"a\n"),
     Wrong("weights: a", "weights: ''", 6, "models.a.weights", "a folder below"),
-    Wrong("weights: a", r'weights: "\ud800"', 6, "models.a.weights", "half a character"),
     Wrong("weights: a", "weights: a\n    demo: A", 7, "models.a.demo", "small letters"),
     Wrong("weights: a", "weights: a\n    owned_by: ''", 7, "models.a.owned_by", "text of 1 to 64 characters"),
     Wrong("dtype: auto", "dtype: bf16", 8, "models.a.engine.dtype", "must be one of `auto`, `bfloat16`"),

@@ -92,7 +92,7 @@ def test_wrong_types_in_a_piper_config_count_as_nothing_said(root: Path, config:
         ("language: Amharic\n", "must be the code of a language"),
         ("licence: [a]\n", "licence: must be text"),
         ('licence: "a\\u202eb"\n', "invisible character"),
-        ('licence: "\\ud800"\n', "half a character"),
+        ('licence: "\\ud800"\n', "invalid Unicode character escape"),
         ("voices: []\nvoices: []\n", "appears twice"),
         (b"licence: \xff\n", "is not UTF-8 text"),
         (b"licence: a\x1bb\n", "invisible character"),
