@@ -268,7 +268,7 @@ class Engine:
     async def reload(self, config: Config) -> set[str]:
         """Serve from now on what `config` says, and the voices and weights that there are. Answers go on to their end.
 
-        Returns the models that are loaded anew though nothing is said of them that is new: because their weights have
+        Returns the models that are loaded again though nothing is said of them that is new: because their weights have
         come, or gone, or because they hold memory that is planned for others now.
         """
         voices = await self._loader.read_voices(config)

@@ -79,7 +79,7 @@ class ChatRequest(GenerationRequest):
 
     `messages`, `tools`, `tool_choice` and `response_format` are in the shape of the OpenAI convention. Of a `whole`
     answer only the last step is wanted, with all of the text. With `continue_answer` the last message, an assistant's,
-    is the beginning of the answer, which holds only what follows it. Without `generation_prompt` the template's opening
+    is the beginning of the answer, which has only what follows it. Without `generation_prompt` the template's opening
     of an answer is left out. `image_paths` are the names of its images' parts
     in errors, in their order; none given: their places in `messages`.
     """

@@ -329,8 +329,8 @@ class Banner:
         demos = [model.id for model in models if model.demo]
         if demos:
             self._say(
-                f"On tiny demo models, which know a few dozen sentences and plain shapes: {', '.join(demos)}. For real "
-                f"ones: `{HEARTH} plan` shows what fits this machine, and scripts/download-weights fetches it "
+                f"Served by tiny demo models, which know a few dozen sentences and plain shapes: {', '.join(demos)}. "
+                f"For real ones: `{HEARTH} plan` shows what fits this machine, and scripts/download-weights fetches it "
                 "(docs/weights.md; voices: docs/voices.md)."
             )
         if engine.uncompiled and compiler() is not None:

@@ -84,4 +84,4 @@ def _assert_nothing_leaked(server: Server, admin_key: Key) -> None:
         # Of what a client wrote, the access log has the path that no route answers: escaped, and without keys
         kept = re.sub(rb'(?<="path":")/[^"]{0,99}(?=")', lambda path: path[0].replace(_CANARY, b""), content)
         leaked = [secret for secret in [*secrets, admin_key.secret] if secret.encode() in kept]
-        assert leaked == [], f"{file.name} holds a key's secret or a prompt"
+        assert leaked == [], f"{file.name} has a key's secret or a prompt"

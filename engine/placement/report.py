@@ -83,7 +83,7 @@ def why_demo(
 def _turns(one: Placed) -> str:
     if one.swap_by is None:
         return ""
-    return f" Takes turns: {'its weights wait in RAM' if one.swap_by == 'sleep' else 'it is ended and loaded anew'}."
+    return f" Takes turns: {'its weights wait in RAM' if one.swap_by == 'sleep' else 'it is stopped and loaded again'}."
 
 
 def why_unplanned(spec: ModelSpec, *, own: bool, absent: bool) -> str:
@@ -182,7 +182,7 @@ def headline(machine: Hardware) -> str:
     same = len(set(sizes)) == 1
     gpus = f"{len(sizes)} x {sizes[0]}" if same and len(sizes) > 1 else "; ".join(sizes)
     cpu = f"{machine.cpu_cores} CPU cores, {gib(machine.ram_bytes)} RAM"
-    return f"{'Imagined: ' if machine.imagined else ''}{gpus or 'no GPU'}; {cpu}"
+    return f"{'Hypothetical machine: ' if machine.imagined else ''}{gpus or 'no GPU'}; {cpu}"
 
 
 def use_line(use: DeviceUse) -> str:

@@ -100,7 +100,7 @@ class Loader:
         self.demos = {spec.id for spec in self.planned.engines.values() if self.planned.is_demo(spec)}
 
     def outdated(self) -> set[str]:
-        """Return the models that have to be loaded anew, though what models.yaml says of them has not changed.
+        """Return the models that have to be loaded again, though what models.yaml says of them has not changed.
 
         Weights have come, or gone, or files of theirs have changed; or they hold memory that is now planned for
         others, who cannot be loaded without.

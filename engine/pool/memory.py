@@ -198,7 +198,7 @@ class Ledger:
             self._entry(name).again = None
 
     def end_soon(self, names: Iterable[str]) -> None:
-        """These end with their last answer, to be loaded anew or not at all."""
+        """These end with their last answer, to be loaded again or not at all."""
         for name in names:
             entry = self._entry(name)
             entry.ending = entry.ending or entry.has is not None
@@ -222,7 +222,7 @@ class Ledger:
         return {name: share.bytes_on for name, share in self._plan.shares.items() if self._differs(name)}
 
     def too_much(self) -> set[str]:
-        """Return the models that have to be loaded anew, because others cannot have what is planned for them."""
+        """Return the models that have to be loaded again, because others cannot have what is planned for them."""
         planned = self._plan.shares
         there = {
             name for name, entry in self._entries.items() if entry.has is not None or entry.asleep

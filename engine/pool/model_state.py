@@ -27,7 +27,7 @@ _log = logging.getLogger("hearth.pool")
 
 _LONGEST_RETRY_SECONDS = 60
 _SEE_LOG = "The server's log says why."
-_ASK = "Ask whoever runs this server: its log says why."
+_ASK = "Ask your administrator: the server's log says why."
 
 _OUT_OF_MEMORY = (
     "The kernel killed its process for want of memory: docs/operations.md, 'When memory is short', says what to do."
@@ -73,7 +73,7 @@ class ModelState:
 
     spec: ModelSpec
     status: ModelStatus = "loading"
-    phase: str = "waiting for its turn"
+    phase: str = "queued for loading"
     progress: float = 0.0
     times: LoadTimes = field(default_factory=LoadTimes)
     clock: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)

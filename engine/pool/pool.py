@@ -253,7 +253,7 @@ class Pool:
             await first_of(asyncio.sleep(model.streak.pause_seconds), model.stale.wait())
             if model.stale.is_set() or not await self._memory_granted(model):
                 return
-            model.enter("loading", "waiting for its turn")
+            model.enter("loading", "queued for loading")
             backend = await self._try_load(model)
             if backend is not None:
                 self._ledger.loaded(model.spec.id)
@@ -312,8 +312,8 @@ class Pool:
             return False
         try:
             await backend.wake()
-        except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is loaded anew
-            _log.exception("%s did not wake up; it is loaded anew", name)
+        except Exception:  # noqa: BLE001  # whatever vLLM can think of: it is loaded again
+            _log.exception("%s did not wake up; it is loaded again", name)
             return False
         model.leaving = None
         return True

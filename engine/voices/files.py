@@ -40,7 +40,7 @@ class ModelFolder:
         except OSError as error:
             raise unreadable(part or "the folder", error) from error
         if len(found) > LIMIT_ENTRIES:
-            raise MetadataError(f"{part or 'the folder'} holds more than {LIMIT_ENTRIES} files: that is no TTS model")
+            raise MetadataError(f"{part or 'the folder'} has more than {LIMIT_ENTRIES} files: that is no TTS model")
         return sorted(found)
 
     def read_json(self, name: str) -> dict[str, Any] | None:

@@ -163,9 +163,7 @@ def _read_piper(folder: ModelFolder) -> ModelFacts | None:
     names = folder.names()
     configs = [name for name in names if name.endswith(_PIPER_ENDING) and name != _PIPER_ENDING]
     if len(configs) > 1:
-        raise MetadataError(
-            f"holds {len(configs)} Piper models: put each, with its .onnx.json, into a folder of its own"
-        )
+        raise MetadataError(f"has {len(configs)} Piper models: put each, with its .onnx.json, into a folder of its own")
     config = folder.read_json(configs[0]) if configs else None
     if config is None:
         return None

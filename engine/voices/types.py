@@ -23,7 +23,7 @@ class Voice:
     `language` is the ISO 639-1 code, or the ISO 639-3 code of a language that has no shorter one. `model` is the name
     of the model's folder. `speaker` is how the family's runtime picks the voice: a number, the name of a voice's file
     without its ending, or None in a model of one voice. `available`: what runs the family is installed and
-    the weights are there, in a format that holds no code. `quality`: how the sound is made; demos are tones.
+    the weights are there, in a format that has no code. `quality`: how the sound is made; demos are tones.
     """
 
     id: str

@@ -52,12 +52,12 @@ class LoraAdapter:
             )
         if not (folder / ADAPTER_WEIGHTS).is_file():
             raise LoadError(
-                f"{folder.name} holds no {ADAPTER_WEIGHTS}. Other formats can run code and are refused: save the "
+                f"{folder.name} has no {ADAPTER_WEIGHTS}. Other formats can run code and are refused: save the "
                 "adapter with `safe_serialization=True`."
             )
         modules = _modules(check_safetensors(folder / ADAPTER_WEIGHTS))
         if not modules:
-            raise LoadError(f"{folder.name}/{ADAPTER_WEIGHTS} holds no pair of matrices `lora_A` and `lora_B`.")
+            raise LoadError(f"{folder.name}/{ADAPTER_WEIGHTS} has no pair of matrices `lora_A` and `lora_B`.")
         return cls(folder, rank, modules, shown(str(config.get("base_model_name_or_path"))))
 
     @property

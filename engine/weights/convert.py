@@ -39,7 +39,7 @@ def converted(folder: Path, files: tuple[ModelFile, ...]) -> tuple[ModelFile, ..
     if done.returncode == _REFUSED and said.isdigit():
         raise OSError(int(said), os.strerror(int(said)))
     if done.returncode == _REFUSED and said in pickles:
-        raise WeightsError(f"{said} holds more than tensors, so it could run code, and is refused.")
+        raise WeightsError(f"{said} has more than tensors, so it could run code, and is refused.")
     if done.returncode != 0:
         why = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
         raise WeightsError(f"The pickles could not be converted ({why}). Is there enough memory? Try again.")

@@ -337,8 +337,8 @@ def _there(weights_dir: Path, wanted: Wanted) -> manifest.Manifest | None:
     if not found.is_of(wanted.repository, wanted.subfolder):
         has = "/".join(part for part in (found.repository, found.subfolder) if part)
         raise WeightsError(
-            f"{wanted.folder} holds {has}. Pick one: 1. pull under another name with --as; 2. `hearth weights remove "
-            f"{wanted.folder}` first."
+            f"{wanted.folder} contains {has}. Pick one: 1. pull under another name with --as; 2. `hearth weights "
+            f"remove {wanted.folder}` first."
         )
     return found
 
@@ -469,8 +469,7 @@ def _files(address: str, siblings: list[Any], subfolder: str) -> tuple[manifest.
             files[path] = manifest.ModelFile(path=path, size_bytes=sibling.size, sha256=sha256, git_sha1=git_sha1)
         except ValueError as error:
             raise WeightsError(
-                f"{address} does not say size and hash of {shown(path)}, so nobody could tell whether it arrives "
-                "whole. Use a hub that does."
+                f"{address} does not say size and hash of {shown(path)}, so it cannot be checked.  Use a hub that does."
             ) from error
     return tuple(files.values())
 

@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (OSError, ValidationError) as error:
         cause = error
     raise WeightsError(
-        f"{folder.name}/{MANIFEST} cannot be read, so nobody knows whether the model is whole. Pick one: 1. `hearth "
+        f"{folder.name}/{MANIFEST} cannot be read, so the model cannot be checked. Pick one: 1. `hearth "
         "weights remove` and pull it again; 2. delete that file if the folder is your own."
     ) from cause
 

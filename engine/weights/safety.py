@@ -108,13 +108,13 @@ def is_there(folder: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `LoadError`, naming the file, unless `folder` holds a model in Hugging Face layout that is safe to load."""
+    """Raise `LoadError`, naming the file, unless `folder` has a model in Hugging Face layout that is safe to load."""
     check_no_code(folder / "config.json")
     if (folder / "tokenizer_config.json").exists():
         check_no_code(folder / "tokenizer_config.json")
     if not any(folder.glob("*.safetensors")):
         raise LoadError(
-            f"{folder.name} holds no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
+            f"{folder.name} has no .safetensors file. Pick one: 1. finish the download; 2. use a repository that "
             "offers safetensors (pickle formats like .bin and .pt can run code and are refused)."
         )
     for file in folder.glob("*.safetensors"):
@@ -128,7 +128,7 @@ def check_chat_folder(folder: Path) -> None:
     check_folder(folder)
     if not any(file.name in _TOKENIZERS or file.suffix in {".model", ".tiktoken"} for file in folder.iterdir()):
         raise LoadError(
-            f"{folder.name} holds no tokenizer: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt. "
+            f"{folder.name} has no tokenizer: no tokenizer.json, tokenizer.model, or vocab.json with merges.txt. "
             "Finish the download, or save the tokenizer there, too (`tokenizer.save_pretrained`)."
         )
 
@@ -182,7 +182,7 @@ def read_config(file: Path, *, limit_bytes: int = _CONFIG_LIMIT_BYTES) -> Any:
             raise LoadError(f"{file.parent.name}/{file.name} is larger than {limit}: that is no model configuration.")
         return json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise LoadError(f"{file.parent.name} holds no {file.name}: it is no complete model folder.") from error
+        raise LoadError(f"{file.parent.name} has no {file.name}: it is not a complete model folder.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file.parent.name}/{file.name} cannot be read as JSON. Download the model again.") from error
 
@@ -306,7 +306,7 @@ def _check_component(folder: Path, name: str, origin: list[Any]) -> None:
 
 def _check_weights(part: Path) -> None:
     if not (part / "config.json").is_file():
-        raise LoadError(f"{part.name} holds no config.json: it is no complete model folder. Finish the download.")
+        raise LoadError(f"{part.name} has no config.json: it is not a complete model folder. Finish the download.")
     for file in part.glob("*.index*.json"):
         _check_shards(file)
     if any(part.glob("*.safetensors")):
@@ -314,10 +314,10 @@ def _check_weights(part: Path) -> None:
     pickles = [file.name for file in sorted(part.iterdir()) if file.suffix in _PICKLES]
     if pickles:
         raise LoadError(
-            f"{part.name} holds {pickles[0]} and no .safetensors file: pickle formats can run code and are refused. "
-            "Use a repository that offers safetensors, or convert the file on a machine that may be lost."
+            f"{part.name} contains {pickles[0]} and no .safetensors file: pickle formats can run code and are refused. "
+            "Use a repository that offers safetensors, or convert the file on a disposable machine."
         )
-    raise LoadError(f"{part.name} holds no .safetensors file. Finish the download.")
+    raise LoadError(f"{part.name} has no .safetensors file. Finish the download.")
 
 
 def may_be_carried(path: str) -> bool:
@@ -389,7 +389,7 @@ def _of_model(paths: Collection[str], folder: Path) -> list[str]:
         has = f"has {pickles[0]} and " if pickles else "has "
         raise WeightsError(
             f"The repository {has}no .safetensors file. Pick one: 1. another repository of the model, or --revision, "
-            "that offers safetensors; 2. convert it on a machine that may be lost. Pickles (.bin, .pt) can run code "
+            "that offers safetensors; 2. convert it on a disposable machine. Pickles (.bin, .pt) can run code "
             "and are never fetched; GGUF is not loaded here."
         )
     extra = [path for path in paths for start, ending in _FOLDERS.items() if _is_in(path, f"{start}/", ending)]

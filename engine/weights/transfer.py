@@ -69,7 +69,7 @@ def found_below(folder: Path) -> dict[str, Path]:
     found = {one.folder: folder / one.folder for one in there if one.state in {"complete", "damaged"}}
     if not found:
         raise WeightsError(
-            f"{folder} holds no model with a {manifest.MANIFEST}. Name the folder that `hearth weights export` wrote."
+            f"{folder} has no model with a {manifest.MANIFEST}. Name the folder that `hearth weights export` wrote."
         )
     return found
 

@@ -40,7 +40,7 @@ def read_layout(folder: Path, said: Pooling | None) -> VectorLayout:
     if not (folder / "modules.json").exists():
         if said is None:
             raise LoadError(
-                f"{folder.name} holds no modules.json, so it does not say how tokens become a vector. Finish the "
+                f"{folder.name} has no modules.json, so it does not say how tokens become a vector. Finish the "
                 "download, or write `pooling` of the model in models.yaml, as its model card says: mean, cls or last."
             )
         return VectorLayout(said)

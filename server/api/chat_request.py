@@ -287,7 +287,7 @@ class ChatCompletionBody(SampledBody):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_template_switches)] | None = None
     """`enable_thinking` only."""
     continue_final_message: bool | None = None
-    """Go on from the last message, an assistant's; the answer holds only what follows."""
+    """Go on from the last message, an assistant's; the answer has only what follows."""
     add_generation_prompt: bool | None = None
     """Default true, unless `continue_final_message` is. Without it the template does not open an answer."""
 

@@ -53,9 +53,7 @@ Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
-EngineField = Annotated[
-    Any, BeforeValidator(refused("is set by whoever runs this server and cannot be sent with a request"))
-]
+EngineField = Annotated[Any, BeforeValidator(refused("is set by your administrator and cannot be sent with a request"))]
 
 
 class Strict(BaseModel):

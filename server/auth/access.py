@@ -23,7 +23,7 @@ class RequiresScope:
         """Return the key. Raises `ApiError` 403 if it lacks the scope."""
         key: ApiKey = request.state.key
         if self.scope not in key.scopes:
-            sentence = f"This key lacks the scope `{self.scope}`. Ask whoever runs this server for a key that has it."
+            sentence = f"This key lacks the scope `{self.scope}`. Ask your administrator for a key that has it."
             raise ApiError(403, "insufficient_permissions", sentence)
         return key
 

@@ -81,7 +81,7 @@ class KeyLimiter:
         """Count a request as running or waiting, until `end`."""
         most = self.limits.parallel_requests
         if most == 0:
-            raise _quota_spent("Your key may run no requests at all. Ask whoever runs this server.")
+            raise _quota_spent("Your key may run no requests at all. Ask your administrator.")
         if most is not None and self.running >= most:
             raise _too_many(
                 f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.", 1
@@ -437,7 +437,7 @@ def _quota_spent(message: str) -> ApiError:
 def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
     kind = ask.bucket.rpartition(":")[2]
     if ask.limit == 0:
-        return _quota_spent(f"Your key may use no {kind} at all. Ask whoever runs this server.")
+        return _quota_spent(f"Your key may use no {kind} at all. Ask your administrator.")
     if math.isinf(refused.retry_after_seconds) and not makes_tokens:
         return ApiError(
             400,
@@ -453,7 +453,7 @@ def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
             f" key has {ask.limit:.0f} per minute. Ask for fewer with `max_tokens`, or shorten the prompt.",
             param="max_tokens",
         )
-    asked, advice = "", "Whoever runs this server can raise the limit."
+    asked, advice = "", "Your administrator can raise the limit."
     if kind == "tokens":
         asked = f" This request may need {ask.cost:.0f}."
         advice = "Ask for fewer with `max_tokens`." if makes_tokens else "Send fewer or shorter texts at once."
@@ -467,11 +467,11 @@ def _refusal(refused: Refused, ask: Ask, *, makes_tokens: bool) -> ApiError:
 
 def _no_images_left(spent: QuotaExceeded, images: int) -> ApiError:
     if spent.limit == 0:
-        return _quota_spent("Your key may make no images at all. Ask whoever runs this server.")
+        return _quota_spent("Your key may make no images at all. Ask your administrator.")
     hours, minutes = divmod(int(spent.reset_seconds) // 60, 60)
     fewer = " Ask for fewer with `n`, or" if 0 < spent.remaining < images else " Until then"
     return _quota_spent(
         f"Your key may make {spent.limit} images a day and has {spent.remaining} of them left; this request asks for"
-        f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask whoever runs this"
-        " server for more."
+        f" {images}. The next day begins at midnight UTC, in {hours} h {minutes} min.{fewer} ask your"
+        " administrator for more."
     )

@@ -32,7 +32,7 @@ class _Body(msgspec.Struct):
 
 @dataclass(slots=True)
 class Line:
-    """A line that holds more than white space: the `index`-th of them, from 0; `number` counts all lines, from 1.
+    """A line that has more than white space: the `index`-th of them, from 0; `number` counts all lines, from 1.
 
     `text` None: it is longer than a line may be.
     """

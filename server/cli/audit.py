@@ -49,7 +49,9 @@ def backup(
 ) -> None:
     """Copy the whole database, with keys, usage and audit log, while the server goes on."""
     in_store(load_settings(data_dir=data_dir), lambda database: database.backup(path))
-    typer.echo(f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It holds hashes of the keys: keep it safe.")
+    typer.echo(
+        f"Copied to {path} ({path.stat().st_size / 1024:.0f} KiB). It contains hashes of the keys: store it safely."
+    )
     typer.echo("Files of batches are not in it, nor are images and logs.")
     typer.echo(f"To put it back: stop the server, then {HEARTH} restore {path}")
 
@@ -84,9 +86,9 @@ def restore(
     with only_one(folder):  # so that none starts meanwhile
         version, keys, aside = put_back(file, Path(url.database or ""), utc_now())
     if aside:
-        typer.echo(f"The database of before was moved aside: {', '.join(map(str, aside))}.")
+        typer.echo(f"The previous database was kept as {', '.join(map(str, aside))}.")
     typer.echo(f"{file} is {url.database} now: {keys} keys, schema {version}, sound, mode 600.")
-    typer.echo("Keys that were revoked since that backup work again: revoke them anew. Then start the server.")
+    typer.echo("Keys that were revoked since that backup work again: revoke them again. Then start the server.")
 
 
 def _detail_text(entry: AuditEntry) -> str:

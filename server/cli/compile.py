@@ -54,7 +54,7 @@ def compile_models(
             typer.echo(f"{spec.id} cannot be compiled, and goes on running uncompiled: {error.message}", err=True)
     lines = [f"Compiled: {one['model']} ({one['weights']}) in {one['seconds']} s." for one in done]
     if done:
-        lines.append("Start the server anew to use it; a reload leaves models alone that have not changed.")
+        lines.append("Restart the server to use it; a reload leaves models alone that have not changed.")
     tell({"compiled": done, "failed": failed}, *lines, as_json=as_json)
     if failed:
         raise typer.Exit(1)

@@ -28,7 +28,7 @@ _CREATED = ("public_id", "name", "tier", "scopes", "models", "expires_at", "crea
 _CSV_COLUMNS = ("name", "tier", "scopes", "models", "expires", "notes", *LIMITS)
 _ALL_ONCE = "\nShown once: copy them now. Only hashes of them are kept."
 _ONCE = "\nShown once: copy it now. Only a hash of it is kept."
-_SOON = "A running server goes by that within 10 seconds."
+_SOON = "Takes effect on running servers within 10 seconds."
 _LIMIT_WORDS = dict(zip(LIMITS, ("requests/min", "tokens/min", "parallel", "batch items", "images/day"), strict=True))
 _OWN = "*"
 

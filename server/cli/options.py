@@ -125,7 +125,7 @@ def key_named(given: str | None) -> str | None:
     if given is None:
         return None
     # What was typed is not repeated: it may be part of a secret
-    unknown = f"That is no key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them."
+    unknown = f"That is not a key id. An id is 12 letters and digits; `{HEARTH} keys list` shows them."
     return public_id_in(given) or refuse(unknown)
 
 
@@ -136,4 +136,4 @@ def read_time(option: str, given: str, read: Callable[[str, datetime], T], now: 
     try:
         return read(given, now)
     except MomentError as error:
-        refuse(f"{option} {given!r} is no time: it {error}.")
+        refuse(f"{option} {given!r} is not a time: it {error}.")

@@ -90,13 +90,13 @@ def _ask(settings: Settings, fetched: list[tuple[ModelSpec, VariantSpec]], *, ye
     typer.echo(f"Together about {size_text(total)}; {size_text(free)} are free in {settings.weights_dir}.")
     if total + _SPARE_BYTES > free:
         refuse(
-            "That is not enough. Nothing was fetched. Pick one: 1. make room; 2. set HEARTH_WEIGHTS_DIR to another "
+            "That is not enough. Nothing was fetched. Pick one: 1. free space; 2. set HEARTH_WEIGHTS_DIR to another "
             "disk; 3. take the largest variant out of models.yaml.",
             code=1,
         )
     if yes:
         return
     if not sys.stdin.isatty():
-        refuse("Nobody can be asked here: --yes fetches without a question. Nothing was fetched.", code=1)
+        refuse("This is not a terminal: --yes fetches without a question. Nothing was fetched.", code=1)
     if not typer.confirm("Fetch them under these licences?", default=True):
         refuse("Nothing was fetched, and the server was not started. ./scripts/serve starts the demos.", code=1)

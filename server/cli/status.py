@@ -266,5 +266,5 @@ def _settled(data_dir: Path, changed: set[str]) -> bool:
         if state.status == "failed":
             typer.echo(f"{state.id} cannot be served: {state.reason}", err=True)
         elif state.status == "loading":
-            typer.echo(f"  {state.id} is being loaded ({state.phase}): `{HEARTH} status` tells what comes of it")
+            typer.echo(f"  {state.id} is being loaded ({state.phase}): `{HEARTH} status` shows the progress")
     return all(state.status != "failed" for state in states)

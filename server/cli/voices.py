@@ -128,7 +128,7 @@ def say(  # noqa: PLR0913 - one argument per option
         if player and subprocess.run([*player, str(target)], check=False).returncode:
             refuse(f"{player[0]} could not play it. Write a file instead: -o hello.wav", code=1)
     if output:
-        typer.echo(f"{found.name} has spoken {seconds:.1f} s into {output}.", err=True)
+        typer.echo(f"Wrote {seconds:.1f} s of speech by {found.name} to {output}.", err=True)
 
 
 def _player() -> tuple[str, ...]:

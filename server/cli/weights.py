@@ -193,7 +193,7 @@ def import_command(
     root = load_settings(weights_dir=weights_dir).weights_dir
     found = found_below(directory)
     if folder is not None and len(found) != 1:
-        refuse(f"{directory} holds {len(found)} models; --as names one. Import one of: {', '.join(found)}.")
+        refuse(f"{directory} contains {len(found)} models; --as names one. Import one of: {', '.join(found)}.")
     named = {folder or name or directory.resolve().name: place for name, place in found.items()}
     _carry_all(named, root, as_json=as_json)
 

@@ -81,8 +81,8 @@ async def sign_in(body: SignInBody, request: Request) -> Response:
     key = await _key_of(body, request.app.state)
     if key is None:
         sign_ins.failed(address)
-        sentence = "This key is unknown here, expired or revoked." if body.key else "This link was used, or is too old."
-        raise ApiError(401, "invalid_api_key", f"{sentence} Ask whoever runs this server for a key.")
+        sentence = "This key is unknown, expired or revoked." if body.key else "This link was used, or is too old."
+        raise ApiError(401, "invalid_api_key", f"{sentence} Ask your administrator for a key.")
     request.state.record.key = key.public_id
     halves = await request.app.state.sessions.begin(key, address)
     shown: OwnKey = await own_key(request, key)

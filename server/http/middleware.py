@@ -136,8 +136,8 @@ class Cors(CORSMiddleware):
         sentence = "This method may not be used from a web page."
         if not self.is_allowed_origin(request_headers["origin"]):
             sentence = (
-                "Web pages of this origin may not call this server. Whoever runs it can add the origin to the setting "
-                "HEARTH_CORS_ORIGINS."
+                "Web pages of this origin may not call this server. Your administrator can add the origin to the "
+                "setting HEARTH_CORS_ORIGINS."
             )
         refusal = ApiError(403, "origin_not_allowed", sentence).response()
         refusal.headers["vary"] = answer.headers["vary"]
@@ -203,8 +203,7 @@ async def _key_of(scope: Scope) -> ApiKey | None:
     if key is None:
         # litellm knows a bad key by these first words alone; without them it reports a bad request.
         raise _unauthorized(
-            "Incorrect API key provided: it is unknown here, expired or revoked."
-            " Ask whoever runs this server for a new one."
+            "Incorrect API key provided: it is unknown, expired or revoked. Ask your administrator for a new one."
         )
     return key
 

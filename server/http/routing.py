@@ -160,7 +160,7 @@ async def read_capped(
 
 def _too_large(limit: int, *, close: bool) -> ApiError:
     sentence = f"The body is larger than the limit of {limit} bytes ({limit / 2**20:.0f} MiB)."
-    advice = "Send less at once, or ask whoever runs this server to raise HEARTH_MAX_BODY_BYTES."
+    advice = "Send less at once, or ask your administrator to raise HEARTH_MAX_BODY_BYTES."
     return ApiError(413, "request_too_large", f"{sentence} {advice}", headers={"Connection": "close"} if close else {})
 
 
@@ -196,9 +196,9 @@ def _check_values(value: Any) -> None:
                     raise _invalid(f"The body is nested more than {_MAX_DEPTH} levels deep.")
                 below.extend(item.values() if isinstance(item, dict) else item)
             elif isinstance(item, float) and math.isinf(item):
-                raise _invalid("The body holds a number that is too large.")
+                raise _invalid("The body has a number that is too large.")
             elif isinstance(item, int) and item not in _INT64:
-                raise _invalid("The body holds an integer beyond 64 bits.")
+                raise _invalid("The body has an integer beyond 64 bits.")
         level, depth = below, depth + 1
 
 

@@ -58,7 +58,7 @@ class Certificate:
     def _refuse_password(self) -> str:
         """OpenSSL would ask for it at the terminal."""
         raise TlsError(
-            f"The TLS key {self._key} is encrypted, and nobody can be asked for its password when a server starts. "
+            f"The TLS key {self._key} is encrypted, and a server cannot ask for a password. "
             f"Write one without: openssl pkey -in {self._key} -out plain.key; chmod 600 plain.key"
         )
 
@@ -66,13 +66,13 @@ class Certificate:
         if error.reason == "KEY_VALUES_MISMATCH":
             return (
                 f"The TLS key {self._key} does not belong to the certificate {self._cert}. Pick one: 1. name the key "
-                "that the certificate was made for; 2. if the certificate's file holds a chain, the server's own has "
+                "that the certificate was made for; 2. if the certificate's file has a chain, the server's own has "
                 "to come first in it."
             )
         cert, key = self._cert.read_bytes(), self._key.read_bytes()
         if _KEY in cert and _CERTIFICATE in key and _CERTIFICATE not in cert:
             return (
-                f"The TLS certificate and its key are swapped: {self._cert} holds a private key, and {self._key} a "
+                f"The TLS certificate and its key are swapped: {self._cert} has a private key, and {self._key} a "
                 "certificate. Name them the other way round."
             )
         return (

@@ -5,7 +5,7 @@ StoreError                     the operator's: the database cannot be used; the 
 ├── KeyNotFoundError           no key has this public id
 └── KeyFieldError              a key was asked for with a name, scope or date that cannot be
 
-No message holds a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
+No message has a key or a hash. The driver's error is kept as `__cause__`, without SQL parameters.
 """
 
 

@@ -2,7 +2,7 @@
 
 `Buckets` are for limits per minute. A bucket is kept as one number: the time at which it would be full again (the
 generic cell rate algorithm's theoretical arrival time, ITU-T I.371), in whole nanoseconds since 1970, so that no
-rounding lets a request too many through. `Quotas` are for limits per day, and start anew at midnight UTC. What is
+rounding lets a request too many through. `Quotas` are for limits per day, and start over at midnight UTC. What is
 limited, for whom and how much is the caller's.
 """
 

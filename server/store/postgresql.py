@@ -120,7 +120,7 @@ class PostgresqlServer:
 
         if (encoding := await ask("SHOW server_encoding")) != "UTF8":
             raise StoreError(
-                f"The key database {self._shown} stores text as {encoding}. Make it anew: CREATE DATABASE "
+                f"The key database {self._shown} stores text as {encoding}. Create it again: CREATE DATABASE "
                 f"\"{self._url.database}\" ENCODING 'UTF8' TEMPLATE template0"
             )
         if await ask("SHOW transaction_read_only") == "on":

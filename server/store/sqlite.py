@@ -29,7 +29,7 @@ _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _VERSION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our constant
 _REMEDY = (
     "Hearth has not changed it. Stop the server, move the file (and those ending in -wal and -shm) aside, "
-    "and put a backup in its place; without a backup, start anew and create new keys. See docs/keys.md, "
+    "and put a backup in its place; without a backup, start over and create new keys. See docs/keys.md, "
     "'When the database is damaged'."
 )
 
@@ -179,7 +179,7 @@ def _create(path: Path) -> None:
     if has_log:
         raise StoreError(
             f"The key database {path} is gone, but its log {log.name} is still there, so it was moved or "
-            f"deleted. Put {path.name} back beside its log, or restore a backup. To start anew without the "
+            f"deleted. Put {path.name} back beside its log, or restore a backup. To start over without the "
             f"old keys, move {log.name} aside."
         )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def _explained(path: Path, error: sqlite3.Error) -> StoreError:
         return StoreError(f"The key database {path} is damaged (SQLite: {error}). {_REMEDY}")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreError(
-            f"The key database {path} is locked by another program. Close what holds it (`fuser {path}` "
+            f"The key database {path} is locked by another program. Close that program (`fuser {path}` "
             "names it) and start again."
         )
     return StoreError(

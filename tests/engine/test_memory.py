@@ -1,4 +1,4 @@
-"""After a reload nothing holds more than there is: who keeps its memory, who is loaded anew, and who waits for whom."""
+"""After a reload nothing has more than there is: who keeps its memory, who is loaded again, and who waits for whom."""
 
 import asyncio
 from collections.abc import Collection, Mapping

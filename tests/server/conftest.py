@@ -83,7 +83,7 @@ def database_url(database_kind: str, tmp_path: Path, request: pytest.FixtureRequ
 
 @pytest.fixture
 async def database(database_url: str, database_kind: str) -> AsyncIterator[Database]:
-    """Gives up soon where a test holds a lock on the file."""
+    """Gives up soon where a test has a lock on the file."""
     busy_timeout_seconds = 0.05 if database_kind == "sqlite" else 5
     async with await Database.open(database_url, busy_timeout_seconds=busy_timeout_seconds) as database:
         yield database

@@ -79,7 +79,7 @@ def test_nothing_is_fetched_where_nobody_can_be_asked(hub: HubServer, tmp_path: 
     ended = _alone(tmp_path, hub)
     assert (ended.returncode, hub.paths) == (1, [])
     assert "licence Apache-2.0" in ended.stdout
-    assert ended.stderr == "Nobody can be asked here: --yes fetches without a question. Nothing was fetched.\n"
+    assert ended.stderr == "This is not a terminal: --yes fetches without a question. Nothing was fetched.\n"
 
 
 @pytest.mark.rounds

@@ -44,7 +44,7 @@ def load(folder: Path) -> "KokoroSpeech":
     file = next(iter(sorted(folder.glob("*.safetensors"))), None)
     if file is None:
         raise LoadError(
-            f"{folder.name} holds no .safetensors file. Pickles (.pth) can run code and are refused: "
+            f"{folder.name} has no .safetensors file. Pickles (.pth) can run code and are refused: "
             "`hearth voices add kokoro` fetches the model and converts it."
         )
     check_safetensors(file)
@@ -86,7 +86,7 @@ class KokoroSpeech:
         check_safetensors(file)
         tensors: list[Any] = list(load_file(file).values())
         if len(tensors) != 1 or tensors[0].shape != (_STYLES, 1, self._style):
-            raise LoadError(f"{self._folder.name}/voices/{name}.safetensors holds no voice of Kokoro.")
+            raise LoadError(f"{self._folder.name}/voices/{name}.safetensors has no voice of Kokoro.")
         return tensors[0].float()
 
 

@@ -20,7 +20,7 @@ def load(folder: Path) -> "PiperSpeech":
 
     config = next(iter(sorted(folder.glob("*.onnx.json"))), None)
     if config is None or not config.with_suffix("").is_file():
-        raise LoadError(f"{folder.name} holds no pair of X.onnx and X.onnx.json. Finish the download.")
+        raise LoadError(f"{folder.name} has no pair of X.onnx and X.onnx.json. Finish the download.")
     phonemes = read_config(config).get("phoneme_type", "espeak")
     if phonemes not in _PHONEMES:
         raise LoadError(f"{folder.name} needs phonemes of type {phonemes!r}; only {' and '.join(_PHONEMES)} work here.")

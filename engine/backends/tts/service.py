@@ -199,7 +199,7 @@ def _slices(sound: NDArray[np.float32], size: int) -> list[NDArray[np.float32]]:
 
 def _nothing_to_say(job: SpeechJob) -> RequestError:
     return RequestError(
-        f"input holds no letters that this voice knows: it speaks {language_name(job.language)}. Write the text in "
+        f"input has no letters that this voice knows: it speaks {language_name(job.language)}. Write the text in "
         "that language, or choose a voice of another one (GET /v1/audio/voices lists them).",
         param="input",
     )
@@ -211,6 +211,6 @@ def _for_clients(error: EngineError) -> EngineError:
         return error
     _log.error("A voice cannot speak: %s", error.message)
     return GenerationError(
-        "The model of this voice cannot be loaded. Choose another voice, or ask whoever runs this server to look into "
+        "The model of this voice cannot be loaded. Choose another voice, or ask your administrator to look into "
         "its log."
     )

@@ -87,7 +87,7 @@ class Grammars:
             keyword = unenforced(_well_formed(value, field))
             if keyword is not None:
                 raise RequestError(
-                    f"`{field}` holds a JSON schema with `{keyword}` in a way that cannot be enforced. Write it "
+                    f"`{field}` has a JSON schema with `{keyword}` in a way that cannot be enforced. Write it "
                     "otherwise, or send it as `response_format` without `strict` to have the rest enforced.",
                     param=field,
                 )
@@ -129,7 +129,7 @@ class Grammars:
             verdict = await self._compiled(kind, grammar, owner, digest)
         if verdict == "too complex":
             raise GrammarTooComplexError(
-                f"`{field}` holds {_held(field)} that cannot be prepared for this model within "
+                f"`{field}` has {_held(field)} that cannot be prepared for this model within "
                 f"{_COMPILE_SECONDS:.0f} seconds and bounded memory. Make it simpler: fewer optional properties "
                 "and alternatives (`anyOf`), no long or nested repeats in patterns, a smaller `maxLength` and "
                 "`maxItems`.",
@@ -190,9 +190,9 @@ class Grammars:
 
 
 def invalid_schema(field: str) -> RequestError:
-    """Return the error for a `field` that holds no JSON schema, or one that no grammar can be made of."""
+    """Return the error for a `field` that has no JSON schema, or one that no grammar can be made of."""
     return RequestError(
-        f"`{field}` holds {_held(field)} that cannot be followed: it is not valid, or uses what is not supported.",
+        f"`{field}` has {_held(field)} that cannot be followed: it is not valid, or uses what is not supported.",
         param=field,
     )
 

@@ -80,7 +80,7 @@ class Inputs:
 
     def _fitting(self, ids: list[int], field: str, *, truncate: bool) -> list[int]:
         if not ids:
-            raise RequestError(f"`{field}` holds nothing that this model reads.", param=field)
+            raise RequestError(f"`{field}` has nothing that this model reads.", param=field)
         if len(ids) <= self._longest:
             return ids
         if not truncate:

@@ -103,7 +103,7 @@ async def render(renderer: Any, vllm_request: ChatCompletionRequest) -> Any:
     except (ValueError, TypeError, KeyError) as error:  # which one a template raises depends on the model
         raise RequestError(
             "The model's chat template refused this conversation. Check the order of the roles, that each message "
-            "has the content that its role needs, and that no text holds the model's own marks for pictures.",
+            "has the content that its role needs, and that no text contains the model's own marks for pictures.",
             param="messages",
         ) from error
     if isinstance(rendered, ErrorResponse):  # returned, not raised: there are tools, and the model has no tool parser
@@ -147,7 +147,7 @@ def check_tokens(chat: Any, ids: Sequence[int], field: str) -> None:
     try:
         chat.renderer.validate_token_ids(list(ids))
     except VLLMValidationError as error:
-        raise RequestError(f"`{field}` holds a token id that this model does not have.", param=field) from error
+        raise RequestError(f"`{field}` has a token id that this model does not have.", param=field) from error
 
 
 def check_context(

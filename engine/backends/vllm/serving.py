@@ -320,7 +320,7 @@ class Serving:
         adapter = self.adapters.get(request.adapter)
         if adapter is None:
             raise UnavailableError(
-                "This model could not be put on its base. Ask whoever runs this server: its log says why.",
+                "This model could not be put on its base. Ask your administrator: the server's log says why.",
                 retry_after_seconds=None,
             )
         return adapter

@@ -46,8 +46,8 @@ class KeyAdmin:
             keys = await self.cache.store.list()
             if [key.public_id for key in keys if "admin" in key.scopes and key.usable_at(now)] == [public_id]:
                 sentence = (
-                    "This is the last key with the scope `admin` that works, and without one nobody could administer "
-                    "this server from afar. Create another first, or use `hearth keys` on the machine itself."
+                    "This is the last key with the scope `admin` that works, and without one the server "
+                    "could not be administered over HTTP. Create another first, or use `hearth keys` on the machine."
                 )
                 raise ApiError(400, "invalid_value", sentence, param=param)
             yield

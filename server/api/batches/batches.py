@@ -43,7 +43,7 @@ class LineEndpoint:
     def check(self, key: ApiKey) -> None:
         """Raise `ApiError` 403 for a key that may not ask it."""
         if self.scope is not None and self.scope not in key.scopes:
-            sentence = f"This key lacks the scope `{self.scope}`. Ask whoever runs this server for a key that has it."
+            sentence = f"This key lacks the scope `{self.scope}`. Ask your administrator for a key that has it."
             raise ApiError(403, "insufficient_permissions", sentence, param="endpoint")
 
 

@@ -63,7 +63,7 @@ async def read_upload(request: Request, folder: Folder, *, most_bytes: int, left
 
 
 def disk_full() -> ApiError:
-    sentence = "The file cannot be stored: the server's disk is full. Tell whoever runs this server."
+    sentence = "The file cannot be stored: the server's disk is full. Tell your administrator."
     return ApiError(507, "insufficient_storage", sentence, headers={"x-should-retry": "false"})
 
 
@@ -119,7 +119,7 @@ def _boundary(request: Request) -> bytes:
 def _refusal(size: int, most_bytes: int, left_bytes: int) -> ApiError | None:
     if size > most_bytes:
         sentence = f"The file is larger than the limit of {most_bytes} bytes ({most_bytes / 2**20:.0f} MiB)."
-        advice = "Send several smaller ones, or ask whoever runs this server to raise HEARTH_MAX_FILE_BYTES."
+        advice = "Send several smaller ones, or ask your administrator to raise HEARTH_MAX_FILE_BYTES."
         return ApiError(413, "request_too_large", f"{sentence} {advice}", param="file")
     return key_full() if size > left_bytes else None
 

@@ -101,7 +101,7 @@ class ImageFiles:
                 507,
                 "insufficient_storage",
                 "The image was made but cannot be stored: the server's disk is full. Ask for `response_format` "
-                "`b64_json`, which stores nothing, or tell whoever runs this server.",
+                "`b64_json`, which stores nothing, or tell your administrator.",
                 headers={"x-should-retry": "false"},  # the official clients would have it made again, for nothing
             ) from error
         self._bytes += len(data)

@@ -51,7 +51,7 @@ def settings(case: Case) -> Iterator[Finding]:
     wrong = list(_contradictions(given))
     names = [name for name in given.model_fields_set if name not in {"data_dir", "weights_dir", "models"}]
     which = f"set are {', '.join(sorted(f'HEARTH_{name.upper()}' for name in names))}" if names else "all as shipped"
-    yield from wrong or [ok(f"known, valid, without contradictions; {which}")]
+    yield from wrong or [ok(f"valid; {which}")]
     if case.running is None:
         return
     paths = case.running.paths
@@ -107,7 +107,7 @@ def rights(case: Case) -> Iterator[Finding]:
 def _open_to_others(given: Settings) -> Iterator[Finding]:
     secrets = [*(given.data_dir / name for name in _SECRETS), *([given.tls_key] if given.tls_key else [])]
     for path, forbidden, meaning, command in (
-        (given.data_dir, 0o077, "others may look into it", "chmod 700"),
+        (given.data_dir, 0o077, "readable by other users", "chmod 700"),
         *((file, 0o007, "everybody may read it", "chmod 600") for file in secrets),
         (given.models, 0o002, "everybody may change what is served", "chmod o-w"),
     ):
@@ -157,7 +157,7 @@ def tls(case: Case) -> Iterator[Finding]:
         return
     if not same:
         yield problem(
-            f"the running server shows another certificate than {given.tls_cert} holds: it has not read it again since",
+            f"the running server shows another certificate than that in {given.tls_cert}: it was not reloaded",
             f"{HEARTH} reload (or systemctl reload hearth)",
         )
 
@@ -291,7 +291,7 @@ def _adapter(spec: AdapterSpec, folder: Path) -> Finding:
         LoraAdapter.read(folder)
     except EngineError as error:
         return problem(f"{spec.id}: {error.message}")
-    return ok(f"{spec.id}: its folder {spec.weights} holds a LoRA adapter")
+    return ok(f"{spec.id}: its folder {spec.weights} has a LoRA adapter")
 
 
 def _check_own(spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec, folder: Path) -> None:
@@ -333,7 +333,7 @@ def _missing_room(case: Case) -> Iterator[Finding]:
         yield warning(
             f"what the plan wants ({', '.join(variant.id for variant in absent)}) takes {size_text(needed)}, and "
             f"{size_text(free)} are free in {case.settings.weights_dir}",
-            "make room, or set HEARTH_WEIGHTS_DIR to another disk",
+            "free space, or set HEARTH_WEIGHTS_DIR to another disk",
         )
 
 
@@ -397,8 +397,8 @@ def _each_gpu(case: Case) -> Iterator[Finding]:
             holders = [f"{holder.name} (process {holder.pid})" for holder in one.holders if not holder.ours]
             yield warning(
                 f"{gib(one.foreign_bytes)} of GPU {one.index} are taken by others: "
-                f"{', '.join(holders) or 'nobody says who'}",
-                "end them if they are not needed: what they hold is not planned with",
+                f"{', '.join(holders) or 'unknown processes'}",
+                "stop them if they are not needed: the plan does not use their memory",
             )
 
 
@@ -450,9 +450,9 @@ def disk(case: Case) -> Iterator[Finding]:
         total, _, free = disk_usage(folder)
         message = f"{size_text(free)} of {size_text(total)} are free for {name} ({folder})"
         if free < 256 * 2**20:
-            yield problem(message, "make room: without it neither keys nor usage can be written")
+            yield problem(message, "free space: without it neither keys nor usage can be written")
         elif free < 0.05 * total:
-            yield warning(message, f"make room: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
+            yield warning(message, f"free space: {HEARTH} weights list, HEARTH_IMAGE_FOLDER_GIB")
         else:
             yield ok(message)
 
@@ -472,7 +472,7 @@ def port(case: Case) -> Iterator[Finding]:
             remedy = f"stop what listens there ({see}), or take another port with HEARTH_PORT"
             yield problem(f"{host} port {number} cannot be listened on: {error.strerror}", remedy)
         else:
-            yield ok(f"nobody listens on {host} port {number}, where the server will")
+            yield ok(f"{host} port {number} is free for the server")
 
 
 def clock(case: Case) -> Iterator[Finding]:

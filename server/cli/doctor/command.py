@@ -65,14 +65,12 @@ def doctor(  # noqa: PLR0913 - one argument per option
             if finding.remedy is not None:
                 typer.echo(f"{'':<19} -> {finding.remedy}")
     words = [f"{count[verdict]} {verdict}{'' if count[verdict] == 1 else 's'}" for verdict in ("problem", "warning")]
-    words.append("1 line is well" if count["ok"] == 1 else f"{count['ok']} lines are well")
+    words.append("1 check passed" if count["ok"] == 1 else f"{count['ok']} checks passed")
     words += [f"{count['skipped']} skipped"] if count["skipped"] else []
     tell({"well": not count["problem"], **count, "findings": rows}, f"\n{', '.join(words)}.", as_json=as_json)
     if bundle is not None:
         write_bundle(bundle, cases[0] if cases else None, found)
-        typer.echo(
-            f"Written: {bundle}. It has no secrets that are known; look through it before you give it away.", err=True
-        )
+        typer.echo(f"Written: {bundle}. Known secrets are masked; read it before you share it.", err=True)
     if count["problem"]:
         raise typer.Exit(1)
 
@@ -84,7 +82,7 @@ def _findings(
         given = load_settings(**folders)
     except SettingsError as error:
         yield "settings", problem(str(error), "docs/settings.md has all of them")
-        yield "all else", skipped("without settings nobody knows where to look", "correct them, then again")
+        yield "all else", skipped("needs valid settings", "correct them, then again")
         return
     config = running = None
     try:

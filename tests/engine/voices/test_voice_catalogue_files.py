@@ -162,7 +162,7 @@ def test_too_many_models_are_cut_with_a_warning(root: Path):
 def test_a_folder_of_thousands_of_files_is_no_model(root: Path):
     for number in range(10_001):
         (root / "good" / f"f{number}").touch()
-    assert "holds more than 10000 files" in complaint_of(root, voices=[])
+    assert "has more than 10000 files" in complaint_of(root, voices=[])
 
 
 def test_two_voices_of_one_id_in_one_model_are_no_error(root: Path):

@@ -1,4 +1,4 @@
-"""Whatever a model folder holds costs that model or that voice alone, with a warning, and holds nothing up."""
+"""Whatever a model folder holds costs that model or that voice alone, with a warning, and delays nothing."""
 
 import json
 import tempfile

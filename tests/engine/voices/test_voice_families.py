@@ -152,7 +152,7 @@ def test_speakers_of_a_piper_model_go_by_name_or_number(tmp_path: Path):
 def test_two_piper_models_in_one_folder_are_told_to_part(tmp_path: Path):
     piper(tmp_path, "p", "a-b-c")
     piper(tmp_path, "p", "d-e-f")
-    assert "holds 2 Piper models: put each" in only_warning(read(tmp_path))
+    assert "has 2 Piper models: put each" in only_warning(read(tmp_path))
 
 
 def test_an_onnx_file_that_is_a_pointer_is_not_taken_for_a_model(tmp_path: Path):

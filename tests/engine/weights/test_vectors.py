@@ -96,7 +96,7 @@ def test_other_modules_and_paths_that_lead_elsewhere_are_refused(folder: Path, l
 
 def test_a_missing_pooling_folder_is_refused(folder: Path):
     shutil.rmtree(folder / "1_Pooling")
-    with pytest.raises(LoadError, match=r"1_Pooling holds no config\.json"):
+    with pytest.raises(LoadError, match=r"1_Pooling has no config\.json"):
         read_layout(folder, None)
 
 

@@ -35,7 +35,7 @@ def test_the_demo_model_may_be_loaded(folder: Path):
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("config.json", None, "holds no config.json"),
+        ("config.json", None, "has no config.json"),
         ("config.json", b"", "cannot be read as JSON"),
         ("config.json", b'{"a": ', "cannot be read as JSON"),
         ("config.json", b"[" * 100_000, "cannot be read as JSON"),
@@ -44,7 +44,7 @@ def test_the_demo_model_may_be_loaded(folder: Path):
         ("config.json", b'{"auto_map": {"AutoModel": "evil.Model"}}', "auto_map"),
         ("config.json", b'{"text_config": [{"auto_map": {}}]}', "auto_map"),
         ("config.json", b'{"x": {"\\u0061uto_map" : null}}', "auto_map"),
-        ("model.safetensors", None, "holds no .safetensors file"),
+        ("model.safetensors", None, "has no .safetensors file"),
         ("model.safetensors", b"", "cut off or damaged"),
         ("model.safetensors", b"\x02\0\0", "cut off or damaged"),
         ("model.safetensors", safetensors({}, length=2**62), "cut off or damaged"),
@@ -103,7 +103,7 @@ def test_a_chat_model_without_a_tokenizer_is_refused(folder: Path):
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     check_chat_folder(folder)
     (folder / "tokenizer.model").unlink()
-    with pytest.raises(LoadError, match="holds no tokenizer"):
+    with pytest.raises(LoadError, match="has no tokenizer"):
         check_chat_folder(folder)
 
 

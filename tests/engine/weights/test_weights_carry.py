@@ -92,7 +92,7 @@ def test_a_folder_is_carried_there_and_back(tmp_path: Path):
 
 def test_a_directory_without_models_is_refused(tmp_path: Path):
     (tmp_path / "some" / "thing").mkdir(parents=True)
-    with pytest.raises(WeightsError, match="holds no model"):
+    with pytest.raises(WeightsError, match="has no model"):
         found_below(tmp_path)
     with pytest.raises(WeightsError, match="is not there"):
         found_below(tmp_path / "nothing")

@@ -105,7 +105,7 @@ async def test_a_request_that_comes_to_no_tokens_counts_all_the_same(chat_server
 async def test_a_request_whose_tokens_are_refused_counts_all_the_same(chat_server: Server, admin: httpx2.AsyncClient):
     async with client_of(chat_server, admin, "standard", requests_per_minute=6, tokens_per_minute=1000) as client:
         assert await answers(client)
-        async with streaming(client):  # it holds 700
+        async with streaming(client):  # it has 700
             for _ in range(2):
                 refused = await client.post(CHAT, json=LONG)
                 assert_error(refused, 429, "rate_limit_exceeded")

@@ -215,7 +215,7 @@ def test_pickles_that_hold_code_are_refused_unread(desk: Desk, tmp_path: Path):
     desk.hub.add(KOKORO, files | {"voices/af_heart.pt": pickled(Harmful())}, commit=pinned)
     told = desk.run("add", "kokoro", code=1)
     desk.hub.repositories[KOKORO] = kept
-    assert "voices/af_heart.pt holds more than tensors, so it could run code, and is refused" in told
+    assert "voices/af_heart.pt has more than tensors, so it could run code, and is refused" in told
     assert not (tmp_path / "was here").exists()
     assert not (desk.weights / "voices").exists()
 

@@ -145,7 +145,7 @@ def test_a_model_that_failed_is_told_with_its_reason_and_exit_code_2(troubled: T
     code, text = hearth(troubled, "status")
     assert code == 2
     assert "Hearth serves 1 of 2 models" in text
-    assert "service-plus: empty holds no config.json" in text
+    assert "service-plus: empty has no config.json" in text
 
 
 def test_the_doctor_finds_the_trouble_and_asks_the_rest_over_https(troubled: Troubled):
@@ -154,7 +154,7 @@ def test_the_doctor_finds_the_trouble_and_asks_the_rest_over_https(troubled: Tro
     assert code == 1
     problems = [one["message"] for one in findings if one["verdict"] == "problem"]
     assert any("serves 1 of 2 models; failed: service-plus" in message for message in problems)
-    assert any(message.startswith("service-plus has failed: empty holds no config.json") for message in problems)
+    assert any(message.startswith("service-plus has failed: empty has no config.json") for message in problems)
     (voice,) = [one for one in findings if one["message"].startswith("service-voice: speech")]
     assert voice["verdict"] == "ok"
     code, text = hearth(troubled, "doctor", "--no-self-test", "--json")

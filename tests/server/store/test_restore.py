@@ -65,7 +65,7 @@ def test_the_log_that_a_killed_server_left_is_moved_aside_with_its_database(back
     assert (tmp_path / "hearth.db-wal").stat().st_size > 0
     done = restore(tmp_path, backup)
     assert (done.exit_code, done.stderr) == (0, "")
-    assert "moved aside" in done.stdout
+    assert "The previous database was kept as" in done.stdout
     assert "1 keys, schema" in done.stdout
     assert names(tmp_path) == ["of before"]
     assert stat.S_IMODE((tmp_path / "hearth.db").stat().st_mode) == 0o600
@@ -80,7 +80,7 @@ def test_the_log_that_a_killed_server_left_is_moved_aside_with_its_database(back
 def test_it_makes_the_database_where_there_is_none(backup: Path, tmp_path: Path):
     done = restore(tmp_path / "new" / "data", backup)
     assert done.exit_code == 0, done.stderr
-    assert "moved aside" not in done.stdout
+    assert "The previous database was kept as" not in done.stdout
     assert names(tmp_path / "new" / "data") == ["of before"]
 
 

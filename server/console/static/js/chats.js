@@ -63,7 +63,7 @@ export const exportAll = () => save("hearth-chats.json", JSON.stringify({ chats:
 
 export async function importFrom(file) {
   const read = JSON.parse(await file.text());
-  if (!Array.isArray(read.chats)) throw new Error("This file holds no chats that were exported here.");
+  if (!Array.isArray(read.chats)) throw new Error("This file has no chats that were exported here.");
   const taken = new Set(chats.value.map((chat) => chat.id));
   const came = read.chats.map(checked).map((chat) => (taken.has(chat.id) ? { ...chat, id: fresh().id } : chat));
   chats.value = [...came, ...chats.value];

@@ -90,7 +90,7 @@ def test_of_every_pipeline_that_is_loaded_something_is_known():
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (remove("model_index.json"), "holds no model_index.json"),
+        (remove("model_index.json"), "has no model_index.json"),
         (write("model_index.json", b"[]"), "model_index.json is no JSON object"),
         (index(_class_name="DiffusionPipeline"), "names the pipeline DiffusionPipeline, which is not supported"),
         (index(_class_name=["evil", "Pipeline"]), "which is not "),
@@ -106,8 +106,8 @@ def test_of_every_pipeline_that_is_loaded_something_is_known():
             lambda folder: change_json(folder / "tokenizer/tokenizer_config.json", auto_map={}),
             "tokenizer/tokenizer_con",
         ),
-        (remove("transformer/config.json"), "transformer holds no config.json"),
-        (remove(WEIGHTS), "transformer holds no .safetensors file. Finish"),
+        (remove("transformer/config.json"), "transformer has no config.json"),
+        (remove(WEIGHTS), "transformer has no .safetensors file. Finish"),
         (rename_weights(".bin"), "transformer holds diffusion_pytorch_model.bin and no .safetensors file"),
         (rename_weights(".ckpt"), "pickle formats can run code"),
         (cut_weights, "transformer/diffusion_pytorch_model.safetensors is cut off or damaged"),
