@@ -83,7 +83,7 @@ def test_a_folder_of_ones_own_is_not_touched(hub: HubServer, tmp_path: Path):
     pull(tmp_path, wanted(hub))
     assert is_complete(tmp_path / NAME)
     hub.add("owner/other", model_files())
-    with pytest.raises(WeightsError, match=f"holds {REPOSITORY}"):
+    with pytest.raises(WeightsError, match=f"contains {REPOSITORY}"):
         pull(tmp_path, Wanted("owner/other", NAME, endpoint=hub.endpoint))
 
 

@@ -108,7 +108,7 @@ def test_of_every_pipeline_that_is_loaded_something_is_known():
         ),
         (remove("transformer/config.json"), "transformer has no config.json"),
         (remove(WEIGHTS), "transformer has no .safetensors file. Finish"),
-        (rename_weights(".bin"), "transformer holds diffusion_pytorch_model.bin and no .safetensors file"),
+        (rename_weights(".bin"), "transformer contains diffusion_pytorch_model.bin and no .safetensors file"),
         (rename_weights(".ckpt"), "pickle formats can run code"),
         (cut_weights, "transformer/diffusion_pytorch_model.safetensors is cut off or damaged"),
         (name_missing_shard, "text_encoder/model-00002-of-00002.safetensors is missing"),
