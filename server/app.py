@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,7 +27,7 @@ from server.api.chat import completions, tokens
 from server.api.chat import routes as chat
 from server.api.images import edits
 from server.api.images import routes as images
-from server.api.images.files import ImageFiles, ImageLinks
+from server.api.images.files import BucketImages, ImageFiles, ImageLinks
 from server.api.messages import routes as messages
 from server.api.openapi import describe
 from server.api.responses import routes as responses
@@ -43,7 +45,7 @@ from server.http.routing import Bodies
 from server.observability.access_log import AccessLog
 from server.observability.lately import Lately
 from server.observability.metrics import CachedPage, Metrics
-from server.observability.status_server import Inspection
+from server.observability.status_server import Inspection, Peers
 from server.observability.tracing import Tracing
 from server.settings import Settings, database_url, files_bucket, files_folder
 from server.store.batches import BatchStore
@@ -52,6 +54,7 @@ from server.store.key_cache import KeyCache
 from server.store.keys import KeyStore
 from server.store.limits import Buckets, Quotas
 from server.store.objects import Bucket
+from server.store.replicas import Replicas, shared_key
 from server.store.sessions import SessionStore
 from server.store.usage import UsageBook
 
@@ -84,6 +87,20 @@ _LINE_ENDPOINTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an app is a part of. Without arguments it is the whole: one server, with all models.
+
+    `engine` makes its engine, as `Engine` itself is made. `name` is its own among all servers of one database; None: a
+    random one. One that does not speak HTTP is asked by others, and runs no batches. `peers` are all replicas.
+    """
+
+    engine: Callable[..., Engine] = Engine
+    name: str | None = None
+    speaks_http: bool = True
+    peers: Peers | None = None
+
+
 class HearthApp(FastAPI):
     """FastAPI with our middleware outside of its own, so that also its last-resort answers pass through ours."""
 
@@ -98,7 +115,7 @@ class HearthApp(FastAPI):
         return self.openapi_schema
 
 
-def create_app(settings: Settings, config: Config) -> HearthApp:
+def create_app(settings: Settings, config: Config, place: Place = Place()) -> HearthApp:  # frozen
     """Make the app. Its lifespan opens the store and starts the engine; `app.state` holds both from then on."""
     app = HearthApp(
         title="Hearth",
@@ -110,6 +127,7 @@ def create_app(settings: Settings, config: Config) -> HearthApp:
         redirect_slashes=False,  # no redirect that a request's Host header could lead elsewhere
     )
     app.state.settings = settings
+    app.state.place = place
     app.state.base_url = app.state.certificate = None  # known once a socket listens
     app.state.terminate = False
     app.state.tracing = None
@@ -137,7 +155,8 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     app.state.access_log = AccessLog(settings.data_dir / "logs")
     tracing = app.state.tracing = Tracing.open(app.state.metrics, key_ids=settings.trace_key_ids)
-    engine = Engine(
+    place: Place = app.state.place
+    engine = place.engine(
         config,
         weights_dir=settings.weights_dir,
         data_dir=settings.data_dir,
@@ -159,11 +178,8 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             Buckets(database) as buckets,
             UsageBook(database) as book,
             Quotas(database) as quotas,
-            ImageFiles(
-                settings.data_dir / "images",
-                retention_seconds=settings.image_retention_hours * 3600,
-                max_bytes=int(settings.image_folder_gib * 2**30),
-            ) as image_files,
+            Replicas(database, place.name) as replicas,
+            _image_files(settings) as image_files,
         ):
             app.state.database = database
             app.state.keys = keys
@@ -171,12 +187,13 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             app.state.key_admin = KeyAdmin(keys, engine)
             app.state.reloading = asyncio.Lock()
             app.state.commands = Commands(settings)
-            app.state.meter = Meter(buckets, quotas, book, app.state.metrics)
+            app.state.meter = Meter(buckets, quotas, book, app.state.metrics, replicas)
             app.state.image_files = image_files
-            app.state.image_links = ImageLinks.open(settings.data_dir)
+            app.state.image_links = await _image_links(database, settings.data_dir)
+            app.state.batch_runner = None
             await engine.start()
             try:
-                async with _batch_runner(app, settings):
+                async with _batch_runner(app, settings) if place.speaks_http else nullcontext():
                     yield
             finally:
                 await app.state.commands.stop()
@@ -195,6 +212,22 @@ def _batch_folder(settings: Settings) -> Folder:
     shared = files_folder(settings)
     path = shared or settings.data_dir / "batches"
     return Folder(path, kept_free_bytes=kept_free_bytes, shared=shared is not None)
+
+
+def _image_files(settings: Settings) -> ImageFiles:
+    limits = (settings.image_retention_hours * 3600, int(settings.image_folder_gib * 2**30))
+    if (bucket := files_bucket(settings)) is not None:
+        return BucketImages(Path("images"), *limits, bucket=Bucket(bucket))
+    shared = files_folder(settings)
+    return ImageFiles((shared or settings.data_dir) / "images", *limits, shared=shared is not None)
+
+
+async def _image_links(database: Database, data_dir: Path) -> ImageLinks:
+    """Sign with the key of this data directory, or with the one that all servers of a PostgreSQL share."""
+    links = await asyncio.to_thread(ImageLinks.open, data_dir)
+    if database.kind == "postgresql":
+        return ImageLinks(await shared_key(database, "image-links", links.key))
+    return links
 
 
 def _batch_runner(app: FastAPI, settings: Settings) -> Runner:

@@ -59,9 +59,7 @@ def run(settings: Settings, config: Config) -> None:
 
     Raises `StartError`, `TlsError`, `InstanceError`, or the store's `StoreError`.
     """
-    # One file per connection: take what we may have, not the shell's default of 1,024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    prepare_process()
     certificate = certificate_of(settings)
     with (
         only_one(settings.data_dir),
@@ -80,6 +78,13 @@ def run(settings: Settings, config: Config) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(server.exit_status)
+
+
+def prepare_process() -> None:
+    # One file per connection: take what we may have, not the shell's default of 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 class _Server(uvicorn.Server):
@@ -102,7 +107,6 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        gc.set_threshold(*_GC_THRESHOLDS)
         await super().startup(sockets)
         self.exit_status = 0 if self.started else 1  # the log has said why
         answering = status_socket(self._app.state.settings.data_dir, answers(self._app))

@@ -33,6 +33,7 @@ from server.observability.metrics import Metrics
 from server.store.errors import StoreUnavailableError
 from server.store.keys import ApiKey
 from server.store.limits import Ask, Buckets, Level, QuotaExceeded, Quotas, QuotaTaken, Refused
+from server.store.replicas import Replicas
 from server.store.usage import Usage, UsageBook
 
 _LONGEST_RETRY_SECONDS = 120
@@ -49,6 +50,7 @@ class Meter:
     quotas: Quotas
     book: UsageBook
     metrics: Metrics
+    replicas: Replicas
     calls: "set[_Call]" = field(default_factory=set, init=False)
     _keys: "dict[str, KeyLimiter]" = field(default_factory=dict, init=False)
 
@@ -82,15 +84,22 @@ class KeyLimiter:
         most = self.limits.parallel_requests
         if most == 0:
             raise _quota_spent("Your key may run no requests at all. Ask your administrator.")
-        if most is not None and self.running >= most:
+        if most is not None and self._running_everywhere() >= most:
             raise _too_many(
                 f"Your key may have {most} requests running at the same time, and has. Wait for one of them to end.", 1
             )
-        self.running += 1
+        self._count(1)
 
     def end(self) -> None:
         """Count one less."""
-        self.running -= 1
+        self._count(-1)
+
+    def _running_everywhere(self) -> int:
+        return self.running + self.meter.replicas.elsewhere(self.key)
+
+    def _count(self, change: int) -> None:
+        self.running += change
+        self.meter.replicas.count(self.key, self.running)
 
     async def take_request(self, *, kept: float = 0.0) -> Level | None:
         """Take a request, and return how many are left. None: there is no limit. `kept`: see `Ask`."""
@@ -131,7 +140,9 @@ class KeyLimiter:
             "images": None,
         }
         if most.parallel_requests is not None:
-            left["parallel_requests"] = max(0, most.parallel_requests - self.running)
+            left["parallel_requests"] = max(
+                0, most.parallel_requests - self.running - self.meter.replicas.elsewhere(self.key)
+            )
         if most.images_per_day is not None:
             left["images"] = max(0, most.images_per_day - await self.meter.quotas.used(self.key, "images"))
         return left

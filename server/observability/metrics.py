@@ -10,7 +10,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar, get_args
@@ -179,22 +179,24 @@ class CachedPage:
             return self._page
 
 
-def page(collectors: Sequence[Collector], now: Iterable[Metric]) -> bytes:
-    """Return the text; blocks, some 20 ms: `now`, and all that the collectors hold.
-
-    Families of one name, each model's vLLM having its own, stand together as the format wants it.
-    """
-    merged = _Families()
-    for family in chain(now, *(collector.collect() for collector in collectors)):
-        kept = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
+def merged(families: Iterable[Metric]) -> list[Metric]:
+    """Put families of one name, each model's vLLM having its own, together as the format wants it. Blocks."""
+    found: dict[str, Metric] = {}
+    for family in families:
+        kept = found.setdefault(family.name, Metric(family.name, family.documentation, family.type, family.unit))
         # Without the hundreds of lines that say when a counter was made
         kept.samples += [sample for sample in family.samples if not sample.name.endswith("_created")]
-    return generate_latest(merged)
+    return list(found.values())
 
 
-class _Families(dict[str, Metric], Collector):
+def page(families: Iterable[Metric]) -> bytes:
+    """Return the text; blocks, some 20 ms."""
+    return generate_latest(_Families(merged(families)))
+
+
+class _Families(list[Metric], Collector):
     def collect(self) -> Iterable[Metric]:
-        return self.values()
+        return self
 
 
 def server_gauges(
@@ -279,16 +281,24 @@ def machine_gauges(settings: Settings) -> list[Metric]:
     return [total, used, size, free]
 
 
-async def read_page(app: FastAPI) -> bytes:
-    """Return everything that is counted in Prometheus' text format; at most a second old."""
+async def read_families(app: FastAPI) -> list[Metric]:
+    """Return everything that this process counts, families of one name together."""
     state = app.state
+    now = server_gauges(state.engine, state.drain, state.database, state.meter.by_tier())
+    if state.batch_runner is not None:
+        now += batch_gauges(state.batch_runner.load())
+    collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
+    now += await asyncio.to_thread(machine_gauges, state.settings)
+    return await asyncio.to_thread(merged, chain(now, *(collector.collect() for collector in collectors)))
+
+
+async def read_page(app: FastAPI) -> bytes:
+    """Return everything that is counted, in a cluster by all replicas, in Prometheus' text format; a second old."""
+    peers = app.state.place.peers
 
     async def make() -> bytes:
-        now = server_gauges(state.engine, state.drain, state.database, state.meter.by_tier())
-        now += batch_gauges(state.batch_runner.load())
-        collectors = [state.metrics.registry, *state.engine.vllm_metrics()]
-        now += await asyncio.to_thread(machine_gauges, state.settings)
-        return await asyncio.to_thread(page, collectors, now)
+        families = await (read_families(app) if peers is None else peers.metrics())
+        return await asyncio.to_thread(page, families)
 
-    kept: CachedPage = state.metrics_page
+    kept: CachedPage = app.state.metrics_page
     return await kept.read(make)

@@ -222,6 +222,18 @@ class Status(_Part):
     """The last five that were refused or failed, the newest first."""
     log: list[LogLine] = []
     """The last five warnings and errors, the newest first."""
+    replicas: list[ReplicaStatus] = []
+    """In a cluster: how each replica stands."""
+
+
+class ReplicaStatus(_Part):
+    """One replica of a cluster."""
+
+    node: str
+    """Address of its machine."""
+    role: str
+    replica: str
+    status: Status
 
 
 class StatusError(Exception):

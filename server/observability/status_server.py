@@ -15,9 +15,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
 
 from engine import ModelHealth, ModelLoad
 from engine.placement.hardware import Gpu, Hardware, read_hardware
@@ -35,6 +37,7 @@ from server.observability.status import (
     Paths,
     Question,
     Refusals,
+    ReplicaStatus,
     ServedWith,
     Status,
     near,
@@ -45,6 +48,14 @@ _log = logging.getLogger("hearth.status")
 _SHOWN = 5
 _QUESTION_SECONDS = 10.0
 _INSPECTED_SECONDS = 10.0
+
+
+class Peers(Protocol):
+    """The replicas of a cluster, this one among them."""
+
+    async def statuses(self) -> list[ReplicaStatus]: ...
+
+    async def metrics(self) -> list[Metric]: ...
 
 
 def degraded(app: FastAPI) -> str | None:

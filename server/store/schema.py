@@ -115,6 +115,22 @@ console_session = sa.Table(
     sa.Index("console_session_by_key", "key_id"),
 )
 
+# Servers of one PostgreSQL: what each has running, as long as it says so.
+replica = sa.Table(
+    "replica",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("renewed_at", sa.Double, nullable=False),  # seconds since 1970, by the database's clock
+    sa.Column("running", sa.JSON, nullable=False),  # requests by key
+)
+
+secret = sa.Table(
+    "secret",
+    metadata,
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("value", sa.LargeBinary(32), nullable=False),
+)
+
 # Moments of files and batches are whole seconds since 1970, as their convention has them. Ids are in order of time.
 file = sa.Table(
     "file",

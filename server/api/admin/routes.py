@@ -102,10 +102,17 @@ async def read_requests(query: Annotated[RequestsQuery, Query()], request: Reque
 
 @router.get("/status", response_model=Status)
 async def status(request: Request) -> Response:
-    """Say how models, memory, queues and GPUs stand; at most a second old, however many pages ask."""
+    """Say how models, memory, queues and GPUs stand; at most a second old, however many pages ask.
+
+    In a cluster `replicas` has the same of each; the rest is of the one that answers.
+    """
+    peers = request.app.state.place.peers
 
     async def make() -> bytes:
-        return (await read_status(request.app)).model_dump_json().encode()
+        found = await read_status(request.app)
+        if peers is not None:
+            found = found.model_copy(update={"replicas": await peers.statuses()})
+        return found.model_dump_json().encode()
 
     return Response(await request.app.state.status_page.read(make), media_type="application/json")
 

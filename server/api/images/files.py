@@ -27,12 +27,14 @@ from engine import ImageFormat
 from server.errors import ApiError
 from server.settings import Settings
 from server.store.database import SideTasks
+from server.store.objects import Bucket
 
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.images")
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _THREADS = 4  # of their own: a slow disk holds up nothing else
 _PART = ".part"
+_PART_SECONDS = 3600.0
 _NAME = re.compile(r"[0-9a-f]{32}\.(png|jpeg|webp)")
 _KEY_FILE = "image-links.key"
 _KEY_BYTES = 32
@@ -51,7 +53,7 @@ class StoredImage:
 
 @dataclass(eq=False)
 class ImageFiles:
-    """The images in one folder, for one server. Use as `async with`, on one event loop.
+    """The images in one folder, for one server, or `shared` by several. Use as `async with`, on one event loop.
 
     The folder is swept at the start, every `sweep_every_seconds`, and when it may be too large. Files of other names
     are left alone. What is named `..._now` blocks, and raises OSError.
@@ -60,6 +62,7 @@ class ImageFiles:
     path: Path
     retention_seconds: float
     max_bytes: int
+    shared: bool = False
     sweep_every_seconds: float = 600
     clock: Callable[[], float] = time.time
 
@@ -112,7 +115,7 @@ class ImageFiles:
     async def read(self, name: str) -> bytes | None:
         """Return the file's bytes; None if there is no such file of ours."""
         with suppress(FileNotFoundError):
-            return await self._run((self.path / name).read_bytes) if _NAME.fullmatch(name) else None
+            return await self._run(self._read_now, name) if _NAME.fullmatch(name) else None
         return None
 
     def discard(self, *names: str) -> None:
@@ -142,13 +145,18 @@ class ImageFiles:
         """Make the folder, for us alone, and delete what a killed process had half written."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
+        newest = self.clock() - (_PART_SECONDS if self.shared else 0)  # what others are writing is younger
         for file in self.path.glob(f"*{_PART}"):
-            if _NAME.fullmatch(file.name.removesuffix(_PART)):
-                file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if _NAME.fullmatch(file.name.removesuffix(_PART)) and file.stat().st_mtime <= newest:
+                    file.unlink(missing_ok=True)
 
     def _write_now(self, name: str, data: bytes) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the whole folder may have been deleted
         _write_private(self.path / name, data)
+
+    def _read_now(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
 
     def _delete_now(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
@@ -175,11 +183,35 @@ class ImageFiles:
                         yield found.st_mtime, found.st_size, entry.name
 
 
+@dataclass(eq=False, kw_only=True)
+class BucketImages(ImageFiles):
+    """The same in a bucket that servers share; `path` is the folder of their names there."""
+
+    bucket: Bucket
+
+    def _open_now(self) -> None:
+        """Leave it as it is: an object is there whole or not at all."""
+
+    def _write_now(self, name: str, data: bytes) -> None:
+        self.bucket.put(f"{self.path}/{name}", data)
+
+    def _read_now(self, name: str) -> bytes:
+        return self.bucket.get(f"{self.path}/{name}")
+
+    def _delete_now(self, name: str) -> None:
+        self.bucket.delete(f"{self.path}/{name}")
+
+    def _stored(self) -> Iterator[tuple[float, int, str]]:
+        for found in self.bucket.list(str(self.path)):
+            if _NAME.fullmatch(name := found.name.rpartition("/")[2]):
+                yield found.modified, found.bytes, name
+
+
 @dataclass(frozen=True)
 class ImageLinks:
     """Makes and checks links; every process with the same key makes and takes the same ones."""
 
-    _key: bytes = field(repr=False)
+    key: bytes = field(repr=False)
     _clock: Callable[[], float] = time.time
 
     @classmethod
@@ -207,7 +239,7 @@ class ImageLinks:
         return int(seconds) if seconds > 0 else None
 
     def _signature(self, name: str, expires: str) -> str:
-        signed = hmac.digest(self._key, f"{name}\n{expires}".encode("utf-8", "replace"), "sha256")
+        signed = hmac.digest(self.key, f"{name}\n{expires}".encode("utf-8", "replace"), "sha256")
         return base64.urlsafe_b64encode(signed).rstrip(b"=").decode()
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "0004"
+HEAD = "0005"
 VERSION_TABLE = "hearth_schema"  # not alembic's default: another program's database must not look like ours
 _ADVISORY_LOCK = 7310577104  # any number that no other program on the same database is likely to take
 

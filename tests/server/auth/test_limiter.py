@@ -15,6 +15,7 @@ from server.observability.metrics import Metrics
 from server.store.database import Database
 from server.store.keys import ApiKey, KeyLimits
 from server.store.limits import Buckets, Quotas
+from server.store.replicas import Replicas
 from server.store.usage import UsageBook
 
 CONFIG = load_config(Path(__file__).parents[3] / "models.yaml")
@@ -37,7 +38,7 @@ def of(meter: Meter, tier: str = next(iter(CONFIG.tiers)), **limits: int) -> Key
 @pytest.fixture
 async def meter(database: Database) -> AsyncIterator[Meter]:
     async with Buckets(database) as buckets, Quotas(database) as quotas:
-        yield Meter(buckets, quotas, UsageBook(database), Metrics(()))
+        yield Meter(buckets, quotas, UsageBook(database), Metrics(()), Replicas(database))
 
 
 async def test_requests_and_tokens_are_counted_apart_and_what_is_refused_takes_nothing(meter: Meter) -> None:
@@ -88,7 +89,7 @@ async def test_a_limit_that_is_changed_meanwhile_holds_for_requests_that_run(met
 async def test_too_many_images_are_refused_whole_with_the_numbers_and_the_hour(database: Database) -> None:
     noon = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
     async with Buckets(database) as buckets, Quotas(database, clock=lambda: noon) as quotas:
-        meter = Meter(buckets, quotas, UsageBook(database), Metrics(()))
+        meter = Meter(buckets, quotas, UsageBook(database), Metrics(()), Replicas(database))
         one = of(meter, images_per_day=3)
         await one.take_images(2)
         with pytest.raises(ApiError) as caught:

@@ -154,7 +154,7 @@ async def test_a_cut_off_file_is_refused_and_left_as_it_is(file: Path) -> None:
     assert contents(file) == before
 
 
-@pytest.mark.parametrize("version", ["0005", "9999", "f00ba4"])
+@pytest.mark.parametrize("version", ["0006", "9999", "f00ba4"])
 async def test_a_database_of_a_newer_release_is_refused_and_left_as_it_is(file: Path, version: str) -> None:
     await fill(file, 1)
     with closing(sqlite3.connect(file)) as connection, connection:

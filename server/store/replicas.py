@@ -1,0 +1,84 @@
+"""What servers of one PostgreSQL know of each other: how many requests of each key run elsewhere, and keys they share.
+
+Each server has a row, which it renews every second. With SQLite there is one server, and nothing is written.
+"""
+
+import secrets
+from collections.abc import Mapping
+
+from sqlalchemy import delete, func, select
+
+from server.store.database import Database, WrittenLater
+from server.store.errors import StoreUnavailableError
+from server.store.schema import replica, secret
+
+_GONE_SECONDS = 5.0
+_FORGOTTEN_SECONDS = 3600.0
+
+
+class Replicas(WrittenLater):
+    """The row of this server, and what the rows of the others say. Use as `async with`.
+
+    A key's requests elsewhere are known to within a second; those of a server that has died count for 5 s.
+    """
+
+    flush_every_seconds = 1.0
+
+    def __init__(self, database: Database, name: str | None = None) -> None:
+        self._database = database
+        self._shared = database.kind == "postgresql"
+        self._name = f"{name or 'server'}-{secrets.token_hex(4)}"[-64:]
+        self._running: dict[str, int] = {}
+        self._elsewhere: Mapping[str, int] = {}
+
+    def count(self, key: str, running: int) -> None:
+        """Note how many requests of a key run here."""
+        if running:
+            self._running[key] = running
+        else:
+            self._running.pop(key, None)
+
+    def elsewhere(self, key: str) -> int:
+        """Return how many requests of a key run on other servers."""
+        return self._elsewhere.get(key, 0)
+
+    async def flush(self) -> None:
+        """Renew the row, and read those of the others."""
+        if not self._shared:
+            return
+        now = func.extract("epoch", func.clock_timestamp())  # the database's clock: theirs may differ
+        row = {"renewed_at": now, "running": dict(self._running)}
+        mine = self._database.upsert(replica).values(id=self._name, **row)
+        others = select(replica.c.running).where(replica.c.id != self._name, replica.c.renewed_at > now - _GONE_SECONDS)
+        try:
+            async with self._database.writing(durable=False) as connection:
+                await connection.execute(mine.on_conflict_do_update(index_elements=["id"], set_=row))
+                found = (await connection.execute(others)).scalars().all()
+        except StoreUnavailableError:
+            self._elsewhere = {}  # better too many for a moment than requests of a server that is gone
+            raise
+        total: dict[str, int] = {}
+        for running in found:
+            for key, number in running.items():
+                total[key] = total.get(key, 0) + number
+        self._elsewhere = total
+
+    async def close(self) -> None:
+        """Take the row away, and what dead servers have left."""
+        await self.tasks.cancel()
+        if not self._shared:
+            return
+        now = func.extract("epoch", func.clock_timestamp())
+        old = (replica.c.id == self._name) | (replica.c.renewed_at < now - _FORGOTTEN_SECONDS)
+        try:
+            async with self._database.writing(durable=False) as connection:
+                await connection.execute(delete(replica).where(old))
+        except StoreUnavailableError:
+            pass  # it is gone in 5 s anyhow
+
+
+async def shared_key(database: Database, name: str, mine: bytes) -> bytes:
+    """Return the key that all servers of this database have under this name: `mine`, for the first that asks."""
+    async with database.writing() as connection:
+        await connection.execute(database.upsert(secret).values(name=name, value=mine).on_conflict_do_nothing())
+        return bytes((await connection.execute(select(secret.c.value).where(secret.c.name == name))).scalar_one())
