@@ -21,6 +21,8 @@ Messages are written by us and may be shown to clients: no path, no prompt, no t
 The lower library's error is kept as `__cause__`.
 """
 
+from typing import Any
+
 
 class EngineError(Exception):
     """Any failure that the engine reports; `message` is safe to show to a client."""
@@ -28,6 +30,16 @@ class EngineError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Cross to another process as what it is, without its cause: Python would call `__init__` with the message."""
+        return _restored, (type(self), vars(self))
+
+
+def _restored(kind: type[EngineError], fields: dict[str, Any]) -> EngineError:
+    error = kind.__new__(kind, fields["message"])
+    vars(error).update(fields)
+    return error
 
 
 class RequestError(EngineError):

@@ -5,10 +5,11 @@ its caller. What an entry may say is models.py's, how YAML is read yaml.py's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from engine.config.cluster import RoleSpec, read_roles
 from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
 from engine.config.models import (
     SPEC_BY_TASK,
@@ -27,6 +28,7 @@ from engine.config.models import (
 from engine.config.yaml import Document, Location, Problem, read_document, shown
 from engine.errors import LoadError
 
+_SECTIONS = ("models", "tiers", "cluster")
 # A file that is something else altogether has a problem on every line.
 LISTED_PROBLEMS = 200
 
@@ -53,13 +55,15 @@ class ConfigError(LoadError):
 class Config:
     """A models.yaml without problems; its mappings are read-only, by id, in the file's order.
 
-    `models` have an engine each, `adapters` answer on that of their base.
+    `models` have an engine each, `adapters` answer on that of their base. `roles` are for a cluster, the one that
+    speaks HTTP first.
     """
 
     path: Path
     models: Mapping[str, ModelSpec]
     tiers: Mapping[str, TierSpec]
     adapters: Mapping[str, AdapterSpec] = field(default_factory=dict)
+    roles: Mapping[str, RoleSpec] = field(default_factory=dict)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -75,16 +79,23 @@ class Config:
         """Return the adapters of a model."""
         return tuple(adapter for adapter in self.adapters.values() if adapter.base == model)
 
+    def of_role(self, role: str) -> "Config":
+        """Return what a replica of this role serves itself."""
+        models = {name: self.models[name] for name in self.models if name in self.roles[role].models}
+        adapters = {name: adapter for name, adapter in self.adapters.items() if adapter.base in models}
+        return replace(self, models=MappingProxyType(models), adapters=MappingProxyType(adapters))
+
 
 def load_config(path: Path) -> Config:
     """Read models.yaml. Raises `ConfigError`, which names every problem, not the first alone."""
     document = read_document(path)
     found: dict[str, Entry] = {}
     tiers: dict[str, TierSpec] = {}
+    roles: dict[str, RoleSpec] = {}
     if document.root is not None:
         for key in document.root:
-            if key not in {"models", "tiers"}:
-                document.add_problem((key,), unknown_key(key, ("models", "tiers")))
+            if key not in _SECTIONS:
+                document.add_problem((key,), unknown_key(key, _SECTIONS))
         entries = {section: _entries(document, section) for section in ("models", "tiers")}
         for name, entry in entries["models"].items():
             model = _check_model(entry, ("models", name), document)
@@ -97,11 +108,18 @@ def load_config(path: Path) -> Config:
         _check_aliases(found, document)
         _check_bases(found, entries["models"], document)
         _check_tiers(entries["models"], document)
+        roles = read_roles(document, found, entries["models"])
     if document.problems:
         raise ConfigError(path, document.problems)
     adapters = {name: spec for name, spec in found.items() if isinstance(spec, AdapterSpec)}
     models = {name: spec for name, spec in found.items() if not isinstance(spec, AdapterSpec)}
-    return Config(path, MappingProxyType(models), MappingProxyType(tiers), MappingProxyType(adapters))
+    return Config(
+        path,
+        MappingProxyType(models),
+        MappingProxyType(tiers),
+        MappingProxyType(adapters),
+        MappingProxyType(roles),
+    )
 
 
 def _entries(document: Document, section: str) -> dict[str, dict[str, object]]:

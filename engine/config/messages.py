@@ -28,10 +28,10 @@ class Spec(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise plain_error(f"names `{shown(name)}` {times} times: keep one")
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name, times in Counter(names).most_common(1):
+        if times > 1:
+            raise plain_error(f"names `{shown(name)}` {times} times: keep one")
     return names
 
 
@@ -65,7 +65,7 @@ Name = TypeVar("Name", bound=str)
 Names = Annotated[
     tuple[Name, ...],
     Field(strict=False, min_length=1, json_schema_extra={"uniqueItems": True}),
-    AfterValidator(_each_once),
+    AfterValidator(each_once),
 ]
 Limit = Annotated[int, Field(ge=1, le=1_000_000_000)]
 

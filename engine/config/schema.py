@@ -17,7 +17,8 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
-from engine.config import models
+from engine.config import cluster, models
+from engine.config.cluster import RoleSpec
 from engine.config.messages import Id, Spec
 from engine.config.models import SPEC_BY_TASK, Entry, TierSpec
 
@@ -27,11 +28,18 @@ SCHEMA_PATH = Path(__file__).parents[1] / "models.schema.json"
 _named = Field(min_length=1, json_schema_extra={"propertyNames": TypeAdapter(Id).json_schema()})
 
 
+class _ClusterSection(Spec):
+    roles: Annotated[dict[str, RoleSpec], _named]
+    """Models that share a replica, by the role's name. The first role speaks HTTP."""
+
+
 class _ModelsFile(Spec):
     models: Annotated[dict[str, Annotated[Entry, Field(discriminator="task")]], _named]
     """What is served, each model under the name that clients use."""
     tiers: Annotated[dict[str, TierSpec], _named]
     """Which keys may use which models."""
+    cluster: _ClusterSection | None = None
+    """How models are spread over several machines. null: they are served by one."""
 
 
 @cache
@@ -39,7 +47,7 @@ def _helps() -> dict[str, dict[str, str]]:
     """The strings under the fields, of each class. pydantic could read them too, at every start of every program."""
     classes = [
         part
-        for module in (models, sys.modules[__name__])
+        for module in (models, cluster, sys.modules[__name__])
         for part in ast.parse(inspect.getsource(module)).body
         if isinstance(part, ast.ClassDef)
     ]
@@ -71,7 +79,7 @@ class _WithHelp(GenerateJsonSchema):
 def json_schema() -> dict[str, Any]:
     """Describe models.yaml as a JSON Schema (draft 7, which editors know best), with help for every key."""
     schema = _ModelsFile.model_json_schema(schema_generator=_WithHelp)
-    for spec in (*SPEC_BY_TASK.values(), TierSpec):  # the id of each is its name in the file
+    for spec in (*SPEC_BY_TASK.values(), TierSpec, RoleSpec):  # the id of each is its name in the file
         definition = schema["$defs"][spec.__name__]
         del definition["properties"]["id"]
         definition["required"].remove("id")
