@@ -7,6 +7,7 @@ import psutil
 import typer
 from bench import batch, chat, fair, files, images, many, pictures, speech, start, vectors
 from bench.load import BenchError
+from cluster_plan import ClusterPlan
 
 from engine import ConfigError
 
@@ -31,6 +32,7 @@ for command in (
     vectors.Vectors,
 ):
     app.command(command.__name__.lower())(command)
+app.command("cluster-plan")(ClusterPlan)
 
 if __name__ == "__main__":
     # As Ctrl-C does, SIGTERM ends the servers and engines too.
