@@ -36,7 +36,7 @@ class ClusterPlan:
     prefill: Annotated[float, typer.Option(min=1, help="Tokens of a prompt that cost as much as one of an answer.")] = (
         40
     )
-    cache_tokens: Annotated[int, typer.Option(min=0, help="Tokens that a replica's prefix cache holds.")] = 400_000
+    cache_tokens: Annotated[int, typer.Option(min=0, help="Tokens that fit in a replica's prefix cache.")] = 400_000
     answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, on average.")] = 300
     said_tokens: Annotated[int, typer.Option(min=1, help="Tokens that a user adds each turn, on average.")] = 600
     turns: Annotated[int, typer.Option(min=1, help="Turns of a conversation, on average.")] = 6

@@ -32,6 +32,7 @@ COMMANDS = {
         "server.cli.status:reload",
         "Have the running server read its models.yaml, weights, voices and certificate again, and say what came of it.",
     ),
+    "cluster": ("server.cli.cluster:app", "Run Hearth on several machines, with Ray Serve."),
     "usage": ("server.cli.usage:usage", "Show requests and tokens."),
     "audit": ("server.cli.audit:audit", "Show who changed keys and configuration, the newest first."),
     "backup": (

@@ -1,0 +1,266 @@
+"""A replica of a role as Ray Serve runs it: the app of one server with the role's engine. The first role speaks HTTP.
+
+`application` makes what Serve runs of a models.yaml. All of Ray Serve is here, and in the command `hearth cluster`.
+"""
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from prometheus_client.metrics_core import Metric
+from ray import serve
+from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from engine import Config, EngineError, ModelSpec, load_config
+from engine.config.cluster import RoleSpec
+from engine.types import SETTLED
+from server.app import Place, create_app
+from server.cluster.asgi import ProxiedApp
+from server.cluster.engine import ClusterEngine, Handle, Kind, Message, Remote, RoleState, answer
+from server.instance import InstanceError, only_one
+from server.observability.metrics import read_families
+from server.observability.status import ReplicaStatus
+from server.observability.status_server import answers, read_status, status_socket
+from server.serve import prepare_process
+from server.settings import Settings, SettingsError, load_settings
+from server.terminal import set_up_log
+
+APPLICATION = "hearth"
+_MOST_ON_A_NODE = 64
+_DRAIN_MARGIN_SECONDS = 10.0  # to end engines, once requests have ended
+_OTHER_REQUESTS = 64  # of one replica: lists, status, files, beside what its models run and queue
+_PEER_SECONDS = 3.0
+_OF_MODELS = {"hearth_model_state", "hearth_model_restarts", "hearth_queue_running", "hearth_queue_waiting"}
+_log = logging.getLogger("hearth.cluster")
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what replicas on several machines cannot share. Raises `SettingsError`."""
+    problems = []
+    if settings.database_url is None:
+        problems.append(
+            "HEARTH_DATABASE_URL: a cluster needs PostgreSQL (postgresql+psycopg://user:password@host/name). A SQLite "
+            "file belongs to one server: limits and revoked keys would be each replica's own"
+        )
+    if settings.files_url is None:
+        problems.append(
+            "HEARTH_FILES_URL: a cluster needs a place for files that all machines share, like file:///srv/hearth or "
+            "s3://bucket/hearth. A link to an image may be opened at any replica"
+        )
+    if settings.tls_cert is not None:
+        problems.append("HEARTH_TLS_CERT: in a cluster a proxy in front of it has the certificate (docs/cluster.md)")
+    if problems:
+        raise SettingsError("The settings are wrong:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+class Replica:
+    """One process. It takes requests once its models are ready; one that cannot load them never does."""
+
+    async def __init__(self, models: str, role: str, **others: Handle) -> None:  # type: ignore[misc]  # Serve awaits it
+        settings = load_settings()
+        check_settings(settings)
+        set_up_log(settings.log_level)
+        prepare_process()
+        self._parts = ExitStack()
+        folder = self._parts.enter_context(_own_folder(settings.data_dir / "cluster", role))
+        (folder / "models.yaml").write_text(models, "utf-8")
+        settings = settings.model_copy(update={"data_dir": folder, "models": folder / "models.yaml"})
+        config = load_config(settings.models)
+        self._labels = {
+            "node": ray.util.get_node_ip_address(),
+            "role": role,
+            "replica": serve.get_replica_context().replica_tag,
+        }
+        remotes = [Remote(name, config.of_role(name), handle) for name, handle in others.items()]
+        speaks_http = role == next(iter(config.roles))
+        own = serve.get_deployment_handle(role, APPLICATION) if speaks_http else None
+        place = Place(
+            engine=partial(ClusterEngine, role=role, remotes=remotes),
+            name="-".join((self._labels["node"], role, self._labels["replica"])),
+            speaks_http=speaks_http,
+            peers=None if own is None else Peers([own, *others.values()]),
+        )
+        self._app = create_app(settings, config, place)
+        self.asgi: ASGIApp = ProxiedApp(self._app)
+        if settings.trusted_proxies:
+            self.asgi = ProxyHeadersMiddleware(self.asgi, trusted_hosts=list(settings.trusted_proxies))  # type: ignore[arg-type, assignment]
+        self._ending = asyncio.Event()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live())
+        await self._ready
+        gc.collect()
+        gc.freeze()
+
+    async def _live(self) -> None:
+        """Run the app from its start to its end, in one task. `_ready` gets what keeps it from serving."""
+        try:
+            async with self._app.router.lifespan_context(self._app):
+                engine: ClusterEngine = self._app.state.engine
+                while not all(health.status in SETTLED for health in engine.own_health()):
+                    await engine.wait_for_change()
+                engine.check()
+                async with status_socket(self._app.state.settings.data_dir, answers(self._app)):
+                    self._ready.set_result(None)
+                    await self._ending.wait()
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+        finally:
+            self._parts.close()
+
+    async def __del__(self) -> None:
+        """End the models, once Serve has waited for the requests."""
+        if hasattr(self, "_life"):
+            self._ending.set()
+            await asyncio.wait((self._life,))
+
+    async def check_health(self) -> None:
+        """Raise where a model of this replica does not answer; after three times Serve replaces the replica."""
+        if self._life.done():
+            raise RuntimeError("The app of this replica has ended.")
+        self._app.state.engine.check()
+
+    async def answer(self, kind: Kind, request: Any, takes_turn: bool) -> AsyncGenerator[Message, None]:  # noqa: FBT001
+        async for message in answer(self._app.state.engine, kind, request, takes_turn=takes_turn):
+            yield message
+
+    async def call(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call a method of the engine. An error of ours is returned: raised, it would come with Ray's around it."""
+        try:
+            return await getattr(self._app.state.engine, method)(*arguments, **named)
+        except EngineError as error:
+            return error
+
+    async def state(self) -> RoleState:
+        return RoleState.of(self._app.state.engine)
+
+    async def status(self) -> ReplicaStatus:
+        found, own = await read_status(self._app), {health.id for health in self._app.state.engine.own_health()}
+        found = found.model_copy(update={"models": [model for model in found.models if model.id in own]})
+        return ReplicaStatus(**self._labels, status=found)
+
+    async def metrics(self) -> list[Metric]:
+        """Return all that is counted here, each sample with the labels of this replica."""
+        families = await read_families(self._app)
+        elsewhere = self._app.state.engine.elsewhere
+        for family in families:
+            if family.name in _OF_MODELS:  # their own replicas say it
+                family.samples = [one for one in family.samples if one.labels["model"] not in elsewhere]
+            family.samples = [one._replace(labels={**one.labels, **self._labels}) for one in family.samples]
+        return families
+
+
+class Ingress(Replica):
+    """A replica of the first role: HTTP comes to it through Serve's proxies."""
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self.asgi
+
+
+class Peers:
+    """All replicas of the application, for what shows the cluster. One that does not answer is left out."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+
+    async def statuses(self) -> list[ReplicaStatus]:
+        return [found for found in await self._all("status") if isinstance(found, ReplicaStatus)]
+
+    async def metrics(self) -> list[Metric]:
+        return [family for found in await self._all("metrics") if isinstance(found, list) for family in found]
+
+    async def _all(self, method: str) -> list[Any]:
+        async def ask(handle: Handle) -> list[Any]:
+            with suppress(Exception):
+                answering = handle.broadcast(method)
+                return list(await answering.results_async(timeout_s=_PEER_SECONDS, return_exceptions=True))
+            return []
+
+        return [one for found in await asyncio.gather(*map(ask, self._handles)) for one in found]
+
+
+@contextmanager
+def _own_folder(parent: Path, role: str) -> Iterator[Path]:
+    """Lock the first data directory that no other replica of this role has on this machine."""
+    with ExitStack() as stack:
+        for number in range(_MOST_ON_A_NODE):
+            folder = parent / f"{role}-{number}"
+            try:
+                stack.enter_context(only_one(folder))
+            except InstanceError:
+                if not folder.is_dir() or number == _MOST_ON_A_NODE - 1:
+                    raise
+            else:
+                break
+        yield folder
+
+
+def application(config: Config, settings: Settings) -> serve.Application:
+    """Make what Serve runs. Raises `SettingsError`."""
+    check_settings(settings)
+    if not config.roles:
+        raise SettingsError(
+            f"{config.path} has no section `cluster`, which says what replicas there are (docs/cluster.md)."
+        )
+    text = config.path.read_text("utf-8")
+    first, *others = config.roles.values()
+    drain = settings.drain_seconds
+    bound = {role.id: _deployment(Replica, role, config, drain).bind(text, role.id) for role in others}
+    ingress = serve.ingress()(Ingress)
+    return _deployment(ingress, first, config, drain).bind(text, first.id, **bound)
+
+
+def build(arguments: Mapping[str, str]) -> serve.Application:
+    """Make it for a Serve config file, as KubeRay has one; `models` is the path of models.yaml on the head."""
+    settings = load_settings()
+    return application(load_config(Path(arguments.get("models", settings.models))), settings)
+
+
+def _deployment(kind: type[Any], role: RoleSpec, config: Config, drain_seconds: float) -> serve.Deployment:
+    places = [_places(model) for model in config.of_role(role.id).models.values()]
+    runs, queues = sum(one[0] for one in places), sum(one[1] for one in places)
+    number: dict[str, Any] = {"num_replicas": role.replicas.min}
+    if role.replicas.most > role.replicas.min:
+        target = role.replicas.requests or max(runs, 1)
+        number = {
+            "autoscaling_config": {
+                "min_replicas": role.replicas.min,
+                "max_replicas": role.replicas.most,
+                "target_ongoing_requests": target,
+            }
+        }
+    if role.most_per_node is not None:
+        number["max_replicas_per_node"] = role.most_per_node
+    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": role.gpus}
+    if role.resource is not None:
+        options["resources"] = {role.resource: 0.001}
+    made = serve.deployment(
+        kind,
+        name=role.id,
+        ray_actor_options=options,
+        max_ongoing_requests=runs + queues + _OTHER_REQUESTS,
+        max_queued_requests=runs + queues + _OTHER_REQUESTS,
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=drain_seconds + _DRAIN_MARGIN_SECONDS,
+        graceful_shutdown_wait_loop_s=0.5,
+        max_surge_percent=100 if role.surge else 0,
+        **number,
+    )
+    assert isinstance(made, serve.Deployment)  # noqa: S101
+    return made
+
+
+def _places(model: ModelSpec) -> tuple[int, int]:
+    """How many requests it runs and how many it queues, as models.yaml says."""
+    said = dict(model.engine)
+    runs = said.get("max_num_seqs") or said.get("max_parallel_requests") or 1
+    return runs, said.get("max_queued_requests") or said.get("max_queued_images") or 0
