@@ -45,10 +45,12 @@ if TYPE_CHECKING:
         Pooled,
         Prompt,
         RerankRequest,
+        Segment,
         TextRequest,
         Tokenized,
         TokenLogprob,
         ToolCallDelta,
+        TranscriptionRequest,
         Urgency,
         Usage,
     )

@@ -18,6 +18,7 @@ from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
 from engine.backends.vllm.engine import VllmChat
 from engine.backends.vllm.pooling import VllmPooling
+from engine.backends.vllm.transcription import VllmTranscription
 from engine.config import (
     ChatModelSpec,
     Config,
@@ -27,6 +28,7 @@ from engine.config import (
     PoolingModelSpec,
     RerankModelSpec,
     SpeechModelSpec,
+    TranscriptionModelSpec,
 )
 from engine.config.models import SIZES, model_of
 from engine.errors import EngineError, NotStartedError, RequestError, UnsupportedCapabilityError
@@ -36,7 +38,7 @@ from engine.pool.loader import Loader
 from engine.pool.pool import Pool
 from engine.pool.records import CompiledModels, LoadTimes
 from engine.replicas import healths_of_models, loads_of_models
-from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, TokenStream
+from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, TokenStream, TranscriptionStream
 from engine.types import (
     ChatRequest,
     EmbeddingRequest,
@@ -48,6 +50,7 @@ from engine.types import (
     RerankRequest,
     TextRequest,
     Tokenized,
+    TranscriptionRequest,
     Urgency,
 )
 from engine.voices.types import SpeechRequest, Voice
@@ -193,6 +196,18 @@ class Engine:
         """Put into `stream` how well each document answers the query, like `embed`."""
         async with self._leased(request.model, RerankModelSpec, stream):
             cast("VllmPooling", self._pool.get(request.model)).rerank(request, stream)
+        return stream
+
+    async def transcribe(self, request: TranscriptionRequest, stream: TranscriptionStream) -> TranscriptionStream:
+        """Put what is said in a sound file into `stream`, segment by segment. Closing it aborts what is not heard.
+
+        Everything that can be refused is raised where the stream is read.
+        """
+        async with self._leased(request.model, TranscriptionModelSpec, stream):
+            spec = self._spec(request.model, TranscriptionModelSpec)
+            if request.translate and "translation" not in self._capabilities(spec):
+                raise _unsupported("does not translate", "translation", "model")
+            cast("VllmTranscription", self._pool.get(request.model)).transcribe(request, stream)
         return stream
 
     def voices(self, model: str) -> tuple[Voice, ...]:
@@ -410,6 +425,8 @@ class Engine:
                 backend = cast("VllmPooling", self._pool.get(spec.id))
                 longest, dimensions = backend.max_input_tokens, backend.dimensions
             return replace(info, max_input_tokens=longest, dimensions=dimensions)
+        if isinstance(spec, TranscriptionModelSpec):
+            return info
         context_length = spec.engine.context_length
         with contextlib.suppress(EngineError):
             context_length = self._chat_backend(self._any_engine(spec.id))[0].context_length
@@ -423,6 +440,7 @@ _LACKS: dict[type, tuple[str, str]] = {
     SpeechModelSpec: ("does not speak", "speech"),
     EmbeddingModelSpec: ("makes no vectors", "embedding"),
     RerankModelSpec: ("does not rerank", "rerank"),
+    TranscriptionModelSpec: ("does not transcribe", "transcription"),
 }
 
 

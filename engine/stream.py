@@ -24,6 +24,7 @@ from engine.types import (
     ImageEvent,
     ImageProgress,
     Pooled,
+    Segment,
     ToolCall,
     ToolCallDelta,
     Usage,
@@ -218,6 +219,16 @@ class PoolingStream(Stream[Pooled]):
     def put(self, item: Pooled) -> None:
         self.prompt_tokens += 0 if self.finished else item.tokens
         super().put(item)
+
+
+class TranscriptionStream(Stream[Segment]):
+    """The segments of one sound file, in their order. `seconds` counts what was heard of it, silence too."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
 
 
 class BoundedStream(Stream[T]):

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -405,6 +406,40 @@ class Pooled(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     values: "array[float]"
     """In 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionRequest:
+    """A sound file of which the words are wanted, in its language (ISO 639-1; None: to be heard) or in English.
+
+    `path` is read for as long as the stream lasts. `prompt` is what may have been said before: names, spelling. `owner`
+    and `queue_share` as in `GenerationRequest`.
+    """
+
+    request_id: str
+    model: str
+    path: Path
+    language: str | None = None
+    translate: bool = False
+    prompt: str = ""
+    temperature: float = 0.0
+    owner: str = ""
+    urgency: Urgency = Urgency.INTERACTIVE
+    queue_share: float = 1.0
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """What was said from `start` to `end`, in seconds of the file. Texts of segments put together are the whole text.
+
+    `logprob` is the mean of the natural logarithms of its tokens' probabilities.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    logprob: float
+    language: str
 
 
 class Picture(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from server.api.admin import routes as admin
 from server.api.admin.commands import Commands
 from server.api.admin.keys import KeyAdmin
 from server.api.audio import routes as audio
+from server.api.audio import transcriptions
 from server.api.batches import batches, files
 from server.api.batches.batches import EndpointLines, LineEndpoint
 from server.api.chat import completions, tokens
@@ -71,6 +72,7 @@ _ROUTES = (
     images,
     edits,
     audio,
+    transcriptions,
     models,
     key,
     usage,
@@ -191,6 +193,8 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
             app.state.image_files = image_files
             app.state.image_links = await _image_links(database, settings.data_dir)
             app.state.batch_runner = None
+            app.state.recordings = Folder(settings.data_dir / "recordings", kept_free_bytes=_reserve_bytes(settings))
+            await app.state.recordings.open()
             await engine.start()
             try:
                 async with _batch_runner(app, settings) if place.speaks_http else nullcontext():
@@ -206,7 +210,7 @@ async def _lifespan(config: Config, app: FastAPI) -> AsyncIterator[None]:
 
 
 def _batch_folder(settings: Settings) -> Folder:
-    kept_free_bytes = int(settings.disk_reserve_gib * 2**30)
+    kept_free_bytes = _reserve_bytes(settings)
     if (bucket := files_bucket(settings)) is not None:
         return BucketFolder(settings.data_dir / "copies", Bucket(bucket), kept_free_bytes=kept_free_bytes)
     shared = files_folder(settings)
@@ -243,6 +247,10 @@ def _batch_runner(app: FastAPI, settings: Settings) -> Runner:
     runner = Runner(store, folder, KeyStore(state.database), lines, limits, draining=lambda: state.drain.draining)
     state.batch_store, state.batch_folder, state.batch_runner = store, folder, runner
     return runner
+
+
+def _reserve_bytes(settings: Settings) -> int:
+    return int(settings.disk_reserve_gib * 2**30)
 
 
 def _image_limits(settings: Settings) -> ImageLimits:

@@ -43,6 +43,7 @@ _REQUESTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "embedding": ("/embeddings", {"input": "Hello, world."}, ""),
     "rerank": ("/rerank", {"query": "Who is there?", "documents": ["Hello, world.", "It is late."]}, ""),
     "speech": ("/audio/speech", {"input": "Hello, world."}, " -o hello.mp3"),
+    "transcription": ("/audio/transcriptions", {"file": "@hello.mp3"}, ""),
 }
 _COUNTDOWN_SECONDS = 1.0
 _SETTLED_POLL_SECONDS = 0.5
@@ -354,12 +355,11 @@ class Banner:
         kind = next((kind for kind in _REQUESTS if kind in model.capabilities), "text")
         path, fields, rest = _REQUESTS[kind]
         voices = [voice.id for voice in engine.voices(model.id)]
-        body = json.dumps({"model": model.id, **fields, **({"voice": voices[0]} if voices else {})})
-        key = self._first_key or "$HEARTH_KEY"
-        return (
-            f'curl {self.base_url}{path} -H "Authorization: Bearer {key}" '
-            f"-H 'Content-Type: application/json' -d '{body}'{rest}"
-        )
+        body = {"model": model.id, **fields, **({"voice": voices[0]} if voices else {})}
+        sent = f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+        if "file" in body:
+            sent = " ".join(f"-F {name}={value}" for name, value in body.items())
+        return f'curl {self.base_url}{path} -H "Authorization: Bearer {self._first_key or "$HEARTH_KEY"}" {sent}{rest}'
 
 
 class Systemd:

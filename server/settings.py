@@ -115,6 +115,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     max_messages: int = Field(2048, ge=1, le=4096, description="messages in one conversation")
     max_batch_items: int = Field(256, ge=1, le=4096, description="chat bodies in one batch")
     max_file_bytes: int = Field(2**30, ge=1024, description="one uploaded file; larger ones are refused (413)")
+    max_recording_bytes: int = Field(
+        500 * 2**20, ge=1024, description="one recording to transcribe; larger ones are refused (413)"
+    )
     key_files_gib: float = Field(10, gt=0, le=2**20, description="the files of a key together (429)")
     file_retention_days: float = Field(
         30, gt=0, le=3660, description="files are deleted after that, unless their client has said when"

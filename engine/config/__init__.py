@@ -14,6 +14,7 @@ from engine.config.messages import check_spec, did_you_mean, listed, unknown_key
 from engine.config.models import (
     SPEC_BY_TASK,
     AdapterSpec,
+    AuxiliaryModelSpec,
     ChatModelSpec,
     CommonModelSpec,
     EmbeddingModelSpec,
@@ -24,6 +25,7 @@ from engine.config.models import (
     RerankModelSpec,
     SpeechModelSpec,
     TierSpec,
+    TranscriptionModelSpec,
 )
 from engine.config.yaml import Document, Location, Problem, read_document, shown
 from engine.errors import LoadError

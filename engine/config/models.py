@@ -102,6 +102,8 @@ class VariantSpec(Spec):
     """Profile of an image model, in place of the model's."""
     offload: Literal["none", "model", "sequential"] | None = None
     """What of an image model stays in the GPU's memory. null: what its profile says."""
+    lacks: Names[Literal["translation"]] = ()
+    """Capabilities of the model that this variant does not have."""
 
     @property
     def fetched_gib(self) -> float:
@@ -513,11 +515,9 @@ class SpeechModelSpec(CommonModelSpec):
     """How it is run, and its queue. Every value has a default."""
 
 
-class PoolingEngineSpec(EngineSpec):
+class AuxiliaryEngineSpec(EngineSpec):
     """How vLLM runs it. Every value has a default."""
 
-    max_input_tokens: Annotated[int, Field(ge=8, le=1 << 20)] | None = None
-    """Tokens of one input at most. null: what the variant or the model's own configuration says."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 128
     """Inputs that are computed at the same time; more wait. An eighth of the places is closed to long lists, one in 32
     is kept for keys that have nothing running."""
@@ -527,12 +527,19 @@ class PoolingEngineSpec(EngineSpec):
     """Number format in memory. auto: what the variant says, else what the model was saved in: of 32 bits 16 are kept on
     a GPU; on a CPU all but bfloat16 is float32."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=65536)] | None = None
-    """GiB for the keys and values of inputs that are computed; only models made of a chat model need them. null: what
-    the plan gives it, on a CPU 1 GiB."""
+    """GiB for the keys and values of inputs that are computed; of models that make vectors or scores only those made of
+    a chat model need them. null: what the plan gives it, on a CPU 1 GiB."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory for this model. Better left out: the plan then sees to it. Without effect on a CPU."""
     enforce_eager: bool | None = None
     """true: skip compilation and CUDA graphs, for a faster start and slower answers. null: compile on a GPU."""
+
+
+class PoolingEngineSpec(AuxiliaryEngineSpec):
+    """How vLLM runs it. Every value has a default."""
+
+    max_input_tokens: Annotated[int, Field(ge=8, le=1 << 20)] | None = None
+    """Tokens of one input at most. null: what the variant or the model's own configuration says."""
 
 
 class _PoolingSpec(CommonModelSpec):
@@ -570,8 +577,43 @@ class RerankModelSpec(_PoolingSpec):
     """What clients may ask of it."""
 
 
+class TranscriptionEngineSpec(AuxiliaryEngineSpec):
+    """How vLLM runs it. Every value has a default."""
+
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 16
+    """Pieces of sound, of up to 30 seconds, that are heard at the same time; more wait. An eighth of the places is
+    closed to what lies behind the first minute of a file, one in 32 is kept for keys that have nothing running."""
+    max_seconds: Annotated[float, Field(gt=0, le=86400)] = 14400.0
+    """Seconds of sound in one file at most."""
+
+
+class TranscriptionModelSpec(CommonModelSpec):
+    """A model that writes down what is said."""
+
+    task: Literal["transcription"]
+    """What the model does."""
+    capabilities: Annotated[
+        Names[Literal["transcription", "translation"]],
+        Field(json_schema_extra={"contains": {"const": "transcription"}}),
+    ]
+    """What clients may ask of it. translation: into English, for models that were trained for it."""
+    engine: TranscriptionEngineSpec = TranscriptionEngineSpec()
+    """How vLLM runs it. Every value has a default."""
+
+    @field_validator("capabilities")
+    @classmethod
+    def _can_transcribe(cls, capabilities: tuple[str, ...]) -> tuple[str, ...]:
+        if "transcription" not in capabilities:
+            raise plain_error("must contain `transcription`, because that is the task")
+        return capabilities
+
+
 PoolingModelSpec: TypeAlias = EmbeddingModelSpec | RerankModelSpec
-ModelSpec: TypeAlias = ChatModelSpec | ImageModelSpec | SpeechModelSpec | EmbeddingModelSpec | RerankModelSpec
+# Small ones on vLLM, which take nothing from chat models.
+AuxiliaryModelSpec: TypeAlias = PoolingModelSpec | TranscriptionModelSpec
+ModelSpec: TypeAlias = (
+    ChatModelSpec | ImageModelSpec | SpeechModelSpec | EmbeddingModelSpec | RerankModelSpec | TranscriptionModelSpec
+)
 Entry: TypeAlias = ModelSpec | AdapterSpec
 SPEC_BY_TASK: dict[str, type[Entry]] = {
     get_args(spec.model_fields["task"].annotation)[0]: spec for spec in get_args(Entry)

@@ -17,6 +17,7 @@ import msgspec
 
 from engine.config import (
     AdapterSpec,
+    AuxiliaryModelSpec,
     ChatModelSpec,
     Config,
     ImageModelSpec,
@@ -172,9 +173,9 @@ def _need(  # noqa: PLR0913  # each of them tells a size
             longest = variant.max_context_length or 0
         cache = _cache(variant, split, gpu_bytes, halved=spec.engine.kv_cache_dtype != "auto")
         fixed_gib = spec.engine.kv_cache_gib
-    elif isinstance(spec, PoolingModelSpec) and variant.kv_kib_per_token:  # it is made of a chat model
-        longest_input = spec.engine.max_input_tokens or variant.context_length or DEFAULT_CONTEXT
-        tokens = variant.chats * longest_input
+    elif isinstance(spec, AuxiliaryModelSpec) and variant.kv_kib_per_token:  # it has a decoder
+        said = spec.engine.max_input_tokens if isinstance(spec, PoolingModelSpec) else None
+        tokens = variant.chats * (said or variant.context_length or DEFAULT_CONTEXT)
         fixed_gib = spec.engine.kv_cache_gib or tokens * variant.kv_kib_per_token / 2**20
     share = explicit(spec, "gpu_memory_utilization") if split else None
     need = Need(
@@ -258,7 +259,7 @@ def _read_folder(spec: ModelSpec, folder: Path) -> tuple[VariantSpec, ...]:
         size_gib = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / GIB
         if isinstance(spec, ImageModelSpec):
             shape: dict[str, Any] = {"activations_gib": 3.0}
-        elif isinstance(spec, PoolingModelSpec):
+        elif isinstance(spec, AuxiliaryModelSpec):
             shape = {"activations_gib": 1.0}
         else:
             shape = _chat_shape(json.loads((folder / "config.json").read_text(encoding="utf-8")))

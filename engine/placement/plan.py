@@ -2,9 +2,9 @@
 
 The rule: every model begins with its smallest variant. If these fit together, all stay loaded; else the last in
 `_rank` take turns. Then one after the other moves up to the next better variant for as long as all still fit, chat
-models first. Models for embeddings and reranking take nothing from chat models: they take turns with the image model
-where chat models would have smaller variants because of them. Where quality is preferred, as few take turns as give the
-variants that are possible if all do.
+models first. Models for embeddings, reranking and transcription take nothing from chat models: they take turns with the
+image model where chat models would have smaller variants because of them. Where quality is preferred, as few take turns
+as give the variants that are possible if all do.
 What is left goes to KV caches. Where no plan is possible, the smallest change is offered with which one is.
 """
 
@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from engine.config import (
+    AuxiliaryModelSpec,
     ChatModelSpec,
     Config,
     EmbeddingModelSpec,
     ImageModelSpec,
     ModelSpec,
-    PoolingModelSpec,
     RerankModelSpec,
     SpeechModelSpec,
+    TranscriptionModelSpec,
 )
 from engine.config.models import VariantSpec, model_of, replica_id
 from engine.placement import report
@@ -32,8 +33,18 @@ from engine.placement.types import Device, Need, Placed, Plan, Refusal
 
 _NO_FOLDERS: Mapping[str, tuple[VariantSpec, ...]] = {}
 # The demo that answers for a task.
-DEMO_OF_TASK = {"chat": "chat", "image": "image", "speech": "voices", "embedding": "embedding", "rerank": "rerank"}
-_RANKS = {SpeechModelSpec: 0, ChatModelSpec: 1, ImageModelSpec: 2, EmbeddingModelSpec: 3, RerankModelSpec: 3}
+DEMO_OF_TASK = {
+    **{task: task for task in ("chat", "image", "embedding", "rerank", "transcription")},
+    "speech": "voices",
+}
+_RANKS = {
+    SpeechModelSpec: 0,
+    ChatModelSpec: 1,
+    ImageModelSpec: 2,
+    EmbeddingModelSpec: 3,
+    RerankModelSpec: 3,
+    TranscriptionModelSpec: 3,
+}
 _IN_GENERAL = "smaller variants, or fewer models, in models.yaml"
 
 
@@ -147,7 +158,7 @@ class _Planner:
 
 
 def _rank(spec: ModelSpec) -> tuple[int, bool, str]:
-    """Which stay loaded first: voices, chat, chat with vision, images; what makes vectors and scores last."""
+    """Which stay loaded first: voices, chat, chat with vision, images; the auxiliary ones last."""
     return _RANKS[type(spec)], "vision" in spec.capabilities, spec.id
 
 
@@ -168,7 +179,7 @@ def _fit(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Pref
 
 def _preferred(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer: Prefer) -> _Fitted | None:
     """Return the preferred one of all that fit, with as few models that take turns as possible."""
-    others = {name: choice for name, choice in choices.items() if not isinstance(choice.spec, PoolingModelSpec)}
+    others = {name: choice for name, choice in choices.items() if not isinstance(choice.spec, AuxiliaryModelSpec)}
     fitting = _fitting(choices, devices)
     if prefer == "quality":
         found = list(fitting)
@@ -184,12 +195,13 @@ def _preferred(choices: Mapping[str, _Choice], devices: Sequence[Device], prefer
 def _fitting(choices: Mapping[str, _Choice], devices: Sequence[Device]) -> Iterator[_Fitted]:
     """Yield what fits, the fewest that take turns first.
 
-    Models for embeddings and reranking do so with others, not among themselves: one question asks for both.
+    Models for embeddings, reranking and transcription do so with others, not among themselves: one question asks for
+    both of the first two.
     """
     specs = [choice.spec for choice in choices.values()]
     movable = [spec for spec in specs if not (isinstance(spec, SpeechModelSpec) or spec.keep_loaded)]
-    pooling = sum(isinstance(spec, PoolingModelSpec) for spec in movable)
-    least = 2 if pooling == len(movable) else max(2, pooling + 1)
+    auxiliary = sum(isinstance(spec, AuxiliaryModelSpec) for spec in movable)
+    least = 2 if auxiliary == len(movable) else max(2, auxiliary + 1)
     for count in (0, *range(least, len(movable) + 1)):
         shared = [spec.id for spec in movable[len(movable) - count :]]
         layout = _layout(choices, devices, shared)

@@ -21,7 +21,9 @@ from engine.backends.tts.model import SpeechModel
 from engine.backends.vllm import processes
 from engine.backends.vllm.engine import ChatTools, Launch, Sleep, VllmChat
 from engine.backends.vllm.pooling import VllmPooling
+from engine.backends.vllm.transcription import VllmTranscription
 from engine.config import (
+    AuxiliaryModelSpec,
     ChatModelSpec,
     Config,
     EmbeddingModelSpec,
@@ -141,7 +143,9 @@ class Loader:
         return {adapter.id: self._weights_dir / adapter.weights for adapter in adapters}
 
     def prepare(self) -> None:
-        on_vllm = [spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec | PoolingModelSpec)]
+        on_vllm = [
+            spec for spec in self._config.models.values() if isinstance(spec, ChatModelSpec | AuxiliaryModelSpec)
+        ]
         processes.prepare(max((self._cpu_threads(spec) for spec in on_vllm), default=1))
 
     @property
@@ -174,8 +178,8 @@ class Loader:
                         self.lacks.pop(spec.id, None)
                         if chat.lacks:
                             self.lacks[spec.id] = chat.lacks
-                    elif isinstance(spec, PoolingModelSpec):
-                        backend = await self._load_pooling(spec, planned, folder, report, is_demo=is_demo)
+                    elif isinstance(spec, AuxiliaryModelSpec):
+                        backend = await self._load_auxiliary(spec, planned, folder, report, is_demo=is_demo)
                     else:
                         backend = await self._load_images(spec, planned, folder, report, is_demo=is_demo)
             finally:
@@ -220,14 +224,20 @@ class Loader:
         with self.compiled.used(spec, folder):
             return await VllmChat.load(replace(launch, only_kept_code=spec.engine.enforce_eager is None), tools)
 
-    async def _load_pooling(
-        self, spec: PoolingModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
+    async def _load_auxiliary(
+        self, spec: AuxiliaryModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
         compiled = not self._on_cpu and not spec.engine.enforce_eager
         sleep = planned.sleep(spec, self._turn)
-        spec = planned.pooling_spec(spec, is_demo=is_demo)
-        launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep, compiled)
-        loaded = await VllmPooling.load(launch)
+        spec = planned.auxiliary_spec(spec, is_demo=is_demo)
+        starter, metrics = self._starter_of(spec), self._metrics()
+        if not isinstance(spec, PoolingModelSpec):
+            variant = planned.of(spec.id).variant
+            lacks = frozenset(variant.lacks if variant is not None and not is_demo else ())
+            spec = spec.model_copy(update={"capabilities": tuple(set(spec.capabilities) - lacks)})
+            self.lacks[spec.id] = lacks
+            return await VllmTranscription.load(Launch(spec, folder, starter, report, metrics, sleep, compiled))
+        loaded = await VllmPooling.load(Launch(spec, folder, starter, report, metrics, sleep, compiled))
         if isinstance(spec, EmbeddingModelSpec):
             await asyncio.to_thread(keep_source_of_vectors, self._data_dir, spec.id, folder)
         return loaded
@@ -458,14 +468,16 @@ class Planned:
             left |= {"kv_cache_dtype": "auto", "speculative": None, "engine_args": {}}  # meant for the real model
         return spec.model_copy(update={"engine": engine.model_copy(update=left)})
 
-    def pooling_spec(self, spec: PoolingModelSpec, *, is_demo: bool) -> PoolingModelSpec:
+    def auxiliary_spec(self, spec: AuxiliaryModelSpec, *, is_demo: bool) -> AuxiliaryModelSpec:
         """Fill in what models.yaml leaves to the plan: the longest input, the number format and the memory."""
         placed, engine = self.of(spec.id), spec.engine
         values: dict[str, Any] = {}
         if is_demo:
             values = {"kv_cache_gib": _DEMO_KV_GIB, "gpu_memory_utilization": _DEMO_SHARE}
         elif placed.variant is not None and spec.id not in self._own:
-            values = {"dtype": placed.variant.dtype, "max_input_tokens": placed.variant.context_length}
+            values = {"dtype": placed.variant.dtype}
+            if isinstance(spec, PoolingModelSpec):
+                values["max_input_tokens"] = placed.variant.context_length
         if placed.kv_bytes and not is_demo:
             values["kv_cache_gib"] = placed.kv_bytes / GIB
         if placed.utilization is not None:

@@ -27,6 +27,7 @@ MADE_OF = {
     "embedding": ("training.py", "chat/corpus.py", "chat/corpus.yaml", "chat/english.txt", "embedding"),
     "image": ("training.py", "vision/pictures.py", "image"),
     "rerank": ("training.py", "chat/corpus.py", "chat/corpus.yaml", "chat/english.txt", "embedding", "rerank"),
+    "transcription": ("training.py", "transcription"),
     "vision": ("training.py", "chat", "vision"),
     "voices": ("training.py", "voices"),
 }

@@ -12,8 +12,9 @@ from server.api.schema import Shown
 from server.http.middleware import HEALTH_PATHS, needs_key
 
 _SUMMARY = (
-    "Chat, embeddings, images and speech on models of your own. Paths start at the server's address; the base address "
-    "of client libraries ends in `/v1`. Every answer carries `x-request-id`, every error has the same shape, `Error`."
+    "Chat, embeddings, images, speech and transcription on models of your own. Paths start at the server's address; "
+    "the base address of client libraries ends in `/v1`. Every answer carries `x-request-id`, every error has the same "
+    "shape, `Error`."
 )
 _ALWAYS = {
     400: "Not a valid HTTP request, or something wrong in the address.",
@@ -39,7 +40,9 @@ _WITH_FILE = {
 _FILE = {"type": "string", "format": "binary"}
 _AUDIO = {media_type.partition(";")[0]: {"schema": _FILE} for media_type in MEDIA_TYPES.values()}
 _IMAGES = {"/v1/images/generations", "/v1/images/edits", "/v1/images/variations"}
-_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *_IMAGES}
+_SUBTITLES = ("text/plain", "application/x-subrip", "text/vtt")
+_RECORDINGS = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+_STREAMING = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", *_IMAGES, *_RECORDINGS}
 
 
 class Failure(Shown, extra="forbid"):
@@ -113,7 +116,10 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:  # noq
     if path == "/v1/audio/speech":
         events = {"type": "string", "description": "With `stream_format: sse`."}
         responses["200"]["content"] = {**_AUDIO, "text/event-stream": {"schema": events}}
-    if path in _IMAGES:
+    if path in _RECORDINGS:
+        statuses |= _WITH_FILE
+        responses["200"]["content"] |= {kind: {"schema": {"type": "string"}} for kind in _SUBTITLES}
+    elif path in _IMAGES:
         if path != "/v1/images/generations":
             statuses |= {400: _WITH_FILE[400], 415: _WITH_FILE[415]}
         statuses[507] = "The disk is full: `insufficient_storage`."

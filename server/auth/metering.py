@@ -23,8 +23,18 @@ from engine import (
     SpeechRequest,
     TextRequest,
     Tokenized,
+    TranscriptionRequest,
 )
-from engine.stream import ImageStream, PoolingStream, SpeechStream, Stream, StreamClosedError, TokenStream, fold
+from engine.stream import (
+    ImageStream,
+    PoolingStream,
+    SpeechStream,
+    Stream,
+    StreamClosedError,
+    TokenStream,
+    TranscriptionStream,
+    fold,
+)
 from server.auth.rights import Limits, limits_of
 from server.errors import ApiError
 from server.http.disconnect import ClientDisconnectedError
@@ -271,6 +281,11 @@ class MeteredEngine:
         stream = await _Call(self, request.model).open(SpeechStream())
         return await self._engine.speech(replace(request, **self._owned()), stream)
 
+    async def transcribe(self, request: TranscriptionRequest) -> TranscriptionStream:
+        """What was heard until its client left or it failed is counted."""
+        stream = await _Call(self, request.model).open(TranscriptionStream())
+        return await self._engine.transcribe(replace(request, **self._owned()), stream)
+
     async def embed(self, request: EmbeddingRequest) -> PoolingStream:
         """Like `Engine.embed`. Tokens of inputs that were not computed are given back."""
         call = _Call(self, request.model)
@@ -372,7 +387,7 @@ class _Call:
             limiter.meter.quotas.give_back(self.images, self.images.count - used.images)
         if isinstance(self.stream, ImageStream):
             request.record.images = used.images or None
-        if isinstance(self.stream, SpeechStream):
+        if isinstance(self.stream, (SpeechStream, TranscriptionStream)):
             request.record.audio_seconds = round(used.audio_seconds, 3) or None
         limiter.meter.book.add(limiter.key, self.model, request.kind, used)
         at = None if self.stream is None else self.stream.dispatched_at
@@ -395,7 +410,7 @@ class _Call:
         used = Usage(requests=1, aborted=int(left), errors=int(isinstance(error, Exception) and not left))
         if isinstance(stream, ImageStream):
             return replace(used, images=stream.images)
-        if isinstance(stream, SpeechStream):
+        if isinstance(stream, (SpeechStream, TranscriptionStream)):
             return replace(used, audio_seconds=stream.seconds)
         if isinstance(stream, PoolingStream):
             return replace(used, prompt_tokens=stream.prompt_tokens)

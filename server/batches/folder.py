@@ -171,6 +171,11 @@ class FileWriter:
         self._file.write(data)
         self.bytes += len(data)
 
+    def close_now(self) -> Path:
+        """End writing, and return where it lies until `discard_now`: for what needs no name."""
+        self._file.close()
+        return self._part
+
     def commit_now(self, id_: str) -> None:
         """Give it its name. After an error it is gone."""
         try:

@@ -53,6 +53,7 @@ _FINISH_REASONS = "gen_ai.response.finish_reasons"
 _KEY = "hearth.key_id"
 _QUEUED, _DISPATCHED, _FIRST_TOKEN = "hearth.queued", "hearth.dispatched", "hearth.first_token"
 _MAKES_IMAGES = {_OPERATION: "generate_content", _OUTPUT: "image"}
+_TRANSCRIBES = {_OPERATION: "generate_content", _OUTPUT: "text"}
 _OPERATIONS = {
     "/v1/chat/completions": {_OPERATION: "chat"},
     "/v1/chat/completions/batch": {_OPERATION: "chat"},
@@ -65,6 +66,8 @@ _OPERATIONS = {
     "/v1/images/edits": _MAKES_IMAGES,
     "/v1/images/variations": _MAKES_IMAGES,
     "/v1/audio/speech": {_OPERATION: "generate_content", _OUTPUT: "speech"},
+    "/v1/audio/transcriptions": _TRANSCRIBES,
+    "/v1/audio/translations": _TRANSCRIBES,
 }
 _values_of = attrgetter(*_FIELDS)
 _SCOPE, _SAMPLED = InstrumentationScope("hearth"), TraceFlags(TraceFlags.SAMPLED)

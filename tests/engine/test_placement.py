@@ -341,9 +341,10 @@ _variants = st.lists(
     max_size=4,
     unique_by=lambda one: one["folder"],
 )
-_DEMOS = {"chat": "chat", "image": "image", "speech": "voices", "embedding": "embedding", "rerank": "rerank"}
+_TASKS = ["chat", "image", "embedding", "rerank", "transcription"]
+_DEMOS = {"speech": "voices", **{task: task for task in _TASKS}}
 _models = st.lists(
-    st.tuples(_variants, st.sampled_from(["chat", "chat", "image", "speech", "embedding", "rerank"]), st.booleans()),
+    st.tuples(_variants, st.sampled_from(["chat", "speech", *_TASKS]), st.booleans()),
     min_size=1,
     max_size=5,
 ).map(
@@ -451,18 +452,21 @@ def test_the_shipped_models_fit_every_shape_with_no_model_left_out():
         (
             "1x24",
             "big",
-            {"image", "vectors", "ranks"},
+            {"image", "vectors", "ranks", "words"},
         ),  # beside the chat model there is room for one of the image's size
         ("1x32", "big", set()),
-        ("1x16", "small", {"image", "vectors", "ranks"}),  # as without them
+        ("1x16", "small", {"image", "vectors", "ranks", "words"}),  # as without them
     ],
 )
-def test_vectors_and_ranks_take_turns_with_images_before_a_chat_model_gets_smaller(machine: str, chosen: str, turns):
+def test_vectors_ranks_and_words_take_turns_with_images_before_a_chat_model_gets_smaller(
+    machine: str, chosen: str, turns
+):
     models = [
         model("chat", BIG, SMALL),
         model("image", variant("pictures", 5), task="image"),
         model("vectors", variant("vectors", 2), task="embedding"),
         model("ranks", variant("ranks", 2), task="rerank"),
+        model("words", variant("words", 2), task="transcription"),
     ]
     found = planned(machine, *models)
     assert found.models[0].variant.id == chosen

@@ -1,7 +1,7 @@
 """A model on vLLM: one `AsyncLLM`, whose core is a child process. Its life, from the start to its end.
 
 Its plan says whether it can sleep, the pool when. What chat models have beside that is here, too; pooling.py has what
-makes vectors and scores.
+makes vectors and scores, transcription.py what writes down speech.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.adapters import Adapters
 from engine.backends.vllm.plugin import register_kernels
-from engine.config import ChatModelSpec, PoolingModelSpec
+from engine.config import AuxiliaryModelSpec, ChatModelSpec
 from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hearth.vllm")
 
-SpecT = TypeVar("SpecT", ChatModelSpec, PoolingModelSpec)
+SpecT = TypeVar("SpecT", bound=ChatModelSpec | AuxiliaryModelSpec)
 
 # vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
 _CLOSING_SECONDS = 30.0

@@ -15,8 +15,8 @@ from server.api.batches.schema import (
     FilesQuery,
     file_page,
 )
-from server.api.batches.uploads import Upload, disk_full, key_full, read_upload
 from server.api.caller import Caller, CallerWith, of_app
+from server.api.uploads import Upload, disk_full, key_full, read_upload
 from server.batches.folder import NO_SPACE, Folder, is_id
 from server.errors import ApiError, overloaded
 from server.http.streaming import StreamedResponse
@@ -49,7 +49,13 @@ async def create_file(caller: BatchCaller, store: TheStore, folder: TheFolder) -
     most = int(settings.key_files_gib * 2**30)
     with caller.engine.running():
         left = most - await store.kept_bytes(owners)
-        upload = await read_upload(caller.request, folder, most_bytes=settings.max_file_bytes, left_bytes=left)
+        upload = await read_upload(
+            caller.request,
+            folder,
+            most_bytes=settings.max_file_bytes,
+            left_bytes=left,
+            setting="HEARTH_MAX_FILE_BYTES",
+        )
         return await _add(upload, caller, store, folder, owners, most)
 
 
@@ -60,7 +66,7 @@ async def _add(
     writer, id_ = upload.writer, new_id("file-")
     try:
         now = int(store.clock())
-        seconds = _kept_seconds(upload.fields, caller.settings.file_retention_days)
+        seconds = _kept_seconds(upload.last, caller.settings.file_retention_days)
         row = StoredFile(
             id=id_,
             key_id=caller.key.public_id,

@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 from engine.config import (
     AdapterSpec,
+    AuxiliaryModelSpec,
     ChatModelSpec,
     EmbeddingModelSpec,
     ImageModelSpec,
-    PoolingModelSpec,
     SpeechModelSpec,
+    TranscriptionModelSpec,
 )
 from engine.errors import EngineError
 from engine.placement.plan import DEMO_OF_TASK
@@ -28,6 +29,7 @@ from engine.voices.catalogue import Catalogue, Voices
 from engine.weights.adapters import LoraAdapter
 from engine.weights.manifest import is_complete, required_manifest
 from engine.weights.safety import check_chat_folder, check_pipeline_folder
+from engine.weights.speech import WhisperFolder
 from engine.weights.transfer import local_folders
 from engine.weights.vectors import check_pooling_folder, read_layout
 from server.cli.doctor import Case, Finding, ok, problem, skipped, warning
@@ -263,7 +265,7 @@ def voices(case: Case) -> Iterator[Finding]:
                 yield from _voices(spec.id, offered.of(spec.id))
 
 
-def _model(case: Case, spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec) -> Finding:
+def _model(case: Case, spec: ChatModelSpec | ImageModelSpec | AuxiliaryModelSpec) -> Finding:
     own = case.settings.weights_dir / spec.weights
     if own.is_dir():
         try:
@@ -294,12 +296,14 @@ def _adapter(spec: AdapterSpec, folder: Path) -> Finding:
     return ok(f"{spec.id}: its folder {spec.weights} has a LoRA adapter")
 
 
-def _check_own(spec: ChatModelSpec | ImageModelSpec | PoolingModelSpec, folder: Path) -> None:
+def _check_own(spec: ChatModelSpec | ImageModelSpec | AuxiliaryModelSpec, folder: Path) -> None:
     """Raise `LoadError` for what its loader would refuse."""
     if isinstance(spec, ImageModelSpec):
         check_pipeline_folder(folder)
     elif isinstance(spec, ChatModelSpec):
         check_chat_folder(folder)
+    elif isinstance(spec, TranscriptionModelSpec):
+        WhisperFolder.read(folder)
     else:
         check_pooling_folder(folder)
         if isinstance(spec, EmbeddingModelSpec):

@@ -1,8 +1,11 @@
 """`hearth doctor`'s self-test: asks the running server over HTTP, with a key that lives no longer than the test."""
 
+import io
 import json
 import re
+import struct
 import time
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,12 +35,13 @@ _ERROR = re.compile(rb'"error":\s*\{.*?"message":\s*("(?:[^"\\]|\\.)*")', re.DOT
 
 
 class Call(NamedTuple):
-    """One request: POST with a body, else GET. An answer has to match `pattern`."""
+    """One request: POST with a body, else GET. An answer has to match `pattern`. With a `file` it is a form."""
 
     name: str
     path: str
     pattern: bytes
     body: Mapping[str, Any] | None = None
+    file: bytes | None = None
 
 
 _HELLO = [{"role": "user", "content": "Say hello."}]
@@ -84,6 +88,20 @@ def _of_model(model: Mapping[str, Any], voices: Sequence[str]) -> Iterator[Call]
     if "speech" in able and voices:
         text = {"model": name, "input": "Hello.", "voice": voices[0], "response_format": "wav"}
         yield Call(f"{name}: speech", "/v1/audio/speech", rb"\ARIFF", text)
+    if "transcription" in able:
+        form = {"model": name, "response_format": "verbose_json"}
+        yield Call(f"{name}: transcription", "/v1/audio/transcriptions", rb'"duration":1\.0\b', form, _hum())
+
+
+def _hum() -> bytes:
+    """A second of sound that nobody would take for silence."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(8000)
+        writer.writeframes(b"".join(struct.pack("<h", 4000 * (at // 20 % 2)) for at in range(8000)))
+    return file.getvalue()
 
 
 def selftest(case: Case) -> Iterator[Finding]:
@@ -198,7 +216,10 @@ def _asked(client: httpx2.Client, path: str, **query: str) -> dict[str, Any]:
 def _tried(client: httpx2.Client, call: Call) -> Finding:
     began = time.monotonic()
     try:
-        response = client.request("GET" if call.body is None else "POST", call.path, json=call.body)
+        sent: dict[str, Any] = {"json": call.body}
+        if call.file is not None:
+            sent = {"data": call.body, "files": {"file": ("sound.wav", call.file)}}
+        response = client.request("GET" if call.body is None else "POST", call.path, **sent)
     except httpx2.ConnectError:
         raise  # no server is there: the calls to come would say no more than this one
     except httpx2.TimeoutException:

@@ -56,6 +56,7 @@ def test_the_shipped_file_loads_and_follows_the_schema():
         "service-voice": "standard",
         "service-embedding": "standard",
         "service-rerank": "standard",
+        "service-transcription": "standard",
     }
     assert config.tiers["enhanced"].models == ("standard", "enhanced")
     jsonschema.Draft7Validator(json_schema()).validate(yaml.safe_load(path.read_text()))

@@ -56,7 +56,7 @@ WRONG_VALUES = [
     Wrong("dtype: auto", "dytpe: auto", 8, "models.a.engine.dytpe", "did you mean `dtype`?"),
     Wrong("    weights: a\n", "", 2, "models.a.weights", "is missing; it must be a folder"),
     Wrong("    task: chat\n", "", 2, "models.a.task", "is missing; it must be `chat`"),
-    Wrong("task: chat", "task: chatt", 3, "models.a.task", "there is no task `chatt`; there is `chat`, `image`, `speech`, `embedding`, `rerank`, `adapter`; did you mean"),
+    Wrong("task: chat", "task: chatt", 3, "models.a.task", "there is no task `chatt`; there is `chat`, `image`, `speech`, `embedding`, `rerank`, `transcription`, `adapter`; did you mean"),
     Wrong("task: chat", "task: [chat]", 3, "models.a.task", "must be `chat`, not a list"),
     Wrong("tier: low", "tier: lwo", 4, "models.a.tier", "no tier `lwo` under `tiers`; did you mean `low`?"),
     Wrong("[low, high]}", "[low, high]}\n  top: {models: [low, to]}", 12, "tiers.top.models", "no tier `to`"),

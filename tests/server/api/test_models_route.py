@@ -43,11 +43,13 @@ async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.A
         ("service-pro", "enhanced"),
         ("service-embedding", "standard"),
         ("service-rerank", "standard"),
+        ("service-transcription", "standard"),
         ("service-image", "standard"),
         ("service-voice", "standard"),
     ]
-    assert answer["data"][4]["capabilities"] == ["image_generation", "image_editing"]
-    assert answer["data"][4]["sizes"] == ["256x256", "512x512", "1024x1024"]
+    assert answer["data"][4]["capabilities"] == ["transcription", "translation"]
+    assert answer["data"][5]["capabilities"] == ["image_generation", "image_editing"]
+    assert answer["data"][5]["sizes"] == ["256x256", "512x512", "1024x1024"]
     for model in answer["data"]:
         assert list(model) == FIELDS
         assert (model["object"], model["status"], model["owned_by"]) == ("model", "ready", "hearth")
@@ -57,7 +59,7 @@ async def test_the_list_holds_all_models_in_the_order_of_the_file(http: httpx2.A
         assert model["capabilities"] == ["chat", "streaming", "function_calling", *sees]
         assert model["context_length"] == model["max_output_tokens"] == model["max_model_len"] == 32768
         assert 0 <= time.time() - model["created"] < 3600
-    assert [model["demo"] for model in answer["data"]] == [True, True, True, True, True, False]
+    assert [model["demo"] for model in answer["data"]] == [True, True, True, True, True, True, False]
 
 
 async def test_one_model_is_shown_as_in_the_list(http: httpx2.AsyncClient):

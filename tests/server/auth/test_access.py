@@ -231,6 +231,7 @@ def test_a_standard_key_does_not_see_that_there_is_more(anonymous: httpx2.Client
         "service-plus",
         "service-embedding",
         "service-rerank",
+        "service-transcription",
         "service-image",
         "service-voice",
     ]

@@ -115,7 +115,10 @@ async def test_one_page_is_given_to_all_who_ask_within_a_second(http: httpx2.Asy
 async def test_all_models_stand_side_by_side_and_each_name_once(http: httpx2.AsyncClient):
     page = await read(http)
     for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:request_success_total"):
-        assert page.labels(name, "model_name") == {*CHATS, "service-embedding", "service-rerank"}
+        assert page.labels(name, "model_name") == {
+            *CHATS,
+            *(f"service-{one}" for one in ("embedding", "rerank", "transcription")),
+        }
     types = [line for line in page.text.splitlines() if line.startswith("# TYPE ")]
     assert len(types) == len({*types})
     everyone = page.labels("hearth_model_state", "model")

@@ -19,7 +19,7 @@ from tls_pair import make_pair
 
 pytestmark = pytest.mark.engine
 
-MODELS = {f"service-{name}" for name in ("plus", "pro", "embedding", "rerank", "image", "voice")}
+MODELS = {f"service-{name}" for name in ("plus", "pro", "embedding", "rerank", "transcription", "image", "voice")}
 EMPTY_CHAT_ENTRY = """\
   service-plus:
     task: chat
@@ -98,6 +98,7 @@ def test_the_doctor_asks_every_endpoint_of_every_model_and_its_key_is_gone_after
     common = {"health/live", "health/ready", "models", "usage", "audio/voices", "audio/models", "metrics"}
     of_chats = {f"{model}: {kind}" for model in ("service-plus", "service-pro") for kind in chats}
     others = {"embedding: embeddings", "rerank: rerank", "image: image", "voice: speech"}
+    others.add("transcription: transcription")
     assert asked == common | of_chats | {f"service-{one}" for one in others}
     assert all(one["seconds"] > 0 for one in found)
     assert "hearth doctor" not in {key["name"] for key in server.keys("list")["keys"]}

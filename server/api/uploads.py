@@ -32,19 +32,26 @@ class Upload:
     """What came: the fields, and the file's bytes in `writer`, which its owner commits or discards."""
 
     writer: FileWriter
-    fields: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, list[str]] = field(default_factory=dict)
     filename: str | None = None
 
+    @property
+    def last(self) -> dict[str, str]:
+        """The fields, of those that came more than once the last."""
+        return {name: values[-1] for name, values in self.fields.items()}
 
-async def read_upload(request: Request, folder: Folder, *, most_bytes: int, left_bytes: int) -> Upload:
-    """Read a body with one file in the field `file`, of at most `most_bytes`; the key may keep `left_bytes` more.
+
+async def read_upload(request: Request, folder: Folder, *, most_bytes: int, left_bytes: int, setting: str) -> Upload:
+    """Read a body with one file in the field `file`, of at most `most_bytes`, which is `setting`'s value.
+
+    The key may keep `left_bytes` more.
 
     Raises `ApiError`, 413 for too large a file, 429 where the key has no room for it and 507 where the disk has none;
     nothing is left on the disk then.
     """
     boundary = _boundary(request)
     declared = int(header_of(request.scope, b"content-length") or 0) - _AROUND_BYTES
-    refusal = _refusal(declared, most_bytes, left_bytes)
+    refusal = _refusal(declared, most_bytes, left_bytes, setting)
     if refusal is None and not await folder.run(folder.has_room, max(declared, 0)):
         refusal = disk_full()
     if refusal is not None:  # what still comes uvicorn drops, within reason: the client reads the answer
@@ -53,7 +60,7 @@ async def read_upload(request: Request, folder: Folder, *, most_bytes: int, left
     form = _Form(boundary, upload, min(most_bytes, left_bytes))
     try:
         await _read(request, folder, form)
-        form.check(_refusal(upload.writer.bytes, most_bytes, left_bytes))
+        form.check(_refusal(upload.writer.bytes, most_bytes, left_bytes, setting))
     except BaseException as error:
         _ = asyncio.get_running_loop().run_in_executor(None, upload.writer.discard_now)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
@@ -111,15 +118,15 @@ def _boundary(request: Request) -> bytes:
         raise ApiError(415, "unsupported_media_type", "Compressed bodies are not accepted. Send the file as it is.")
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 200:
-        sentence = "Send the file as `multipart/form-data`, in the field `file`, and `purpose` beside it."
+        sentence = "Send the file as `multipart/form-data`, in the field `file`, with the other fields beside it."
         raise ApiError(415, "unsupported_media_type", sentence)
     return boundary
 
 
-def _refusal(size: int, most_bytes: int, left_bytes: int) -> ApiError | None:
+def _refusal(size: int, most_bytes: int, left_bytes: int, setting: str) -> ApiError | None:
     if size > most_bytes:
         sentence = f"The file is larger than the limit of {most_bytes} bytes ({most_bytes / 2**20:.0f} MiB)."
-        advice = "Send several smaller ones, or ask your administrator to raise HEARTH_MAX_FILE_BYTES."
+        advice = f"Send several smaller ones, or ask your administrator to raise {setting}."
         return ApiError(413, "request_too_large", f"{sentence} {advice}", param="file")
     return key_full() if size > left_bytes else None
 
@@ -214,8 +221,10 @@ class _Form:
             self._field += data[start:end][: _MOST_FIELD_BYTES + 1]
 
     def _on_part_end(self) -> None:
-        if not self._is_file and self._name is not None and len(self._field) <= _MOST_FIELD_BYTES:
-            self._upload.fields[self._name] = self._field.decode("utf-8", "replace")
+        if not self._is_file and self._name is not None:
+            if len(self._field) > _MOST_FIELD_BYTES:
+                raise ApiError(400, "invalid_value", f"A field of the form is longer than {_MOST_FIELD_BYTES} bytes.")
+            self._upload.fields.setdefault(self._name, []).append(self._field.decode("utf-8", "replace"))
         self._is_file = False
 
     def _on_end(self) -> None:

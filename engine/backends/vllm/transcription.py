@@ -1,0 +1,333 @@
+"""A Whisper-shaped model on vLLM, which writes down what is said in a sound file, with times.
+
+A file comes in pieces (engine/sound), each of which is one request to the core and waits for its turn: two at a time,
+and as a batch behind the first minute, so that a meeting does not stop others. vLLM's own server knows neither
+subtitles nor silence; of its parts only `AsyncLLM.generate` is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self, cast
+
+from engine.admission import Admission, Room
+from engine.backends.vllm import processes
+from engine.backends.vllm.engine import EngineWatch, Launch, VllmEngine, common_arguments, starting
+from engine.config import TranscriptionModelSpec
+from engine.errors import GenerationError, LoadError, RequestError
+from engine.process.parent import NICE_ON_CPU, give_way
+from engine.sound.reading import SoundFile
+from engine.sound.types import RATE_HZ, Piece
+from engine.stream import Stream, TranscriptionStream
+from engine.types import Segment, TranscriptionRequest, Urgency
+from engine.weights.speech import WhisperFolder
+
+_FILES = 8  # that are read at the same time
+_AT_ONCE = 2  # pieces of one file
+_INTERACTIVE_SECONDS = 60.0  # of a file; the rest waits behind what others ask for
+_TOKENS_PER_SECOND = 50  # of what an encoder reads, for fairness
+_TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_START, _TRANSCRIBE, _TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
+_BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
+# Where it has written the same so often, of at most so many tokens, it will not stop by itself.
+_REPEATS, _REPEATED_TOKENS = 8, 32
+_NEVER = -100.0
+# On AMX machines a first prompt of fewer tokens ends in SIGILL.
+_WARM_UP = "one two three four five six seven eight nine ten " * 4
+
+
+class VllmTranscription(VllmEngine[TranscriptionModelSpec]):
+    """One loaded model for transcription. Made by `load`."""
+
+    def __init__(
+        self,
+        engine: Any,
+        words: Words,
+        launch: Launch[TranscriptionModelSpec],
+        watch: EngineWatch,
+        folder: WhisperFolder,
+    ) -> None:
+        super().__init__(engine, launch, watch)
+        spec = launch.spec.engine
+        self.admission = Admission(
+            Room(
+                spec.max_num_seqs,
+                spec.max_queued_requests,
+                kept_for_interactive=spec.max_num_seqs // 8,
+                kept_for_newcomers=min(max(1, spec.max_num_seqs // 32), spec.max_num_seqs - 1),
+                fair=spec.fair_queue,
+            )
+        )
+        # Each file that is read has a process.
+        kept = _FILES // 4
+        self._files = Admission(Room(_FILES, spec.max_queued_requests, kept_for_newcomers=kept, fair=spec.fair_queue))
+        self._words, self._folder = words, folder
+
+    @classmethod
+    async def load(cls, launch: Launch[TranscriptionModelSpec]) -> Self:
+        """Start the engine and have it hear a first piece. Raises like `starting`."""
+        folder = await asyncio.to_thread(WhisperFolder.read, launch.weights)
+        async with starting(launch, partial(transcription_arguments, launch, folder)) as (engine, watch):
+            words = await asyncio.to_thread(_words_of, engine, folder, launch.spec)
+            model = cls(engine, words, launch, watch, folder)
+            launch.report("hearing a first piece", 0.9)
+            await model._warm_up()
+            for pid in model.pids if processes.runs_on_cpu() else ():
+                give_way(pid, NICE_ON_CPU)
+        return model
+
+    def transcribe(self, request: TranscriptionRequest, stream: TranscriptionStream) -> None:
+        """Put the segments of a file into `stream`; closing it aborts. It ends with `EngineError`s."""
+        self.start(stream, partial(self._transcribe, request))
+
+    async def _transcribe(self, request: TranscriptionRequest, stream: Stream[Segment]) -> None:
+        self._words.check_language(request)
+        spec = self._launch.spec.engine
+        sound = SoundFile(request.path, piece_seconds=self._folder.piece_seconds, most_seconds=spec.max_seconds)
+        self.admission.arrive(request)
+        try:
+            async with self._files.enter(request.owner, prompt_tokens=1, max_tokens=0, urgency=request.urgency), sound:
+                hearing = _Hearing(request, cast("TranscriptionStream", stream), sound, request.language)
+                workers = [asyncio.create_task(self._work(hearing)) for _ in range(_AT_ONCE)]
+                try:
+                    await asyncio.gather(*workers)
+                finally:
+                    for worker in workers:
+                        worker.cancel()
+                    await asyncio.gather(*workers, return_exceptions=True)
+        finally:
+            self.admission.depart(request)
+
+    async def _work(self, hearing: _Hearing) -> None:
+        """Hear piece after piece. What the second worker hears comes after what the first does, piece by piece."""
+        while True:
+            async with hearing.reading:
+                piece = await hearing.sound.next()
+                if piece is None:
+                    hearing.stream.seconds = hearing.sound.seconds
+                    return
+                number, before, said = hearing.pieces, hearing.before, asyncio.Event()
+                hearing.pieces, hearing.before = number + 1, said
+                if hearing.language is None:
+                    hearing.language = await self._language(hearing.request, piece)
+            await self._hear(hearing, piece, number, before)
+            said.set()
+
+    async def _hear(self, hearing: _Hearing, piece: Piece, number: int, before: asyncio.Event) -> None:
+        """Put the segments of a piece into the stream, those that are done as soon as all pieces before are."""
+        request, language = hearing.request, hearing.language or ""
+        prompt = self._words.prompt(language, request.prompt, translate=request.translate)
+        scribe = Scribe(self._words, piece, language)
+        async with self._turn(request, piece) as ticket:
+            hearing.stream.dispatched()
+            parameters = self._words.parameters(len(prompt), request.temperature)
+            async for ids, logprobs in self._tokens(
+                f"{request.request_id}-{number}", piece, prompt, parameters, ticket
+            ):
+                ticket.answer_tokens += len(ids)
+                scribe.take(ids, logprobs)
+                if before.is_set():
+                    hearing.put(scribe)
+            scribe.end()
+        await before.wait()
+        hearing.put(scribe)
+        hearing.stream.seconds = max(hearing.stream.seconds, piece.start + piece.seconds)
+
+    async def _language(self, request: TranscriptionRequest, piece: Piece) -> str:
+        """Return the language in which a piece is spoken, as far as the model knows it."""
+        words = self._words
+        if len(words.languages) < 2:
+            return next(iter(words.languages), "")
+        prompt = words.marks(_START)
+        parameters = words.parameters(0, 0.0, allowed=list(words.languages.values()))
+        async with self._turn(request, piece) as ticket:
+            async for ids, _ in self._tokens(f"{request.request_id}-language", piece, prompt, parameters, ticket):
+                for name, token in words.languages.items():
+                    if token in ids:
+                        return name
+        raise GenerationError("The model did not say in which language the recording is. Name it as `language`.")
+
+    def _turn(self, request: TranscriptionRequest, piece: Piece) -> Any:
+        late = piece.start >= _INTERACTIVE_SECONDS
+        return self.admission.enter(
+            request.owner,
+            prompt_tokens=int(piece.seconds * _TOKENS_PER_SECOND),
+            max_tokens=0,
+            weight=request.queue_share,
+            urgency=max(request.urgency, Urgency.BATCH) if late else request.urgency,
+        )
+
+    async def _tokens(
+        self, name: str, piece: Piece, prompt: list[int], parameters: Any, ticket: Any
+    ) -> AsyncIterator[tuple[list[int], list[float]]]:
+        """Yield the tokens of a piece, and their probabilities, as they come. Closing it aborts."""
+        import numpy as np
+        from vllm.renderers.inputs.preprocess import parse_enc_dec_prompt
+
+        from engine.backends.vllm.outputs import TranslatedErrors
+
+        sound = np.frombuffer(piece.samples, np.int16).astype(np.float32) / 2**15
+        with TranslatedErrors(self._words.context, None):
+            heard = {"prompt": "", "multi_modal_data": {"audio": (sound, RATE_HZ)}}
+            asked = parse_enc_dec_prompt({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": prompt}})
+            (inputs,) = await self._engine.renderer.render_cmpl_async([asked])
+            async for output in self._engine.generate(inputs, parameters, f"hear-{name}", priority=ticket.priority):
+                made = output.outputs[0]
+                ids = list(made.token_ids)
+                yield ids, [each[token].logprob for each, token in zip(made.logprobs, ids, strict=True)]
+
+    async def _warm_up(self) -> None:
+        import numpy as np
+
+        words = self._words
+        noise = (np.random.default_rng(0).normal(0, 0.05, RATE_HZ) * 2**15).astype(np.int16)
+        request = TranscriptionRequest(request_id="warm-up", model=self._launch.spec.id, path=self._launch.weights)
+        piece = Piece(0.0, noise.tobytes())
+        prompt = words.prompt(next(iter(words.languages), ""), _WARM_UP, translate=False)
+        async with self._turn(request, piece) as ticket:
+            async for _ in self._tokens("warm-up", piece, prompt, words.parameters(len(prompt), 0.0), ticket):
+                pass
+
+
+@dataclass(slots=True)
+class _Hearing:
+    """One file on its way. `before` is set when all of the pieces so far have been said."""
+
+    request: TranscriptionRequest
+    stream: TranscriptionStream
+    sound: SoundFile
+    language: str | None
+    pieces: int = 0
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    before: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.before.set()
+
+    def put(self, scribe: Scribe) -> None:
+        """Put what is done of a piece into the stream."""
+        for segment in scribe.done:
+            self.stream.put(segment)
+        scribe.done.clear()
+
+
+class Words:
+    """The tokens of one model: those that begin a transcript, times, and languages. Blocking to make."""
+
+    def __init__(self, tokenizer: Any, context: int, folder: WhisperFolder, *, translates: bool) -> None:
+        self.tokenizer, self.context = tokenizer, context
+        self._folder = folder
+        self._known: Mapping[str, int] = tokenizer.get_added_vocab()
+        if _START not in self._known:
+            raise LoadError(f"its tokenizer has no {_START}, with which every transcript of Whisper begins")
+        if translates and not (folder.multilingual and _TRANSLATE in self._known):
+            raise LoadError("models.yaml claims `translation`, but it was not trained for it. Take that out")
+        self.end: int = tokenizer.eos_token_id
+        self.special = frozenset(self._known.values())
+        self.times = {token: float(found[1]) for name, token in self._known.items() if (found := _TIME.fullmatch(name))}
+        self.languages: dict[str, int] = {}
+        if folder.multilingual:
+            named = ((_LANGUAGE.fullmatch(name), token) for name, token in self._known.items())
+            self.languages = {found[1]: token for found, token in named if found}
+        silenced = [*folder.suppressed, *(self.marks(_WITHOUT_TIMES) if self.times else ())]
+        self._bias = dict.fromkeys(silenced, _NEVER)
+
+    def marks(self, *names: str) -> list[int]:
+        """Return those that the model has of these tokens."""
+        return [self._known[name] for name in names if name in self._known]
+
+    def check_language(self, request: TranscriptionRequest) -> None:
+        """Raise `RequestError` for a language that the model does not know."""
+        if request.language is None or request.language in self.languages:
+            return
+        known = ", ".join(sorted(self.languages)) or "en"
+        if self.languages or request.language != "en":
+            raise RequestError(f"This model does not know this `language`. It knows: {known}.", param="language")
+
+    def prompt(self, language: str, said: str, *, translate: bool) -> list[int]:
+        """Return what a transcript begins with, after what was `said` before: the end of it, in half of the context."""
+        before = self.marks(_BEFORE) if said.strip() else []
+        if before:
+            said_ids = self.tokenizer.encode(" " + said.strip(), add_special_tokens=False)
+            before += [each for each in said_ids if each not in self.special][-(self.context // 2 - 2) :]
+        begin = self.marks(_START, f"<|{language}|>")
+        if self._folder.multilingual:
+            begin += self.marks(_TRANSLATE if translate else _TRANSCRIBE)
+        return [*before, *begin, *(() if self.times else self.marks(_WITHOUT_TIMES))]
+
+    def parameters(self, prompt_tokens: int, temperature: float, *, allowed: list[int] | None = None) -> Any:
+        """Return vLLM's `SamplingParams`; `allowed`: for one token, which is one of these."""
+        from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+
+        repeated = RepetitionDetectionParams(max_pattern_size=_REPEATED_TOKENS, min_count=_REPEATS)
+        return SamplingParams(
+            temperature=temperature,
+            max_tokens=1 if allowed else self.context - prompt_tokens,
+            allowed_token_ids=allowed,
+            logit_bias=None if allowed else self._bias or None,
+            repetition_detection=None if allowed else repeated,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+
+class Scribe:
+    """Makes segments of the tokens of one piece. Times never go back, and stay within the piece."""
+
+    def __init__(self, words: Words, piece: Piece, language: str) -> None:
+        self.done: list[Segment] = []
+        self._words, self._piece, self._language = words, piece, language
+        self._at = 0.0  # seconds into the piece
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+
+    def take(self, ids: Iterable[int], logprobs: Iterable[float]) -> None:
+        """Take the next tokens. A time ends a segment, or begins one."""
+        for token, logprob in zip(ids, logprobs, strict=True):
+            seconds = self._words.times.get(token)
+            if seconds is None and token not in self._words.special:
+                self._ids.append(token)
+                self._logprobs.append(logprob)
+            elif seconds is not None:
+                until = min(max(seconds, self._at), self._piece.seconds)
+                self._close(until)
+                self._at = until
+
+    def end(self) -> None:
+        """Close what has no time at its end."""
+        self._close(self._piece.seconds)
+
+    def _close(self, until: float) -> None:
+        ids, self._ids = self._ids, []
+        logprobs, self._logprobs = self._logprobs, []
+        text = self._words.tokenizer.decode(ids) if ids else ""
+        if text.strip():
+            begin, end = (round(self._piece.start + each, 2) for each in (self._at, until))
+            mean = sum(logprobs) / len(logprobs)
+            self.done.append(Segment(begin, max(begin, end), text, tuple(ids), mean, self._language))
+
+
+def _words_of(engine: Any, folder: WhisperFolder, spec: TranscriptionModelSpec) -> Words:
+    """Blocking: what requests import later on the event loop is imported here first, for seconds."""
+    for name in ("vllm.renderers.inputs.preprocess", "vllm.sampling_params", "engine.backends.vllm.outputs"):
+        importlib.import_module(name)
+    translates = "translation" in spec.capabilities
+    try:
+        return Words(engine.renderer.tokenizer, engine.model_config.max_model_len, folder, translates=translates)
+    except LoadError as error:
+        raise LoadError(f"{spec.id}: {error.message}.") from error
+
+
+def transcription_arguments(launch: Launch[TranscriptionModelSpec], folder: WhisperFolder) -> dict[str, Any]:
+    """Return vLLM's `AsyncEngineArgs`."""
+    arguments = {**common_arguments(launch), "limit_mm_per_prompt": {"audio": 1}, "mm_processor_cache_gb": 0}
+    if launch.spec.engine.dtype == "auto" and processes.runs_on_cpu() and folder.saved_in != "bfloat16":
+        arguments["dtype"] = "float32"  # vLLM would take float16, which few processors compute with
+    return arguments

@@ -1,0 +1,186 @@
+"""Decodes one sound file, in a process of its own that may die of it: FFmpeg's parsers, in C, read what strangers send.
+
+The process has little memory beside what it starts with, a bound on its processor time, and no other file: what a file
+may be is a list, without formats that lead to other files.
+"""
+
+import logging
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import LoadError, RequestError
+from engine.placement.cgroups import FIRST_VICTIM, offer_to_oom_killer
+from engine.process.protocol import Outlet, Service
+from engine.sound.pieces import Cutter
+from engine.sound.types import RATE_HZ, SoundEvent, SoundOptions
+from engine.types import Report
+
+_DEMUXERS = "aac,aiff,amr,asf,caf,flac,matroska,webm,mov,mp3,ogg,wav,w64"
+_MEMORY_BYTES = 512 * 2**20
+_CPU_SECONDS = 60.0
+_FASTER_THAN_SOUND = 20  # at least, on one core
+# After so much sound without a piece the caller is told how far it is.
+_REPORT_SECONDS = 300.0
+_STEP_SECONDS = 1.0
+_RATES_HZ = range(4_000, 768_001)
+_MOST_DAMAGED = 1000  # packets
+
+
+def open_service(options: bytes, outlet: Outlet, _report: Report) -> Service:
+    """Open the file. Raises `LoadError` with a sentence for clients."""
+    asked = msgspec.msgpack.decode(options, type=SoundOptions)
+    _confine(asked.most_seconds)
+    logging.getLogger("libav").setLevel(logging.CRITICAL)  # it would say what a client has sent
+    return SoundService(outlet, asked)
+
+
+class SoundService:
+    """A `Service` (process/protocol.py): a job is the question for the next piece."""
+
+    def __init__(self, outlet: Outlet, asked: SoundOptions) -> None:
+        self._outlet = outlet
+        self._events = events_of(asked)
+        self._job: int | None = None
+        self._kept: SoundEvent | None = next(self._events)  # what is no sound at all is refused now
+
+    def submit(self, job: int, _payload: bytes) -> None:
+        self._job = job
+
+    def cancel(self, job: int) -> None:
+        self._job = None
+        self._outlet.done(job)
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None
+
+    def step(self) -> None:
+        job, event = self._job, self._kept
+        if job is None:
+            return
+        self._kept = None
+        try:
+            event = event or next(self._events)
+        except LoadError as error:
+            self._outlet.failed(job, RequestError(error.message, param="file"))
+        else:
+            self._outlet.event(job, event)
+            self._outlet.done(job)
+        self._job = None
+
+
+def events_of(asked: SoundOptions) -> Iterator[SoundEvent]:
+    """Yield the pieces of a file, and how far it is in between. Raises `LoadError` with a sentence for clients."""
+    cutter, reported = Cutter(asked.piece_seconds), 0.0
+    for samples in _samples(Path(asked.path)):
+        for piece in cutter.add(samples):
+            reported = cutter.seconds
+            yield SoundEvent(reported, piece)
+        if cutter.seconds > asked.most_seconds:
+            raise _too_long(asked.most_seconds)
+        if cutter.seconds - reported > _REPORT_SECONDS:
+            reported = cutter.seconds
+            yield SoundEvent(reported)
+    for piece in cutter.end():
+        yield SoundEvent(cutter.seconds, piece)
+    yield SoundEvent(cutter.seconds, complete=True)
+
+
+def _samples(path: Path) -> Iterator[NDArray[np.int16]]:
+    """Yield the sound in parts of about a second, as `Cutter` takes it. What is damaged is left out."""
+    parts: list[NDArray[np.int16]] = []
+    size = total = 0
+    resampler = _Resampler()
+    try:
+        for frame in _frames(path):
+            made = resampler.take(frame)
+            parts += made
+            size += sum(map(len, made))
+            if size >= _STEP_SECONDS * RATE_HZ:
+                yield np.concatenate(parts)
+                total, size, parts = total + size, 0, []
+        parts += resampler.take(None)
+    except MemoryError as error:
+        raise _unreadable() from error
+    except (av.FFmpegError, ValueError, OSError) as error:
+        if not total and not parts:
+            raise _unreadable() from error
+    if parts:
+        yield np.concatenate(parts)
+    elif not total:
+        raise _unreadable()
+
+
+def _frames(path: Path) -> Iterator[Any]:
+    """Yield what FFmpeg decodes of the first sound in a file. Raises its errors, also for too much that is damaged."""
+    options, damaged = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}, 0
+    with av.open(f"file:{path}", options=options, metadata_errors="replace") as container:
+        if not container.streams.audio:
+            raise _unreadable()
+        for packet in container.demux(container.streams.audio[0]):
+            try:
+                yield from packet.decode()
+            except av.FFmpegError:
+                damaged += 1
+                if damaged > _MOST_DAMAGED:
+                    raise
+
+
+class _Resampler:
+    """Makes 16 kHz mono of frames, also where their form changes on the way."""
+
+    def __init__(self) -> None:
+        self._form: Any = None
+        self._resampler: Any = None
+
+    def take(self, frame: Any) -> list[NDArray[np.int16]]:
+        """Return what there is of a frame; of None what is still kept back."""
+        made: list[NDArray[np.int16]] = []
+        if frame is None:
+            return [] if self._resampler is None else _arrays(self._resampler.resample(None))
+        form = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if frame.sample_rate not in _RATES_HZ:
+            raise _unreadable()
+        if form != self._form:
+            made = self.take(None)
+            self._form, self._resampler = form, av.AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
+        frame.pts = None  # gaps that a file claims are not filled
+        return made + _arrays(self._resampler.resample(frame))
+
+
+def _arrays(frames: list[Any]) -> list[NDArray[np.int16]]:
+    return [frame.to_ndarray()[0] for frame in frames if frame.samples]
+
+
+def _confine(most_seconds: float) -> None:
+    """Bound memory and processor time of this process, and have the kernel choose it first."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    memory = pages * resource.getpagesize() + _MEMORY_BYTES
+    seconds = int(_CPU_SECONDS + most_seconds / _FASTER_THAN_SOUND)
+    for kind, most in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (most, most))
+    offer_to_oom_killer(FIRST_VICTIM)
+    null = os.open(os.devnull, os.O_WRONLY)  # FFmpeg, and the loader of a library that finds no memory, write there
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
+def _unreadable() -> LoadError:
+    return LoadError("The file cannot be read as sound. Send a recording as WAV, FLAC, OGG, MP3, M4A or WebM.")
+
+
+def _too_long(most_seconds: float) -> LoadError:
+    return LoadError(f"The recording is longer than {most_seconds:g} s, which this model takes at most. Cut it.")

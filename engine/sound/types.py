@@ -1,0 +1,32 @@
+"""What the server's process and the one that decodes say to each other about a sound file."""
+
+import msgspec
+
+RATE_HZ = 16_000
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """`samples` are 16-bit numbers in the machine's order, beginning `start` seconds into the file."""
+
+    start: float
+    samples: bytes
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / 2 / RATE_HZ
+
+
+class SoundOptions(msgspec.Struct, frozen=True):
+    """The file, and how long a piece, and all of it, may be."""
+
+    path: str
+    piece_seconds: float
+    most_seconds: float
+
+
+class SoundEvent(msgspec.Struct, frozen=True):
+    """The next piece, if there was one, and how much of the sound has been read. The last is `complete`."""
+
+    seconds: float
+    piece: Piece | None = None
+    complete: bool = False
