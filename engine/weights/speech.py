@@ -53,7 +53,7 @@ def _piece_seconds(folder: Path) -> float:
             if not isinstance(seconds, int | float) or not 1 <= seconds <= _LONGEST_SECONDS:
                 raise LoadError(f"{folder.name}/{name}: `chunk_length` must be from 1 to {_LONGEST_SECONDS:g} seconds.")
             return float(seconds)
-    raise LoadError(f"{folder.name} holds no {_PREPROCESSORS[0]}: it is no complete model folder. Finish the download.")
+    raise LoadError(f"{folder.name} has no {_PREPROCESSORS[0]}: it is no complete model folder. Finish the download.")
 
 
 def _object(file: Path) -> dict[str, Any]:
