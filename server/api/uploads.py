@@ -212,6 +212,8 @@ class _Form:
             if self._upload.filename is not None:
                 raise ApiError(400, "invalid_value", "`file` must be one file.", param="file")
             self._upload.filename = _shown(options.get(b"filename", b""))
+        elif b"filename" in options:
+            self._name = None  # a file that nobody asked for
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:

@@ -74,7 +74,10 @@ async def test_the_openai_package_gets_all_five_formats_and_a_stream(
     assert [event.type for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
     assert "".join(event.delta for event in events[:-1]) == events[-1].text == f"{first} {second}"
     assert events[-1].usage.output_tokens >= len(f"{first} {second}".split())
-    translated = await client.audio.translations.create(model=MODEL, file=("meeting.wav", sound), prompt="blue lamp")
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # the package calls all translations so
+        translated = await client.audio.translations.create(
+            model=MODEL, file=("meeting.wav", sound), prompt="blue lamp"
+        )
     assert translated.text == f"{first} {second}"
 
 
@@ -149,15 +152,8 @@ async def test_a_key_needs_the_scope_and_pays_in_seconds(server: Server, http: h
         line = await line_of(server, "hears")
         assert (line["model"], line["audio_seconds"]) == (MODEL, 4.0)
 
-        async def is_counted() -> bool:
-            used = await plain.get("/v1/usage", headers={"Authorization": f"Bearer {key.text}"})
-            rows = [row for row in used.json()["data"] if row["model"] == MODEL]
-            return [row["audio_seconds"] for row in rows] == [4.0]
-
-        deadline = time.monotonic() + 20
-        while not await is_counted():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.2)
+        used = await plain.get("/v1/usage?by=model", headers={"Authorization": f"Bearer {key.text}"})
+        assert [(row["model"], row["audio_seconds"]) for row in used.json()["data"]] == [(MODEL, 4.0)]
 
 
 async def test_a_client_that_leaves_frees_everything_within_a_second(
