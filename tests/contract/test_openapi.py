@@ -19,6 +19,7 @@ pytestmark = pytest.mark.engine
 MODEL = "service-plus"
 SHORT = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 16, "n": 1, "ignore_eos": False}
 FORMS = {"/v1/files", "/v1/images/edits", "/v1/images/variations"}
+FORMS |= {"/v1/audio/transcriptions", "/v1/audio/translations"}
 WITHOUT_BODY = {"/v1/admin/keys/{public_id}/revoke", "/v1/admin/reload", "/v1/batches/{batch_id}/cancel"}
 ALLOWED = {
     "DELETE": {200, 400, 401, 403, 404, 409},
