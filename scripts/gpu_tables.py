@@ -40,8 +40,11 @@ def page(text: str, config: Config) -> str:
 
 
 def table(config: Config, prefer: Prefer) -> str:
-    """Return the plans of all machines as a table in Markdown."""
-    rows = [_HEAD, ("---",) * len(_HEAD), *(_row(config, shape, prefer) for shape in MACHINES)]
+    """Return the plans of all machines as a table in Markdown; for `quality` only those that it changes."""
+    plans = [_row(config, shape, prefer) for shape in MACHINES]
+    if prefer == "quality":
+        plans = [row for row, shape in zip(plans, MACHINES, strict=True) if row != _row(config, shape, "resident")]
+    rows = [_HEAD, ("---",) * len(_HEAD), *plans]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
