@@ -20,7 +20,7 @@ from serving import BIN, ROOT, poll_until
 from weight_parts import NAME, REPOSITORY, SHARD, model_files, safetensors
 
 pytestmark = [pytest.mark.engine, pytest.mark.rounds]
-WIDTH = 118
+WIDTH = 140
 _PIECES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+")
 
 
@@ -98,7 +98,7 @@ def picture(name: str, command: str, lines: list[str], folder: Path, *, hide: di
     shown = "\n".join(lines).rstrip()
     for pattern, instead in ({r"hk_\w+": "hk_...", r"#once=[\w-]+": "#once=..."} | (hide or {})).items():
         shown = re.sub(pattern, instead, shown)
-    console.print(Text.from_ansi(shown), soft_wrap=True)
+    console.print(Text.from_ansi(shown))
     drawn = console.export_svg(title="hearth", unique_id=name)
     # Its font is another host's: the reader's own does.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
@@ -120,7 +120,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def serving(environment: dict[str, str]) -> Iterator[Terminal]:
     with Terminal(BIN / "hearth", "serve", "--port", "0", environment=environment) as terminal:
-        poll_until(terminal.shows("Ready"), 240, describe=lambda: "\n".join(terminal.lines()))
+        poll_until(terminal.shows("max_tokens"), 240, describe=lambda: "\n".join(terminal.lines()))
         yield terminal
 
 
@@ -131,7 +131,7 @@ def test_serve(serving: Terminal, folder: Path):
 
 
 def test_status(serving: Terminal, environment: dict[str, str], folder: Path):
-    assert serving.shows("Ready")()
+    assert serving.shows("Ready. Try:")()
     with Terminal(BIN / "hearth", "status", environment=environment) as terminal:
         assert terminal.wait() == 0
         picture("status", "hearth status", terminal.lines(), folder, hide={r"127\.0\.0\.1:\d+": "127.0.0.1:8000"})
