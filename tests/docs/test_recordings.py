@@ -120,7 +120,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def serving(environment: dict[str, str]) -> Iterator[Terminal]:
     with Terminal(BIN / "hearth", "serve", "--port", "0", environment=environment) as terminal:
-        poll_until(terminal.shows("max_tokens"), 240, describe=lambda: "\n".join(terminal.lines()))
+        poll_until(terminal.shows("capital of France"), 240, describe=lambda: "\n".join(terminal.lines()))
         yield terminal
 
 
