@@ -9,6 +9,7 @@ import base64
 import errno
 import hmac
 import logging
+import math
 import os
 import re
 import secrets
@@ -145,7 +146,7 @@ class ImageFiles:
         """Make the folder, for us alone, and delete what a killed process had half written."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
-        newest = self.clock() - (_PART_SECONDS if self.shared else 0)  # what others are writing is younger
+        newest = self.clock() - _PART_SECONDS if self.shared else math.inf  # what others are writing is younger
         for file in self.path.glob(f"*{_PART}"):
             with suppress(FileNotFoundError):
                 if _NAME.fullmatch(file.name.removesuffix(_PART)) and file.stat().st_mtime <= newest:
