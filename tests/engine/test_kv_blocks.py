@@ -163,11 +163,16 @@ def test_the_shipped_variants_say_what_their_configurations_say(tmp_path: Path):
             machine = imagined("8x80" if variants[name].runs_on != "cpu" else "cpu", ram_gib=256)
             (tmp_path / "own" / "config.json").write_text(json.dumps(CONFIGS[shape]))
             length, chats = 8192, variants[name].chats
-            stated = variants[name].model_dump(exclude={"id", "lacks"}) | {"folder": name, "tensor_parallel_sizes": [split]}
+            stated = variants[name].model_dump(exclude={"id", "lacks"}) | {
+                "folder": name,
+                "tensor_parallel_sizes": [split],
+            }
             assert stated["max_context_length"] == ContextNeeds.of(CONFIGS[shape]).positions
             fixed = {"context_length": length, "chats": chats}
             spec = model("own", stated | fixed)
-            own = own_folders(config_of(spec), tmp_path)["own"][0].model_dump(exclude={"id", "lacks"}) | {"folder": name}
+            own = own_folders(config_of(spec), tmp_path)["own"][0].model_dump(exclude={"id", "lacks"}) | {
+                "folder": name
+            }
             read = model("own", own | fixed | {"tensor_parallel_sizes": [split], "weights_gib": 1})
             caches = [_planned(machine, one).models[0].need.cache for one in (spec, read)]
             assert caches[0] == caches[1]
