@@ -9,7 +9,8 @@ from serving import Server
 
 pytestmark = pytest.mark.engine
 
-ALL_MODELS = [f"service-{name}" for name in ("plus", "pro", "embedding", "rerank", "image", "voice")]
+TASKS = ("plus", "pro", "embedding", "rerank", "transcription", "image", "voice")
+ALL_MODELS = [f"service-{name}" for name in TASKS]
 REQUEST = {"model": MODEL, "messages": HELLO, "temperature": 0}
 
 
