@@ -72,7 +72,9 @@ def up(  # noqa: PLR0913  # one argument per flag
     ray = _ray()
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # its own is 15: whatever else runs there would go before models
+    os.environ.setdefault("RAY_worker_niceness", "0")  # its own is 15: all else that runs there would go before models
+    # A token that goes from one thread's loop to another's costs more than the rest of its way.
+    os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
     if head:
         subprocess.run([ray, "get-auth-token", "--generate"], check=False, stdout=subprocess.DEVNULL)
     sys.stdout.flush()

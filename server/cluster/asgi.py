@@ -8,6 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http.protocol import Connection
 
+_MESSAGE_SECONDS = 0.02  # between two messages of a stream: each costs more than a token
+
 
 class ProxiedConnection(Connection):
     """What an answer may know and do of its client's connection, which the proxy has."""
@@ -17,18 +19,32 @@ class ProxiedConnection(Connection):
         self._begun = False
         self._left = False
         self._on_disconnect: Callable[[], None] | None = None
+        self._unsent: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     async def send(self, message: Message) -> None:
         self._begun = True
+        self._flush()
         if message["type"] == "http.response.start":  # the proxy adds the id, which it has given the request
             message["headers"] = [header for header in message["headers"] if header[0] != b"x-request-id"]
         await self._send(message)
 
     def write(self, data: bytes) -> None:
-        """Send a piece without a wait: Serve's `send` puts it on a queue and never waits itself."""
-        with suppress(StopIteration):
-            self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)  # type: ignore[attr-defined]
-            raise RuntimeError("`send` of Ray Serve has waited")
+        """Send a piece without a wait: at once after a pause, else with those of the next milliseconds."""
+        self._unsent.append(data)
+        if self._timer is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._unsent and not self._left:
+            data, self._unsent = b"".join(self._unsent), []
+            with suppress(StopIteration):  # Serve's `send` puts it on a queue, and never waits itself
+                self._send({"type": "http.response.body", "body": data, "more_body": True}).send(None)  # type: ignore[attr-defined]
+                raise RuntimeError("`send` of Ray Serve has waited")
+            self._timer = asyncio.get_running_loop().call_later(_MESSAGE_SECONDS, self._flush)
 
     def can_write(self) -> bool:
         return self._begun

@@ -54,6 +54,7 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
             "RAY_worker_niceness": "0",
+            "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
             "RAY_AUTH_MODE": "disabled",
             "HEARTH_DATABASE_URL": database_url,
             "HEARTH_FILES_URL": (folder / "files").as_uri(),
