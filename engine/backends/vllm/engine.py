@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from PIL import Image
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from engine.admission import KvGroup
+from engine.admission import Admission, KvGroup, Room
 from engine.backends import Backend
 from engine.backends.vllm import compat, processes
 from engine.backends.vllm.adapters import Adapters
@@ -37,6 +37,7 @@ from engine.config.models import SpeculativeSpec
 from engine.errors import LoadError, RequestError, UnsupportedCapabilityError
 from engine.media import Pictures
 from engine.placement.hardware import read_hardware
+from engine.process.parent import NICE_ON_CPU, give_way
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
 from engine.types import ChatRequest, Report, TextRequest
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hearth.vllm")
 
 SpecT = TypeVar("SpecT", bound=ChatModelSpec | AuxiliaryModelSpec)
+AuxiliaryT = TypeVar("AuxiliaryT", bound=AuxiliaryModelSpec)
 
 # vLLM closes its sockets on the event loop, sometimes by way of a thread of its own.
 _CLOSING_SECONDS = 30.0
@@ -55,7 +57,7 @@ _POLL_SECONDS = 0.02
 # Its thread that watches the processes checks every second whether it is to end, and their descriptors meanwhile.
 _WATCHED_SECONDS = 2.0
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
-_WARM_UP = "one two three four five six seven eight nine ten " * 4
+WARM_UP = "one two three four five six seven eight nine ten " * 4
 _SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
 _LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
 
@@ -158,6 +160,28 @@ class VllmEngine(Backend, Generic[SpecT]):
                 self._engine.output_processor.propagate_error(EngineDeadError())
         finally:
             self.died.set()
+
+
+class VllmAuxiliary(VllmEngine[AuxiliaryT]):
+    """One loaded model that is small beside chat models: its admission counts sequences, not the KV cache."""
+
+    def __init__(self, engine: Any, launch: Launch[AuxiliaryT], watch: EngineWatch) -> None:
+        super().__init__(engine, launch, watch)
+        spec = launch.spec.engine
+        self.admission = Admission(
+            Room(
+                spec.max_num_seqs,
+                spec.max_queued_requests,
+                kept_for_interactive=spec.max_num_seqs // 8,
+                kept_for_newcomers=min(max(1, spec.max_num_seqs // 32), spec.max_num_seqs - 1),
+                fair=spec.fair_queue,
+            )
+        )
+
+    def give_way_to_chat(self) -> None:
+        """On a CPU, let chat models have the cores first."""
+        for pid in self.pids if processes.runs_on_cpu() else ():
+            give_way(pid, NICE_ON_CPU)
 
 
 @contextlib.asynccontextmanager
@@ -270,16 +294,16 @@ class VllmChat(VllmEngine[ChatModelSpec]):
             yield "function_calling", "its chat template refuses tools"
 
     async def _warm_up(self) -> None:
-        spec, content = self._launch.spec, cast("Any", _WARM_UP)
+        spec, content = self._launch.spec, cast("Any", WARM_UP)
         common: dict[str, Any] = {"request_id": "warm-up", "model": spec.id, "temperature": 0, "max_tokens": 8}
         stream = TokenStream()
         if "chat" in self.lacks:
-            text = TextRequest(**common, ignore_eos=True, prompts=(_WARM_UP,), top_logprobs=1)
+            text = TextRequest(**common, ignore_eos=True, prompts=(WARM_UP,), top_logprobs=1)
             await self.text(text, stream)
         else:
             if "vision" in spec.capabilities and "vision" not in self.lacks:
                 picture = {"type": "image_url", "image_url": {"url": _white_picture()}}
-                content = [picture, {"type": "text", "text": _WARM_UP}]
+                content = [picture, {"type": "text", "text": WARM_UP}]
             message = {"role": "user", "content": content}
             # Logprobs are compiled on first use on a GPU
             await self.chat(ChatRequest(**common, ignore_eos=True, messages=[message], logprobs=True), stream)
@@ -547,6 +571,14 @@ def common_arguments(launch: Launch[SpecT]) -> dict[str, Any]:
             arguments["ir_op_priority"] = kernels
     if cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * 2**30)
+    return arguments
+
+
+def auxiliary_arguments(launch: Launch[AuxiliaryT], saved_in: str | None) -> dict[str, Any]:
+    """Return those of a model whose weights are `saved_in` this number format."""
+    arguments = common_arguments(launch)
+    if launch.spec.engine.dtype == "auto" and processes.runs_on_cpu() and saved_in != "bfloat16":
+        arguments["dtype"] = "float32"  # vLLM would take float16, which few processors compute with
     return arguments
 
 

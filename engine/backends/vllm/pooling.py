@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from engine.admission import Admission, Room
-from engine.backends.vllm import processes
-from engine.backends.vllm.engine import EngineWatch, Launch, VllmEngine, common_arguments, starting
+from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.config import EmbeddingModelSpec, PoolingModelSpec
 from engine.errors import ContextLengthError, LoadError, RequestError
-from engine.process.parent import NICE_ON_CPU, give_way
 from engine.stream import PoolingStream, Stream
 from engine.types import EmbeddingRequest, Pooled, PoolingRequest, RerankRequest, Urgency
 from engine.weights.vectors import VectorLayout, check_pooling_folder, read_layout
@@ -119,7 +116,7 @@ class Inputs:
         )
 
 
-class VllmPooling(VllmEngine[PoolingModelSpec]):
+class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
     """One loaded model for embeddings or reranking. Made by `load`."""
 
     def __init__(  # what `load` has made
@@ -131,16 +128,6 @@ class VllmPooling(VllmEngine[PoolingModelSpec]):
         layout: VectorLayout | None,
     ) -> None:
         super().__init__(engine, launch, watch)
-        spec = launch.spec.engine
-        self.admission = Admission(
-            Room(
-                spec.max_num_seqs,
-                spec.max_queued_requests,
-                kept_for_interactive=spec.max_num_seqs // 8,
-                kept_for_newcomers=min(max(1, spec.max_num_seqs // 32), spec.max_num_seqs - 1),
-                fair=spec.fair_queue,
-            )
-        )
         self.max_input_tokens: int = engine.model_config.max_model_len
         self.dimensions: int | None = None if layout is None else engine.model_config.embedding_size
         self._layout = layout
@@ -163,8 +150,7 @@ class VllmPooling(VllmEngine[PoolingModelSpec]):
             model = cls(engine, await asyncio.to_thread(_inputs_of, engine), launch, watch, layout)
             launch.report("answering a first input", 0.9)
             await model._warm_up()
-            for pid in model.pids if processes.runs_on_cpu() else ():
-                give_way(pid, NICE_ON_CPU)
+            model.give_way_to_chat()
         return model
 
     def embed(self, request: EmbeddingRequest, stream: PoolingStream) -> None:
@@ -178,11 +164,10 @@ class VllmPooling(VllmEngine[PoolingModelSpec]):
     async def _warm_up(self) -> None:
         stream = PoolingStream()
         common: dict[str, Any] = {"request_id": "warm-up", "model": self._launch.spec.id}
-        words = "one two three four five six seven eight nine ten " * 4  # on AMX machines fewer end in SIGILL
         if self._layout is None:
-            self.rerank(RerankRequest(**common, query="one", documents=(words,), truncate=True), stream)
+            self.rerank(RerankRequest(**common, query="one", documents=(WARM_UP,), truncate=True), stream)
         else:
-            self.embed(EmbeddingRequest(**common, inputs=(words,), truncate=True), stream)
+            self.embed(EmbeddingRequest(**common, inputs=(WARM_UP,), truncate=True), stream)
         async for _ in stream:
             pass
 
@@ -322,12 +307,9 @@ def pooling_arguments(
     if layout is not None:
         kind: Any = layout.pooling.upper()
         pooler = PoolerConfig(task="embed", seq_pooling_type=kind, use_activation=layout.normalised)
-    arguments = {
-        **common_arguments(launch),
+    return {
+        **auxiliary_arguments(launch, saved_in),
         "runner": "pooling",
         "pooler_config": pooler,
         "max_model_len": min((each for each in (engine.max_input_tokens, longest) if each is not None), default=None),
     }
-    if engine.dtype == "auto" and processes.runs_on_cpu() and saved_in != "bfloat16":
-        arguments["dtype"] = "float32"  # vLLM would take float16, which few processors compute with
-    return arguments

@@ -16,11 +16,9 @@ from functools import partial
 from typing import Any, Self, cast
 
 from engine.admission import Admission, Room
-from engine.backends.vllm import processes
-from engine.backends.vllm.engine import EngineWatch, Launch, VllmEngine, common_arguments, starting
+from engine.backends.vllm.engine import WARM_UP, EngineWatch, Launch, VllmAuxiliary, auxiliary_arguments, starting
 from engine.config import TranscriptionModelSpec
 from engine.errors import GenerationError, LoadError, RequestError
-from engine.process.parent import NICE_ON_CPU, give_way
 from engine.sound.reading import SoundFile
 from engine.sound.types import RATE_HZ, Piece
 from engine.stream import Stream, TranscriptionStream
@@ -38,11 +36,9 @@ _BEFORE, _WITHOUT_TIMES = "<|startofprev|>", "<|notimestamps|>"
 # Where it has written the same so often, of at most so many tokens, it will not stop by itself.
 _REPEATS, _REPEATED_TOKENS = 8, 32
 _NEVER = -100.0
-# On AMX machines a first prompt of fewer tokens ends in SIGILL.
-_WARM_UP = "one two three four five six seven eight nine ten " * 4
 
 
-class VllmTranscription(VllmEngine[TranscriptionModelSpec]):
+class VllmTranscription(VllmAuxiliary[TranscriptionModelSpec]):
     """One loaded model for transcription. Made by `load`."""
 
     def __init__(
@@ -55,15 +51,6 @@ class VllmTranscription(VllmEngine[TranscriptionModelSpec]):
     ) -> None:
         super().__init__(engine, launch, watch)
         spec = launch.spec.engine
-        self.admission = Admission(
-            Room(
-                spec.max_num_seqs,
-                spec.max_queued_requests,
-                kept_for_interactive=spec.max_num_seqs // 8,
-                kept_for_newcomers=min(max(1, spec.max_num_seqs // 32), spec.max_num_seqs - 1),
-                fair=spec.fair_queue,
-            )
-        )
         # Each file that is read has a process.
         kept = _FILES // 4
         self._files = Admission(Room(_FILES, spec.max_queued_requests, kept_for_newcomers=kept, fair=spec.fair_queue))
@@ -78,8 +65,7 @@ class VllmTranscription(VllmEngine[TranscriptionModelSpec]):
             model = cls(engine, words, launch, watch, folder)
             launch.report("hearing a first piece", 0.9)
             await model._warm_up()
-            for pid in model.pids if processes.runs_on_cpu() else ():
-                give_way(pid, NICE_ON_CPU)
+            model.give_way_to_chat()
         return model
 
     def transcribe(self, request: TranscriptionRequest, stream: TranscriptionStream) -> None:
@@ -189,7 +175,7 @@ class VllmTranscription(VllmEngine[TranscriptionModelSpec]):
         noise = (np.random.default_rng(0).normal(0, 0.05, RATE_HZ) * 2**15).astype(np.int16)
         request = TranscriptionRequest(request_id="warm-up", model=self._launch.spec.id, path=self._launch.weights)
         piece = Piece(0.0, noise.tobytes())
-        prompt = words.prompt(next(iter(words.languages), ""), _WARM_UP, translate=False)
+        prompt = words.prompt(next(iter(words.languages), ""), WARM_UP, translate=False)
         async with self._turn(request, piece) as ticket:
             async for _ in self._tokens("warm-up", piece, prompt, words.parameters(len(prompt), 0.0), ticket):
                 pass
@@ -327,7 +313,5 @@ def _words_of(engine: Any, folder: WhisperFolder, spec: TranscriptionModelSpec) 
 
 def transcription_arguments(launch: Launch[TranscriptionModelSpec], folder: WhisperFolder) -> dict[str, Any]:
     """Return vLLM's `AsyncEngineArgs`."""
-    arguments = {**common_arguments(launch), "limit_mm_per_prompt": {"audio": 1}, "mm_processor_cache_gb": 0}
-    if launch.spec.engine.dtype == "auto" and processes.runs_on_cpu() and folder.saved_in != "bfloat16":
-        arguments["dtype"] = "float32"  # vLLM would take float16, which few processors compute with
-    return arguments
+    own = {"limit_mm_per_prompt": {"audio": 1}, "mm_processor_cache_gb": 0}
+    return {**auxiliary_arguments(launch, folder.saved_in), **own}
