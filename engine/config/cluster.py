@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from engine.config.messages import Spec, Word, check_spec, did_you_mean, each_once, plain_error, unknown_key
-from engine.config.models import AdapterSpec, Entry
+from engine.config.models import AdapterSpec, Entry, TranscriptionModelSpec
 from engine.config.yaml import Document, shown
 
 _Models = Annotated[
@@ -52,9 +52,7 @@ class RoleSpec(Spec):
     """Models that are served together. Each replica of the role has all of them."""
 
     id: Word
-    models: Annotated[
-        tuple[str, ...], Field(strict=False, json_schema_extra={"uniqueItems": True}), AfterValidator(each_once)
-    ]
+    models: _Models
     """Models of this file. Adapters go with their base. The first role may have none: it then only speaks HTTP, and
     every token of an answer is a message between processes."""
     gpus: Annotated[int, Field(ge=0, le=64)] = 0
@@ -117,6 +115,11 @@ def _check_models(
                 document.add_problem(location, f"there is no model `{shown(name)}`{did_you_mean(name, models)}")
             elif isinstance(found.get(name), AdapterSpec):
                 document.add_problem(location, f"`{shown(name)}` is an adapter, which goes with its base: leave it out")
+            elif isinstance(found.get(name), TranscriptionModelSpec) and role != first:
+                document.add_problem(
+                    location,
+                    f"`{shown(name)}` reads recordings where they arrive: put it into the first role, `{first}`",
+                )
             elif owner != role:
                 document.add_problem(location, f"`{shown(name)}` is in the role `{owner}` already: keep one")
     for name in models:

@@ -88,3 +88,16 @@ def test_a_wrong_section_is_named_with_its_place(tmp_path: Path, section: str, k
         load_config(path)
     found = [(problem.key, problem.message) for problem in caught.value.problems]
     assert any(where == key and message in what for where, what in found), found
+
+
+def test_a_model_for_recordings_is_where_they_arrive(tmp_path: Path):
+    path = tmp_path / "models.yaml"
+    ears = "  ears: {task: transcription, tier: low, capabilities: [transcription], weights: e}\n"
+    models = MODELS.replace("tiers:", ears + "tiers:")
+    path.write_text(models + "cluster: {roles: {talk: {models: [chat, other]}, more: {models: [ears]}}}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    (problem,) = caught.value.problems
+    assert (problem.key, "put it into the first role, `talk`" in problem.message) == ("cluster.roles.more.models", True)
+    path.write_text(models + "cluster: {roles: {talk: {models: [chat, ears]}, more: {models: [other]}}}")
+    assert list(load_config(path).of_role("talk").models) == ["chat", "ears"]
