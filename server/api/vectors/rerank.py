@@ -68,12 +68,15 @@ async def rerank(body: RerankBody, caller: Annotated[Caller, Depends(CallerWith(
 
 
 async def _scores(asked: RerankRequest, caller: Caller) -> tuple[list[float], int]:
-    """Return a score of each document, and the tokens of all. Cancelling aborts."""
+    """Return a score of each document, the same of equal ones, and the tokens of all. Cancelling aborts."""
     scores = [0.0] * len(asked.documents)
     async with await caller.engine.rerank(asked) as stream:
         async for made in stream:
             scores[made.index] = made.values[0]
-    return scores, stream.prompt_tokens
+    # In other steps of the engine an equal text gets another last digit, which would decide on the order.
+    first: dict[str, int] = {}
+    same = [scores[first.setdefault(text, at)] for at, text in enumerate(asked.documents)]
+    return same, stream.prompt_tokens
 
 
 def _share(score: float) -> float:
