@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from server.cli.options import AsJson, Commands, Models, refuse, tell
-from server.terminal import HEARTH, size_text, table
+from server.terminal import HEARTH, table
 
 if TYPE_CHECKING:
-    from server.observability.status import ReplicaStatus
+    from server.observability.status import MachineState, ReplicaStatus
 
 app = typer.Typer(cls=Commands, no_args_is_help=True)
 
@@ -115,13 +115,12 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
     with _connected(address):
         import asyncio
 
-        import ray
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
-        from server.cluster.replica import APPLICATION, Peers
+        from server.cluster.replica import APPLICATION, Peers, machines
 
-        machines = [_machine(node) for node in ray.nodes()]
+        nodes = machines()
         found: list[ReplicaStatus] = []
         state, roles = "nothing is deployed", {}
         try:
@@ -139,14 +138,14 @@ def status(*, address: _Address = "auto", as_json: AsJson = False) -> None:
     data = {
         "object": "cluster",
         "status": state,
-        "machines": machines,
+        "machines": [one.model_dump(mode="json") for one in nodes],
         "roles": roles,
         "replicas": [one.model_dump(mode="json") for one in found],
     }
     tell(
         data,
         f"Application: {state}",
-        _machine_table(machines),
+        _machine_table(nodes),
         _role_table(roles),
         _model_table(found),
         as_json=as_json,
@@ -221,33 +220,12 @@ def _connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _machine(node: dict[str, Any]) -> dict[str, Any]:
-    total = node["Resources"]
-    return {
-        "address": node["NodeManagerAddress"],
-        "node_id": node["NodeID"],
-        "alive": node["Alive"],
-        "gpus": int(total.get("GPU", 0)),
-        "cpus": int(total.get("CPU", 0)),
-        "memory_bytes": int(total.get("memory", 0)),
-    }
-
-
-def _machine_table(machines: list[dict[str, Any]]) -> Any:
-    columns = ("machine", "state", "GPUs", "CPUs", "memory")
-    return table(
-        columns,
-        (
-            (
-                one["address"],
-                "up" if one["alive"] else "gone",
-                str(one["gpus"]),
-                str(one["cpus"]),
-                size_text(one["memory_bytes"]),
-            )
-            for one in machines
-        ),
+def _machine_table(nodes: list[MachineState]) -> Any:
+    rows = (
+        (one.address, ("head, " if one.head else "") + ("up" if one.alive else "gone"), str(one.gpus), str(one.cpus))
+        for one in nodes
     )
+    return table(("machine", "state", "GPUs", "CPUs"), rows)
 
 
 def _role_table(roles: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from server.cluster.asgi import ProxiedApp
 from server.cluster.engine import ClusterEngine, Handle, Kind, Message, Remote, RoleState, answer
 from server.instance import InstanceError, only_one
 from server.observability.metrics import read_families
-from server.observability.status import ReplicaStatus
+from server.observability.status import MachineState, ReplicaStatus
 from server.observability.status_server import answers, read_status, status_socket
 from server.serve import prepare_process
 from server.settings import Settings, SettingsError, load_settings
@@ -174,6 +174,9 @@ class Peers:
     async def statuses(self) -> list[ReplicaStatus]:
         return [found for found in await self._all("status") if isinstance(found, ReplicaStatus)]
 
+    async def machines(self) -> list[MachineState]:
+        return await asyncio.to_thread(machines)
+
     async def metrics(self) -> list[Metric]:
         return [family for found in await self._all("metrics") if isinstance(found, list) for family in found]
 
@@ -185,6 +188,22 @@ class Peers:
             return []
 
         return [one for found in await asyncio.gather(*map(ask, self._handles)) for one in found]
+
+
+def machines() -> list[MachineState]:
+    """Return the machines of the cluster that this process belongs to. Blocks."""
+    return [
+        MachineState(
+            address=node["NodeManagerAddress"],
+            node_id=node["NodeID"],
+            alive=node["Alive"],
+            head="node:__internal_head__" in node["Resources"],
+            gpus=int(node["Resources"].get("GPU", 0)),
+            cpus=int(node["Resources"].get("CPU", 0)),
+            memory_bytes=int(node["Resources"].get("memory", 0)),
+        )
+        for node in ray.nodes()
+    ]
 
 
 @contextmanager

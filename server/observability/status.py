@@ -224,6 +224,8 @@ class Status(_Part):
     """The last five warnings and errors, the newest first."""
     replicas: list[ReplicaStatus] = []
     """In a cluster: how each replica stands."""
+    machines: list[MachineState] = []
+    """In a cluster: its machines, those without a replica and those that have died too."""
 
 
 class ReplicaStatus(_Part):
@@ -234,6 +236,20 @@ class ReplicaStatus(_Part):
     role: str
     replica: str
     status: Status
+
+
+class MachineState(_Part):
+    """One machine of a cluster."""
+
+    address: str
+    node_id: str
+    """Ray's id."""
+    alive: bool
+    head: bool
+    """Whether it keeps what the cluster is."""
+    gpus: int
+    cpus: int
+    memory_bytes: int
 
 
 class StatusError(Exception):

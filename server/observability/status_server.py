@@ -32,6 +32,7 @@ from server.observability.status import (
     GpuState,
     LastMinuteRequests,
     LastMinuteWork,
+    MachineState,
     Memory,
     ModelState,
     Paths,
@@ -54,6 +55,8 @@ class Peers(Protocol):
     """The replicas of a cluster, this one among them."""
 
     async def statuses(self) -> list[ReplicaStatus]: ...
+
+    async def machines(self) -> list[MachineState]: ...
 
     async def metrics(self) -> list[Metric]: ...
 

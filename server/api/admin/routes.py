@@ -1,5 +1,6 @@
 """How the server stands, and what was changed: health, which is open to all, `/metrics`, and parts of `/v1/admin`."""
 
+import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -104,14 +105,15 @@ async def read_requests(query: Annotated[RequestsQuery, Query()], request: Reque
 async def status(request: Request) -> Response:
     """Say how models, memory, queues and GPUs stand; at most a second old, however many pages ask.
 
-    In a cluster `replicas` has the same of each; the rest is of the one that answers.
+    In a cluster `replicas` has the same of each, and `machines` all machines; the rest is of the one that answers.
     """
     peers = request.app.state.place.peers
 
     async def make() -> bytes:
         found = await read_status(request.app)
         if peers is not None:
-            found = found.model_copy(update={"replicas": await peers.statuses()})
+            replicas, machines = await asyncio.gather(peers.statuses(), peers.machines())
+            found = found.model_copy(update={"replicas": replicas, "machines": machines})
         return found.model_dump_json().encode()
 
     return Response(await request.app.state.status_page.read(make), media_type="application/json")

@@ -192,13 +192,15 @@ async def test_usage_of_both_replicas_is_in_one_book(cluster: RayCluster):
 async def test_metrics_and_status_are_of_all_replicas(cluster: RayCluster, key: Key):
     async with both(cluster, key) as (http, _):
         page = (await http.get("/metrics")).text
-        shown = (await http.get("/v1/admin/status")).json()["replicas"]
+        whole = (await http.get("/v1/admin/status")).json()
+    shown, machines = whole["replicas"], whole["machines"]
     ready = [line for line in page.splitlines() if line.startswith("hearth_model_state{") and line.endswith(" 1.0")]
     assert sum(f'model="{CHAT}"' in line and 'role="chat"' in line for line in ready) == 2, ready
     assert sum(f'model="{OTHER_CHAT}"' in line and 'role="more"' in line for line in ready) == 1, ready
     assert all('node="' in line and 'replica="' in line for line in ready)
     models = sorted((one["role"], [model["id"] for model in one["status"]["models"]]) for one in shown)
     assert models == [("chat", [CHAT]), ("chat", [CHAT]), ("more", [OTHER_CHAT, IMAGES, SPEECH])]
+    assert sorted((one["alive"], one["head"]) for one in machines) == [(True, False), (True, False), (True, True)]
     status = cluster.status()
     assert (status["status"], len(status["replicas"]), len(status["machines"])) == ("running", 3, 3)
 
