@@ -57,7 +57,7 @@ def _row(config: Config, shape: str, prefer: Prefer) -> tuple[str, ...]:
     idle = sum(use.device.budget_bytes - use.used_bytes for use in found.devices if use.device.index is not None)
     chats = [_short_chats(one) for one in (plus, pro)]
     people = min(chats) * PEOPLE_PER_CHAT if "swapped" in {plus.state, pro.state} else sum(chats) * PEOPLE_PER_CHAT
-    cells = (f"{count} x {size} GiB", _model(plus), _model(pro), _model(image))
+    cells = (f"{count}x{size}GiB", _model(plus), _model(pro), _model(image))
     return (*cells, " + ".join(map(str, chats)), str(people), f"{idle / GIB:.1f}")
 
 
