@@ -16,8 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.store.errors import StoreError
-from server.store.migrations import HEAD, VERSION_TABLE
-from server.store.schema import known_version
+from server.store.migrations import HEAD, VERSION_TABLE, known_version
 
 _STATEMENT_TIMEOUT_SECONDS = 30
 _CONNECT_TIMEOUT_SECONDS = 3  # for each host that the URL names

@@ -1,18 +1,14 @@
-"""The tables as SQLAlchemy Core sees them, and whether a database has them.
+"""The tables as SQLAlchemy Core sees them.
 
 Only types that SQLite and PostgreSQL both know; `migrations/` makes the tables.
 """
 
-from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
-
-from server.store.errors import StoreError
-from server.store.migrations import HEAD, VERSION_TABLE, is_known
 
 utc_now = partial(datetime.now, UTC)
 
@@ -179,22 +175,3 @@ batch = sa.Table(
     sa.Index("batch_by_key", "key_id", "id"),
     sa.Index("batch_by_status", "status"),
 )
-
-
-def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
-    """The version of the schema in a database with these tables; None: it is empty, or its first start was cut off.
-
-    Raises StoreError, where `shown` names the database, for one that is another program's or a newer release's.
-    """
-    if tables and VERSION_TABLE not in tables:
-        raise StoreError(
-            f"{shown} is a database of another program: it has tables, but none named {VERSION_TABLE}. Hearth has not "
-            "changed it. Give Hearth a database of its own, or another data directory."
-        )
-    if version is not None and not is_known(version):
-        raise StoreError(
-            f"The key database {shown} has schema {version[:32]!r}; this release of Hearth knows schemas up to {HEAD}. "
-            "A newer release has used it. Run that release again, or restore the backup made before the upgrade (see "
-            "docs/keys.md). Hearth has not changed the database."
-        )
-    return version

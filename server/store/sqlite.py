@@ -1,8 +1,11 @@
 """A database in one SQLite file: making and judging it before use, its connections, its copies, what its errors mean.
 
 Judging blocks and runs in a thread when the store opens. Nothing here writes to a file it has not judged sound and
-ours; a damaged one is left exactly as it is for its owner to restore.
+ours; a damaged one is left exactly as it is for its owner to restore. SQLAlchemy is imported only where it is needed:
+`hearth doctor` judges without it.
 """
+
+from __future__ import annotations
 
 import asyncio
 import os
@@ -12,15 +15,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import URL, Connection, create_engine, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from typing import TYPE_CHECKING, Any
 
 from engine.files import sync_folder
 from server.store.errors import StoreError, StoreUnavailableError
-from server.store.migrations import HEAD, VERSION_TABLE, is_known
-from server.store.schema import known_version
+from server.store.migrations import HEAD, VERSION_TABLE, is_known, known_version
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 SQLITE = "sqlite+aiosqlite"
 FILE_NAME = "hearth.db"
@@ -36,6 +39,8 @@ _REMEDY = (
 
 def sqlite_url(path: Path) -> str:
     """The URL of a SQLite file; of `hearth.db` in it when `path` is a directory."""
+    from sqlalchemy import URL
+
     file = path / FILE_NAME if path.is_dir() else path
     return URL.create(SQLITE, database=str(file.absolute())).render_as_string(hide_password=False)
 
@@ -53,6 +58,9 @@ class SqliteFile:
         self.writer_turn = asyncio.Lock()
 
     def engine(self, *, blocking: bool) -> Any:
+        from sqlalchemy import URL, create_engine, event
+        from sqlalchemy.ext.asyncio import create_async_engine
+
         engine = (create_engine if blocking else create_async_engine)(
             # mode=rw: a file that vanished must be an error, never a fresh empty database
             URL.create(

@@ -6,8 +6,11 @@ from a newer release can be told from a foreign one. A new one: a file like thos
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from server.store.errors import StoreError
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -36,6 +39,25 @@ def config(connection: Connection) -> Config:
 def is_known(version: str) -> bool:
     """Whether a database of this version can be brought to HEAD; one from a newer release cannot."""
     return version.isdecimal() and int(version) <= int(HEAD)
+
+
+def known_version(shown: str, tables: Collection[str], version: str | None) -> str | None:
+    """The version of the schema in a database with these tables; None: it is empty, or its first start was cut off.
+
+    Raises StoreError, where `shown` names the database, for one that is another program's or a newer release's.
+    """
+    if tables and VERSION_TABLE not in tables:
+        raise StoreError(
+            f"{shown} is a database of another program: it has tables, but none named {VERSION_TABLE}. Hearth has not "
+            "changed it. Give Hearth a database of its own, or another data directory."
+        )
+    if version is not None and not is_known(version):
+        raise StoreError(
+            f"The key database {shown} has schema {version[:32]!r}; this release of Hearth knows schemas up to {HEAD}. "
+            "A newer release has used it. Run that release again, or restore the backup made before the upgrade (see "
+            "docs/keys.md). Hearth has not changed the database."
+        )
+    return version
 
 
 def upgrade(connection: Connection) -> None:

@@ -27,7 +27,7 @@ LIST = "import sys; from server.cli import main\ntry: main()\nfinally: print('\\
         ("audit", HEAVY | WEB | MODELS | {"alembic"}),
         ("voices", HEAVY | WEB | STORE),
         ("plan", HEAVY | WEB | STORE),
-        ("doctor --help", HEAVY | {"fastapi"}),
+        ("doctor", HEAVY | WEB | STORE),
     ],
 )
 def test_a_command_imports_only_what_it_uses(command: str, unwanted: set[str], tmp_path: Path):
