@@ -132,6 +132,7 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
         self.dimensions: int | None = None if layout is None else engine.model_config.embedding_size
         self._layout = layout
         self._inputs = inputs
+        self._turn = asyncio.Lock()
 
     @classmethod
     async def load(cls, launch: Launch[PoolingModelSpec]) -> Self:
@@ -246,6 +247,9 @@ class VllmPooling(VllmAuxiliary[PoolingModelSpec]):
                 stream.dispatched()
                 with errors:
                     made = await self._encoded(f"pool-{request.request_id}-{index}", one, task, ticket.priority)
+                # A step brings up to 64 at once. One in each round of the event loop, so that chats go on between them.
+                async with self._turn:
+                    await asyncio.sleep(0)
                 ticket.answer_tokens = 1  # how long it took is how long others will
             stream.put(Pooled(index, len(one.ids), self._numbers(made, dimensions)))
 
