@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,13 +178,18 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, child: subprocess.Popen[bytes], end: socket.socket, pid_fd: int, patience: Patience | None
+        self,
+        child: subprocess.Popen[bytes],
+        end: socket.socket,
+        pid_fd: int,
+        patience: Patience | None,
+        folder: tempfile.TemporaryDirectory[str],
     ) -> None:
         self.pid = child.pid
         self.died = asyncio.Event()
         self.exit_status: int | None = None
         self._child = child
-        self._pid_fd = pid_fd
+        self._pid_fd, self._folder = pid_fd, folder
         self._jobs: dict[int, _Job] = {}
         self._numbers = count(1)
         self._startup: asyncio.Queue[protocol.FromChild | None] = asyncio.Queue()
@@ -213,7 +219,9 @@ class WorkerProcess:
         refuses, `WorkerDiedError` if the child ends. Cancelling kills the child. The kernel kills it too when the
         calling thread ends, so that must be one that lives as long as the server.
         """
-        worker = cls(*spawn(service, environment or {}), patience)
+        # What it leaves goes with it. If we are killed too, the next server removes the folder (processes.prepare).
+        folder = tempfile.TemporaryDirectory(prefix=f"hearth-{os.getpid()}-worker-", ignore_cleanup_errors=True)
+        worker = cls(*spawn(service, {**(environment or {}), "TMPDIR": folder.name}), patience, folder)
         try:
             worker._guard.watch()
             worker._channel.send(protocol.Load(service, options))
@@ -246,6 +254,11 @@ class WorkerProcess:
         finally:
             if number in self._jobs:
                 await self._withdraw(number, job)
+
+    @property
+    def jobs(self) -> int:
+        """How many have not ended."""
+        return len(self._jobs)
 
     async def shutdown(self, within_seconds: float = _END_SECONDS) -> None:
         """Have the child end by itself, kill it if it has not after `within_seconds`. Returns when it has ended."""
@@ -337,6 +350,7 @@ class WorkerProcess:
         self._channel.drain()
         self._channel.close()
         self.exit_status = self._child.wait()
+        self._folder.cleanup()
         self._loop.remove_reader(self._pid_fd)
         os.close(self._pid_fd)
         if self._overdue is not None:

@@ -49,7 +49,8 @@ class EspeakNG:
     def __init__(self) -> None:
         # Its data folder holds one more dictionary a language, and is written to by its compiler.
         self._temporary = tempfile.TemporaryDirectory(prefix="hearth-espeak-", ignore_cleanup_errors=True)
-        self._data = Path(self._temporary.name)
+        # Some of its buffers for paths are as short as 40 letters, which TMPDIR alone may have.
+        self._data = Path("/proc/self/fd", str(os.open(self._temporary.name, os.O_PATH)))
         for file in Path(espeakng_loader.get_data_path()).iterdir():
             (self._data / file.name).symlink_to(file)
         self._library: Any = ctypes.CDLL(espeakng_loader.get_library_path())

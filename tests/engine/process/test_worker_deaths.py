@@ -11,6 +11,7 @@ import time
 from contextlib import aclosing
 from pathlib import Path
 
+import psutil
 import pytest
 from workers import DEADLINE_SECONDS, collect, job_of, numbers, on_both_loops, start, until, wait_until_gone, worker
 
@@ -81,6 +82,19 @@ async def test_a_child_that_dies_in_mid_job_ends_every_run(way: str, status: int
         assert running.exit_status == status
         with pytest.raises(NotStartedError):
             await collect(running, b"exit")
+
+
+@pytest.mark.parametrize("way", ["shutdown", "kill"])
+async def test_what_a_child_leaves_in_its_temporary_folder_goes_with_it(way: str) -> None:
+    async with worker() as running:
+        folder = Path(psutil.Process(running.pid).environ()["TMPDIR"])
+        (folder / "left").write_bytes(b"...")
+        if way == "kill":
+            os.kill(running.pid, signal.SIGKILL)
+            await running.died.wait()
+        else:
+            await running.shutdown()
+        assert not os.access(folder, os.F_OK)
 
 
 def test_an_unexpected_error_leaves_a_trace_without_the_words_of_a_client(capfd: pytest.CaptureFixture[str]) -> None:
