@@ -89,6 +89,11 @@ _OMNIVOICE = Source(
 _WHOLE = {"kokoro": _KOKORO, "omnivoice": _OMNIVOICE}
 
 
+def source_in(weights: str, folder: str) -> str | None:
+    """Return what to call the source that is added as `folder`; None: that is no whole model which is known here."""
+    return next((name for name, source in _WHOLE.items() if f"{weights}/{source.folder}" == folder), None)
+
+
 def source_of(text: str) -> Source:
     """Return what `kokoro`, `omnivoice`, `mms:am` or `piper:en_US-amy-medium` means; or end."""
     family, _, which = text.partition(":")

@@ -1,6 +1,7 @@
 """`hearth plan`: what of models.yaml fits this machine, or an imagined one, and why. Nothing is loaded."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from engine.placement.report import as_data, gib, headline, use_line, warnings_o
 from engine.placement.types import Placed, Plan, Refusal
 from engine.weights.manifest import is_complete
 from engine.weights.safety import is_there
+from server.cli.add_voice import source_in
 from server.cli.options import AsJson, DataDir, Models, Preferred, WeightsDir, hardware_for, refuse, tell
 from server.settings import load_settings
 from server.terminal import HEARTH, print_rich, table
@@ -59,8 +61,8 @@ def plan(  # noqa: PLR0913 - one argument per option
         imagined_gpus = gpus if ram is None else None  # `hearth weights pull` knows no --ram: variants are named then
         folders_given = {"--weights-dir": weights_dir, "--data-dir": data_dir, "--models": models}
         given = {"--gpus": imagined_gpus, "--prefer": prefer, **folders_given}
-        options = [part for name, value in given.items() if value for part in (name, str(value))]
-        _show_missing(missing, options, now, named=ram is not None)
+        _show_to_fetch(missing, _given(given), now, named=ram is not None)
+        _show_to_add(missing, _given({"--weights-dir": weights_dir, "--models": models}), now)
     if isinstance(found, Refusal):
         raise typer.Exit(1)
 
@@ -103,8 +105,12 @@ def missing_of(config: Config, weights_dir: Path, found: Plan) -> Missing:
     return missing
 
 
-def _show_missing(missing: Missing, options: list[str], now: Plan | Refusal | None, *, named: bool) -> None:
-    """Say what to fetch, what to put there by hand, and what answers `now`; None: the machine is imagined."""
+def _given(options: Mapping[str, object]) -> list[str]:
+    return [part for name, value in options.items() if value for part in (name, str(value))]
+
+
+def _show_to_fetch(missing: Missing, options: Sequence[str], now: Plan | Refusal | None, *, named: bool) -> None:
+    """Say what to fetch, and what answers `now`; None: the machine is imagined."""
     fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
     if fetched:
         total = sum(variant.fetched_gib for _, variant in fetched)
@@ -115,12 +121,22 @@ def _show_missing(missing: Missing, options: list[str], now: Plan | Refusal | No
         names = [variant.id for _, variant in fetched] if named else []
         command = f"{HEARTH} {shlex.join(['weights', 'pull', *names, *options])}"
         typer.echo(f"Fetch {'them' if len(fetched) > 1 else 'it'} with: {command}")
-    by_hand = [(spec, variant) for spec, variant in missing if variant.repository is None]
-    if by_hand:
-        typer.echo("\nNot here yet, to be put there by hand:")
-    for spec, variant in by_hand:
-        place = f"in the folder {spec.weights}" if not isinstance(spec, SpeechModelSpec) else "as docs/voices.md says"
-        typer.echo(f"  {spec.id}: {variant.id}, {place}{_until(spec, now)}")
+
+
+def _show_to_add(missing: Missing, places: Sequence[str], now: Plan | Refusal | None) -> None:
+    added = [(spec, variant) for spec, variant in missing if variant.repository is None]
+    if added:
+        typer.echo("\nNot here yet, to be added:")
+    for spec, variant in added:
+        typer.echo(f"  {spec.id}: {variant.id}, {how_to_add(spec, variant, places)}{_until(spec, now)}")
+
+
+def how_to_add(spec: ModelSpec, variant: VariantSpec, places: Sequence[str] = ()) -> str:
+    """Say how to add one without a repository; `places` are the options of other folders than the usual."""
+    if not isinstance(spec, SpeechModelSpec):
+        return f"by hand, in the folder {spec.weights}"
+    source = source_in(spec.weights, variant.id)
+    return f"with {HEARTH} {shlex.join(['voices', 'add', source, *places])}" if source else "as docs/voices.md says"
 
 
 def _until(spec: ModelSpec, now: Plan | Refusal | None) -> str:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from engine.backends.vllm.processes import runs_on_cpu
-from engine.config import Config, SpeechModelSpec
+from engine.config import Config
 from engine.placement.hardware import GIB, Hardware, read_cuda
 from engine.placement.needs import Footprints, own_folders
 from engine.placement.plan import plan
 from engine.placement.types import Refusal
 from server.cli.doctor.checks import disk_usage
 from server.cli.options import hardware_for, refuse
-from server.cli.plan import missing_of, show
+from server.cli.plan import how_to_add, missing_of, show
 from server.cli.weights import pull_all, pulled_lines, wanted_of
 from server.terminal import HEARTH, size_text
 
@@ -41,8 +41,7 @@ def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
     fetched = [(spec, variant) for spec, variant in missing if variant.repository is not None]
     for spec, variant in missing:
         if variant.repository is None:
-            place = "docs/voices.md says how" if isinstance(spec, SpeechModelSpec) else f"it belongs in {spec.weights}"
-            typer.echo(f"{spec.id}: {variant.id} is made by hand ({place}); until then the demo answers.")
+            typer.echo(f"{spec.id}: {variant.id} is not here. Add it {how_to_add(spec, variant)}.")
     if not fetched:
         typer.echo("\nEverything that is fetched is here.")
         return
