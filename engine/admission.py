@@ -127,7 +127,7 @@ class Admission:
         self._quiet: asyncio.TimerHandle | None = None
         self._paused = False
         self._mean_answer_tokens = _FEWEST_EXPECTED_TOKENS
-        self._mean_seconds = 5.0
+        self._mean_seconds = 5.0  # of a place, for each request
 
     @property
     def waiting(self) -> int:
@@ -393,7 +393,7 @@ class Admission:
             del self._by_owner[claim.owner], self._kv_taken[claim.owner]
         if answer_tokens and seconds:
             self._mean_answer_tokens += _MEMORY * (answer_tokens / claim.sequences - self._mean_answer_tokens)
-            self._mean_seconds += _MEMORY * (seconds - self._mean_seconds)
+            self._mean_seconds += _MEMORY * (seconds * claim.sequences - self._mean_seconds)
         self._dispatch()
 
 

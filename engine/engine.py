@@ -325,7 +325,7 @@ class Engine:
         engines = (
             ModelLoad(
                 name,
-                one.admission.running,
+                one.running,
                 one.admission.waiting,
                 pids=one.pids,
                 served=served(name),

@@ -26,6 +26,11 @@ class Backend(Protocol):
     admission: Admission
 
     @property
+    def running(self) -> int:
+        """How many sequences, images or texts it works on."""
+        return self.admission.running
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Its processes, without those that they have started."""
 

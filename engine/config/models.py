@@ -492,12 +492,13 @@ class SpeechEngineSpec(EngineSpec):
     """How it is run. Every value has a default."""
 
     max_parallel_requests: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Requests that are spoken at the same time, sentence by sentence in turn; more wait. With `fair_queue` one place
-    in eight (of two or more at least one) is kept for keys that have nothing spoken."""
+    """Requests that neural voices speak at the same time, sentence by sentence in turn; more wait. Formant voices speak
+    eight in the place of one. With `fair_queue` one place in eight (of two or more at least one) is kept for keys that
+    have nothing spoken."""
     max_queued_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Requests that may wait. The next one is answered with 503 server_overloaded."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """A text that has been spoken for longer is given up."""
+    """A text that takes the worker longer is given up; the time of other texts does not count."""
 
 
 class SpeechModelSpec(CommonModelSpec):

@@ -81,7 +81,10 @@ class SpeechRequest:
 
 
 class SpeechJob(msgspec.Struct, frozen=True):
-    """A text to be spoken as the worker gets it. `folder` to `language` are the voice's."""
+    """A text to be spoken as the worker gets it. `folder` to `language` are the voice's; owners take turns.
+
+    `max_seconds`: of the worker's time for this text; it fails when it takes longer.
+    """
 
     folder: str
     family: str
@@ -91,6 +94,8 @@ class SpeechJob(msgspec.Struct, frozen=True):
     speed: float = 1.0
     seed: int | None = None
     response_format: AudioFormat = "mp3"
+    owner: str = ""
+    max_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What an admission reckons with: how long answers become, how full the cache is, and when to come again."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -121,6 +122,13 @@ async def test_how_long_answers_take_is_learned(model):
     one.end(await one.ask("a"), 10, seconds=105)
     await one.ask("a")
     assert await one.waits() == 5 + 0.05 * 100
+
+
+async def test_what_takes_several_places_counts_for_as_many(model):
+    one = model(sequences=8, waiting=0)
+    one.end(await one.ask("a", sequences=8), 80, seconds=100)
+    await one.ask("a", sequences=8)
+    assert await one.waits() == math.ceil((5 + 0.05 * (8 * 100 - 5)) / 8)
 
 
 def request(owner: str, urgency: Urgency = Urgency.INTERACTIVE) -> ChatRequest:

@@ -3,9 +3,11 @@
 import importlib
 import itertools
 import logging
+import math
 import secrets
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +33,8 @@ _HEADERS_WITH_LENGTH = {"wav", "flac"}
 _SHORT_CHARACTERS = 300
 # To encode a sentence takes longer than to speak it with a formant voice, and a listener waits for its beginning.
 _SLICE_SECONDS = 0.5
+# A listener who has so much sound ahead can wait until older texts are finished.
+_AHEAD_SECONDS = 10.0
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd and far from 0, so that neighbouring seeds share no sentence's
 
@@ -97,15 +101,42 @@ def _module(family: str) -> Any:
     return importlib.import_module(f"engine.backends.tts.{family}")
 
 
-class SpeechService:
-    """A `Service` (process/protocol.py): `step` makes half a second of sound for the job that has waited longest.
+@dataclass(slots=True)
+class _Job:
+    """A text that is spoken. `silent_at`: when a listener from its first sound on has heard all; -inf: no sound."""
 
-    A sentence is spoken whole in the step of its first half second; the others encode the rest.
+    asked: SpeechJob
+    slices: Iterator[tuple[SpeechChunk, bool]]
+    took_seconds: float = 0.0
+    silent_at: float = -math.inf
+
+    def step(self) -> tuple[SpeechChunk | None, bool]:
+        """Make the next slice; return it, and whether it is the last. Raises `EngineError`s."""
+        begun = time.monotonic()
+        chunk, last = next(self.slices, (None, True))
+        now = time.monotonic()
+        self.took_seconds += now - begun
+        if self.took_seconds > self.asked.max_seconds and not last:
+            raise GenerationError(
+                f"It took longer than {self.asked.max_seconds:g} s and was given up. Send a shorter text."
+            )
+        self.silent_at = max(self.silent_at, now) + (chunk.seconds if chunk is not None else 0.0)
+        return chunk, last
+
+
+class SpeechService:
+    """A `Service` (process/protocol.py): `step` makes half a second of sound for one job.
+
+    Owners take turns. Of one owner's jobs that goes first whose listener is the first to run out of sound, so that all
+    begin early; when none does soon, the oldest. A sentence is spoken whole in the step of its first half second; the
+    others encode the rest.
     """
 
     def __init__(self, outlet: Outlet, *, mark: bool) -> None:
         self._outlet, self._mark = outlet, mark
-        self._running: dict[int, Iterator[tuple[SpeechChunk, bool]]] = {}  # those that have waited longest first
+        self._running: dict[int, _Job] = {}  # in the order in which they came
+        self._turns: dict[str, int] = {}  # of owners with a job: the number of their last step
+        self._steps = itertools.count(1)
 
     def submit(self, job: int, payload: bytes) -> None:
         """Queue a job. Raises `RequestError` for one that cannot be spoken as it is asked."""
@@ -114,30 +145,40 @@ class SpeechService:
         first = next(pieces, None)
         if first is None:
             raise _nothing_to_say(asked)
-        self._running[job] = self._speak(job, asked, itertools.chain([first], pieces))
+        self._running[job] = _Job(asked, self._speak(job, asked, itertools.chain([first], pieces)))
+        self._turns.setdefault(asked.owner, 0)
 
     def cancel(self, job: int) -> None:
-        if self._running.pop(job, None) is not None:
+        if self._remove(job):
             self._outlet.done(job)
+
+    def _remove(self, number: int) -> bool:
+        """Return whether it was there."""
+        removed = self._running.pop(number, None)
+        if removed is not None and all(job.asked.owner != removed.asked.owner for job in self._running.values()):
+            del self._turns[removed.asked.owner]
+        return removed is not None
 
     @property
     def busy(self) -> bool:
         return bool(self._running)
 
     def step(self) -> None:
-        number, slices = next(iter(self._running.items()))
+        owner = min(self._turns, key=self._turns.__getitem__)
+        self._turns[owner] = next(self._steps)
+        soon = time.monotonic() + _AHEAD_SECONDS
+        own = [(number, job) for number, job in self._running.items() if job.asked.owner == owner]
+        number, job = min(own, key=lambda one: min(one[1].silent_at, soon))
         try:
-            chunk, last = next(slices, (None, True))
+            chunk, last = job.step()
             if chunk is not None:
                 self._outlet.event(number, chunk)
         except EngineError as error:
-            self._running.pop(number, None)
+            self._remove(number)
             self._outlet.failed(number, _for_clients(error))
             return
         if last:
             self.cancel(number)
-        elif number in self._running:
-            self._running[number] = self._running.pop(number)
 
     def _speak(self, number: int, job: SpeechJob, pieces: Iterable[Piece]) -> Iterator[tuple[SpeechChunk, bool]]:
         """Yield slices of sound, and whether each is the last; nothing of a job that was cancelled before its first."""

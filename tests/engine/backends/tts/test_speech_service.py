@@ -44,6 +44,55 @@ def test_texts_are_spoken_in_turn(booth: Booth):
     assert booth.recorder.ends == {first: None, second: None}
 
 
+def test_every_text_begins_before_another_goes_on_that_is_ahead_of_its_listener(booth: Booth):
+    page = booth.submit("One sentence of many words that are spoken here. " * 20)
+    for _ in range(4):
+        booth.service.step()
+    late = [booth.submit("Two. Three.") for _ in range(50)]
+    for _ in late:
+        booth.service.step()
+    assert [len(booth.pieces(number)) for number in (page, *late)] == [4, *[1] * 50]
+    for number in (page, *late):
+        booth.service.cancel(number)
+    assert not booth.service.busy
+
+
+def test_when_nobody_runs_out_of_sound_the_oldest_text_is_finished(booth: Booth):
+    pages = [booth.submit("One sentence of many words that are spoken here. " * 60) for _ in range(3)]
+    heard_to_the_end = booth.recorder.ends
+    while not heard_to_the_end:
+        booth.service.step()
+    assert heard_to_the_end == {pages[0]: None}
+    whole, *ahead = (sum(piece.seconds for piece in booth.pieces(number)) for number in pages)
+    assert all(9 < seconds < whole - 9 for seconds in ahead), (whole, ahead)
+    for number in pages:
+        booth.service.cancel(number)
+
+
+def test_owners_take_turns_however_many_texts_each_has(booth: Booth):
+    many = [booth.submit("One. Two. Three.", owner="a") for _ in range(20)]
+    for _ in range(5):
+        booth.service.step()
+    one = booth.submit("One sentence of many words that are spoken here. " * 4, owner="b")
+    for _ in range(10):
+        booth.service.step()
+    assert len(booth.pieces(one)) == 5
+    assert sum(len(booth.pieces(number)) for number in many) == 10
+    booth.run()
+    assert booth.recorder.ends == dict.fromkeys((*many, one))
+
+
+def test_a_text_is_given_up_after_its_own_seconds_whatever_others_take(booth: Booth):
+    patient = booth.submit("One sentence of many words that are spoken here. " * 20)
+    hasty = booth.submit("One sentence of many words that are spoken here. " * 20, max_seconds=1e-9)
+    fast = booth.submit("Hello.", max_seconds=1e-9)
+    booth.run()
+    failure = booth.recorder.ends.pop(hasty)
+    assert isinstance(failure, GenerationError)
+    assert "longer than 1e-09 s" in failure.message
+    assert booth.recorder.ends == {patient: None, fast: None}, "what is complete is not given up"
+
+
 @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.5, 2, 3, 4])
 def test_speed_divides_the_length(booth: Booth, speed: float):
     natural = booth.speak("Hello there.", response_format="pcm")[1]

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import psutil
@@ -22,9 +25,15 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "models.yaml").write_text(
         VOICES_ONLY.replace("    demo: voices\n", "    demo: voices\n    espeak: true\n")
     )
-    with Server(folder, environment={"HEARTH_MODELS": str(folder / "models.yaml")}) as running:
+    temporary = folder / "tmp"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (temporary / f"hearth-{ended.pid}-worker-of-a-killed-server").mkdir(parents=True)
+    environment = {"HEARTH_MODELS": str(folder / "models.yaml"), "TMPDIR": str(temporary)}
+    with Server(folder, environment=environment) as running:
         yield running
         assert running.stop() == 0, running.log()
+        assert list(temporary.glob("hearth-*")) == []
 
 
 @pytest.fixture
@@ -39,15 +48,21 @@ async def test_fifty_at_once_are_all_spoken(speaker: Server, headers: dict[str, 
         assert {voice["id"]: (voice["gender"], voice["language"]) for voice in listed} == NINE
         assert {voice["quality"] for voice in listed} == {"formant"}
 
-        async def spoken(number: int) -> float:
+        async def spoken(number: int) -> tuple[float, float]:
             voice = list(NINE)[number % len(NINE)]
-            text = " ".join([TEXTS[NINE[voice][1]]] * 2)
-            body = HELLO_EMMA | {"voice": voice, "input": text, "response_format": "wav"}
-            response = await http.post(SPEECH, json=body)
-            assert response.status_code == 200, response.text
-            return seconds(response.content, "wav")
+            text = " ".join([TEXTS[NINE[voice][1]]] * 5)
+            body = HELLO_EMMA | {"voice": voice, "input": text, "response_format": "mp3"}
+            pieces, first = [], 0.0
+            async with http.stream("POST", SPEECH, json=body) as response:
+                assert response.status_code == 200, await response.aread()
+                async for piece in response.aiter_bytes():
+                    first = first or time.monotonic()
+                    pieces.append(piece)
+            assert seconds(b"".join(pieces), "mp3") > 5
+            return first, time.monotonic()
 
-        assert all(length > 1 for length in await asyncio.gather(*map(spoken, range(50))))
+        begun, ended = zip(*await asyncio.gather(*map(spoken, range(50))), strict=True)
+        assert max(begun) < min(ended)  # all are heard before one has come whole
 
 
 def test_a_killed_worker_is_back_at_once(speaker: Server, headers: dict[str, str]):
@@ -65,6 +80,10 @@ def test_a_killed_worker_is_back_at_once(speaker: Server, headers: dict[str, str
         assert is_back()
         killed = worker()
         assert killed is not None
+        folder = Path(killed.environ()["TMPDIR"])
+        assert len(list(folder.glob("hearth-espeak-*/phondata"))) == 1
         os.kill(killed.pid, signal.SIGKILL)
         poll_until(lambda: worker() not in {killed, None}, 60, describe=speaker.log)
         poll_until(is_back, 60, describe=speaker.log)
+        assert not folder.exists()
+        assert len(list(folder.parent.glob("hearth-*-worker-*"))) == 1
