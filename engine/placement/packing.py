@@ -139,7 +139,9 @@ def _with_share(layout: Layout, one: Placed, swap_by: Mapping[str, SwapBy]) -> P
     need, devices = _need(one), [device for device in layout.devices if device.index in one.places]
     size = one.device_bytes + min(_more_kv(layout, one, device, swap_by) for device in devices)
     has_kv = need.cache or need.share or need.fixed_kv
-    utilization = math.floor(size / min(device.total_bytes for device in devices) * 10_000) / 10_000
+    # vLLM refuses to start where less is free. It looks when its process has taken working memory, CUDA for one
+    asked = size - (need.activations_bytes if has_kv and need.share is None else 0)
+    utilization = math.floor(asked / min(device.total_bytes for device in devices) * 10_000) / 10_000
     return replace(
         one,
         state="swapped" if one.id in swap_by else "resident",

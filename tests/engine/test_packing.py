@@ -121,7 +121,7 @@ def test_a_share_that_models_yaml_gives_is_taken_whole_and_no_more():
 def test_what_is_left_but_an_eighth_of_what_is_stated_goes_to_the_kv_caches_in_even_parts():
     one = placed(packed([gpu(0, 12), ram(1)], a=chat(3, activations_bytes=GIB)))["a"]
     assert (one.device_bytes, one.kv_bytes) == (12 * GIB - 3 * GIB // 8, 9 * GIB - 3 * GIB // 8)
-    assert (one.state, one.swap_by, one.utilization) == ("resident", None, 0.9687)
+    assert (one.state, one.swap_by, one.utilization) == ("resident", None, 0.8854), "without working memory"
     known = placed(packed([gpu(0, 12), ram(1)], a=chat(3, activations_bytes=GIB, measured=True)))["a"]
     assert known.device_bytes == 12 * GIB - GIB // 8
     two = placed(packed([gpu(0, 16), ram(1)], a=chat(4), b=chat(4), c=image(0.5)))

@@ -89,7 +89,8 @@ def test_kv_cache_holds_the_full_length_conversations_asked_for_and_gets_most_of
     left = 24 * GIB - int(0.05 * 24 * GIB) - 7 * GIB - block
     assert one.kv_bytes == 2 * GIB + block + left - 5 * GIB // 8
     assert (one.chats, one.context_length) == (17, 8192)
-    assert one.device_bytes - GIB // 100 < one.utilization * 24 * GIB <= one.device_bytes
+    asked = one.device_bytes - GIB  # vLLM looks for it when CUDA has taken some of its working memory
+    assert asked - GIB // 100 < one.utilization * 24 * GIB <= asked
 
 
 def test_what_is_left_goes_to_longer_conversations_first():

@@ -41,7 +41,7 @@ from engine.process.parent import NICE_ON_CPU, give_way
 from engine.process.watchdog import Guard, Patience
 from engine.stream import TokenStream, fold
 from engine.types import ChatRequest, Report, TextRequest
-from engine.weights.safety import check_chat_folder
+from engine.weights.safety import check_chat_folder, read_config
 
 if TYPE_CHECKING:
     from engine.backends.vllm.serving import Serving
@@ -58,6 +58,8 @@ _POLL_SECONDS = 0.02
 _WATCHED_SECONDS = 2.0
 # A first prompt of fewer tokens ends in SIGILL on AMX machines; this one has more than 24 in any tokenizer.
 WARM_UP = "one two three four five six seven eight nine ten " * 4
+# Of one picture, as a chat model sees it: 4,096 tokens of Qwen's.
+MOST_PICTURE_PIXELS = 2048 * 2048
 _SLEEP_TIMEOUT_SECONDS = 120.0  # weights are copied over the bus; what takes longer hangs
 _LEAST_FREED = 0.8  # of what sleep should free: releases of vLLM have slept without freeing anything (vLLM issue 32714)
 
@@ -597,6 +599,7 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
         "limit_mm_per_prompt": {"image": images, "video": 0, "audio": 0},
         # Its two halves must see every picture in the same order, and admission here changes the order.
         "mm_processor_cache_gb": 0,
+        **(_fewer_pixels(launch.weights) if images else {}),
     }
     reasoning_parser = reasoning_parser_in(launch.weights, spec)
     if reasoning_parser is not None:
@@ -606,6 +609,23 @@ def engine_arguments(launch: Launch[ChatModelSpec]) -> dict[str, Any]:
     if engine.kv_cache_dtype != "auto":
         arguments["kv_cache_dtype"] = engine.kv_cache_dtype
     return arguments | engine.engine_args
+
+
+def _fewer_pixels(folder: Path) -> dict[str, Any]:
+    """Return what has large pictures made smaller, for a family that takes them whole.
+
+    Qwen's models make 16,384 tokens of 16 megapixels, and that in one go: 2 GiB of a GPU's memory, which no plan has.
+    One such picture would end the engine.
+    """
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            config = read_config(folder / name)
+            config = config.get("image_processor") or config
+            size = config.get("size")
+            most = (size.get("longest_edge") if isinstance(size, dict) else None) or config.get("max_pixels")
+            if isinstance(most, int) and most > MOST_PICTURE_PIXELS:
+                return {"mm_processor_kwargs": {"max_pixels": MOST_PICTURE_PIXELS}}
+    return {}
 
 
 def _speculative(spec: SpeculativeSpec) -> dict[str, Any]:
