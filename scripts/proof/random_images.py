@@ -1,0 +1,260 @@
+"""Image pipelines that were never trained, of the shapes of the shipped variants, or small ones of the same parts.
+
+Needs torch, diffusers and transformers, and nothing of Hearth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_MORE_WORDS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def write(profile: str, folder: Path, *, small: bool) -> None:
+    """Write the pipeline that a profile of Hearth is for, in its 16 bits. Raises `KeyError` for another name."""
+    made = PROFILES[profile]
+    before = torch.get_default_dtype()
+    torch.manual_seed(7)
+    try:
+        torch.set_default_dtype(torch.float32 if small else torch.float16 if profile == "sdxl" else torch.bfloat16)
+        # Random numbers are made where that is fast
+        with torch.device("cuda" if torch.cuda.is_available() and not small else "cpu"):
+            pipe = made(small=small)
+    finally:
+        torch.set_default_dtype(before)
+    pipe.save_pretrained(folder)
+
+
+def _vae(channels: int, *, small: bool, shift: float | None = None) -> Any:
+    return diffusers.AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        latent_channels=channels,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8,) * 4 if small else (128, 256, 512, 512),
+        norm_num_groups=4 if small else 32,
+        layers_per_block=1 if small else 2,
+        sample_size=1024,
+        scaling_factor=0.13025 if shift is None else 0.3611,
+        shift_factor=shift,
+        use_quant_conv=shift is None,
+        use_post_quant_conv=shift is None,
+    )
+
+
+def _z_image(*, small: bool) -> Any:
+    narrow = {
+        "dim": 32,
+        "n_layers": 2,
+        "n_refiner_layers": 1,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "cap_feat_dim": 32,
+        "axes_dims": [8, 4, 4],
+    }
+    transformer = diffusers.ZImageTransformer2DModel(**(narrow if small else {}))  # by default as published
+    for token in (transformer.x_pad_token, transformer.cap_pad_token):
+        torch.nn.init.normal_(token)
+    return diffusers.ZImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=small),
+        vae=_vae(16, small=small, shift=0.1159),
+        text_encoder=_qwen3(transformers.Qwen3Model, small=small, layers=3),
+        tokenizer=_qwen_tokenizer(small=small),
+        transformer=transformer,
+    )
+
+
+def _flux2_klein(*, small: bool) -> Any:
+    shape: dict[str, Any] = {
+        "num_layers": 5,
+        "num_single_layers": 20,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 7680,
+    }
+    vae: dict[str, Any] = {}
+    if small:
+        shape = {
+            "patch_size": 1,
+            "in_channels": 16,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 96,
+            "axes_dims_rope": (4, 4, 4, 4),
+        }
+        vae = {
+            "block_out_channels": (8,) * 4,
+            "layers_per_block": 1,
+            "latent_channels": 4,
+            "norm_num_groups": 4,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+        }
+        vae |= {f"{way}_block_types": (f"{name}Block2D",) * 4 for way, name in _WAYS.items()}
+    return diffusers.Flux2KleinPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=diffusers.AutoencoderKLFlux2(**vae),
+        text_encoder=_qwen3(transformers.Qwen3ForCausalLM, small=small, layers=28),
+        tokenizer=_qwen_tokenizer(small=small),
+        transformer=diffusers.Flux2Transformer2DModel(guidance_embeds=False, **shape),
+    )
+
+
+_WAYS = {"down": "DownEncoder", "up": "UpDecoder"}
+
+
+def _qwen_image(*, small: bool) -> Any:
+    tokenizer = _qwen_tokenizer(small=small)
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{mark}|>") for name, mark in _MARKS.items()}
+    wide: dict[str, Any] = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+    wide |= {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064}
+    vision: dict[str, Any] = {"out_hidden_size": 3584}
+    transformer: dict[str, Any] = {}
+    vae: dict[str, Any] = {}
+    sections = [16, 24, 24]
+    if small:
+        wide = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+        wide |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": len(tokenizer)}
+        vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+        transformer = {"num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 3, "joint_attention_dim": 16}
+        transformer |= {"in_channels": 16, "out_channels": 4, "axes_dims_rope": (8, 4, 4)}
+        vae = {"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+        vae |= {"latents_mean": [0.1, -0.1, 0.2, 0.0], "latents_std": [1.0, 1.5, 0.8, 1.1]}
+        sections = [1, 1, 2]
+    rope = {"mrope_section": sections, "rope_type": "default", "type": "default"}
+    text = wide | {"rope_scaling": rope, "rope_theta": 1e6}
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+    return diffusers.QwenImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=diffusers.AutoencoderKLQwenImage(**vae),
+        text_encoder=transformers.Qwen2_5_VLForConditionalGeneration(config),
+        tokenizer=tokenizer,
+        transformer=diffusers.QwenImageTransformer2DModel(guidance_embeds=False, **transformer),
+    )
+
+
+_MARKS = {
+    "vision_start": "vision_start",
+    "vision_end": "vision_end",
+    "image": "image_pad",
+    "video": "video_pad",
+}
+
+
+def _sdxl(*, small: bool) -> Any:
+    shape: dict[str, Any] = {
+        "layers_per_block": 2,
+        "block_out_channels": (320, 640, 1280),
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "attention_head_dim": [5, 10, 20],
+        "transformer_layers_per_block": [1, 2, 10],
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+        "cross_attention_dim": 2048,
+    }
+    if small:
+        shape = {
+            "layers_per_block": 1,
+            "block_out_channels": (16, 32),
+            "norm_num_groups": 4,
+            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+            "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+            "attention_head_dim": (2, 4),
+            "transformer_layers_per_block": (1, 2),
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": 6 * 8 + 32,
+            "cross_attention_dim": 64,
+        }
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=128, use_linear_projection=True, addition_embed_type="text_time", **shape
+    )
+    return diffusers.StableDiffusionXLPipeline(
+        vae=_vae(4, small=small),
+        text_encoder=_clip(32 if small else 768, 2 if small else 12, small=small),
+        text_encoder_2=_clip(32 if small else 1280, 2 if small else 32, small=small, projects=True),
+        tokenizer=_clip_tokenizer(),
+        tokenizer_2=_clip_tokenizer(),
+        unet=unet,
+        scheduler=diffusers.EulerDiscreteScheduler(
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            steps_offset=1,
+            timestep_spacing="leading",
+        ),
+        add_watermarker=False,
+    )
+
+
+PROFILES: dict[str, Callable[..., Any]] = {
+    "sdxl": _sdxl,
+    "flux2-klein-4b": _flux2_klein,
+    "z-image-turbo": _z_image,
+    "qwen-image-2512": _qwen_image,
+}
+"""By the name of the profile in models.yaml."""
+
+
+def _letters() -> list[str]:
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = [byte for byte in range(256) if byte not in plain]
+    return [chr(byte) for byte in plain] + [chr(256 + place) for place in range(len(moved))]
+
+
+def _clip_words() -> dict[str, int]:
+    letters = _letters()
+    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    return {word: place for place, word in enumerate(words)}
+
+
+def _clip_tokenizer() -> Any:
+    return transformers.CLIPTokenizer(vocab=_clip_words(), merges=[], model_max_length=77)
+
+
+def _clip(width: int, layers: int, *, small: bool, projects: bool = False) -> Any:
+    words = _clip_words()
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(words) if small else 49_408,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4 if small else width // 64,
+        max_position_embeddings=77,
+        bos_token_id=words["<|startoftext|>"],
+        eos_token_id=words["<|endoftext|>"],
+        pad_token_id=words["<|endoftext|>"],
+        projection_dim=width,
+    )
+    return (transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel)(config)
+
+
+def _qwen_tokenizer(*, small: bool) -> Any:
+    words = [*_letters(), "<|endoftext|>", "<|im_start|>", "<|im_end|>", *_MORE_WORDS]
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab={word: place for place, word in enumerate(words)}, merges=[], model_max_length=1024 if small else 131_072
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *_MORE_WORDS]})
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
+
+
+def _qwen3(kind: Any, *, small: bool, layers: int) -> Any:
+    shape = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+    if small:
+        shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
+        shape |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 320}
+    return kind(transformers.Qwen3Config(max_position_embeddings=1024 if small else 40_960, **shape))
