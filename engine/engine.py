@@ -396,7 +396,7 @@ class Engine:
         if adapter is not None:  # all but its name is its base's
             base = self._info(replace(health, id=adapter.base))
             own = {name: getattr(adapter, name) for name in ("id", "tier", "owned_by", "description")}
-            return replace(base, **own)
+            return replace(base, parent=adapter.base, **own)
         spec = self.config.models[health.id]
         info = ModelInfo(
             id=spec.id,

@@ -236,7 +236,7 @@ class ModelInfo:
 
     `context_length` is None until a chat model has been loaded once, `max_input_tokens` and `dimensions` until a model
     for embeddings or reranking has. `sizes` are those of images, None where it makes none. `running` counts sequences,
-    images or texts at work, `waiting` requests before their turn.
+    images or texts at work, `waiting` requests before their turn. `parent` is the model under an adapter.
     """
 
     id: str
@@ -254,6 +254,7 @@ class ModelInfo:
     waiting: int = 0
     dimensions: int | None = None
     max_input_tokens: int | None = None
+    parent: str | None = None
 
     @property
     def max_model_len(self) -> int | None:

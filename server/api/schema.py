@@ -114,6 +114,8 @@ class Model(Shown):
     """Numbers in a vector."""
     max_input_tokens: int | None
     """Of one input to a model for embeddings or reranking."""
+    parent: str | None
+    """Of an adapter: the model that it is put on."""
     running: int
     """Sequences, images or texts at work."""
     waiting: int

@@ -125,6 +125,10 @@ class EngineState(_Part):
     pids: list[int]
     running: int
     waiting: int
+    gpu_bytes: int | None = None
+    """What its processes hold on GPUs, by the driver."""
+    ram_bytes: int | None = None
+    """USS, as in `Memory`."""
 
 
 class ModelState(_Part):

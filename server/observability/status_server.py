@@ -10,8 +10,8 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
 
 from engine import ModelHealth, ModelLoad
+from engine.config.models import model_of
 from engine.placement.hardware import Gpu, Hardware, read_hardware
 from server.observability.metrics import Answered, LastMinute, read_page
 from server.observability.moments import iso
@@ -75,10 +76,11 @@ async def read_status(app: FastAPI) -> Status:
     swaps, running, draining = engine.swaps, drain.running, drain.draining
     families, ram, hardware = await app.state.inspection.of(loads.values())
     gpus = [_gpu(gpu, families) for gpu in hardware.gpus]
+    held = _Held(ram, _on_gpus_now(hardware.gpus, families))
     models = []
     for health in states:
         load = loads.get(health.id) or ModelLoad(health.id, running=0, waiting=0)
-        models.append(_model(health, load, _memory(load, ram.get(load.id), gpus), app.state.metrics.last_minute))
+        models.append(_model(health, load, held, app.state.metrics.last_minute))
     found = {model.status for model in models} | ({"draining"} if draining else set())
     paths = {name: getattr(settings, name) for name in Paths.model_fields}
     started_at = psutil.Process().create_time()
@@ -130,7 +132,7 @@ class Inspection:
         self._pids: set[int] = set()
 
     async def of(self, loads: Collection[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
-        """Return whose each process is, RAM by model, and the machine; anew where processes have come or ended."""
+        """Return which engine's each process is, RAM by engine, and the machine; again where processes changed."""
         pids = {pid for load in loads for pid in load.pids}
         async with self._turn:
             if self._found is None or pids != self._pids or time.monotonic() - self._looked_at > _INSPECTED_SECONDS:
@@ -140,10 +142,10 @@ class Inspection:
 
 
 def _inspect(loads: Iterable[ModelLoad]) -> tuple[dict[int, str], dict[str, int], Hardware]:
-    """Return whose each process is, what the models' processes have in RAM, and the machine. Blocks."""
+    """Return which engine's each process is, what the engines' processes have in RAM, and the machine. Blocks."""
     families: dict[int, str] = {}
     ram: dict[str, int] = {}
-    for load in loads:
+    for load in (engine for model in loads for engine in model.engines or (model,)):
         for pid in load.pids:
             with contextlib.suppress(psutil.Error):  # ended meanwhile
                 process = psutil.Process(pid)
@@ -161,23 +163,51 @@ def _gpu(gpu: Gpu, families: Mapping[int, str]) -> GpuState:
         total_bytes=gpu.total_bytes,
         used_bytes=gpu.total_bytes - gpu.free_bytes,
         others_bytes=gpu.foreign_bytes,
-        holders=[GpuHolder(**asdict(one), model=families.get(one.pid)) for one in gpu.holders],
+        holders=[GpuHolder(**asdict(one), model=_model_at(one.pid, families)) for one in gpu.holders],
     )
 
 
-def _memory(load: ModelLoad, ram_bytes: int | None, gpus: Sequence[GpuState]) -> Memory:
+def _model_at(pid: int, families: Mapping[int, str]) -> str | None:
+    return model_of(families[pid]) if pid in families else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the processes of each engine have now, in bytes. None: the driver does not say."""
+
+    ram: Mapping[str, int]
+    gpus: Mapping[str, int | None]
+
+    def in_ram(self, engines: Iterable[ModelLoad]) -> int | None:
+        known = [self.ram[one.id] for one in engines if one.id in self.ram]
+        return sum(known) if known else None
+
+    def on_gpus(self, engines: Iterable[ModelLoad]) -> int | None:
+        found = [self.gpus[one.id] for one in engines if one.id in self.gpus]
+        known = [used for used in found if used is not None]
+        return sum(known) if known and len(known) == len(found) else None
+
+
+def _on_gpus_now(gpus: Iterable[Gpu], families: Mapping[int, str]) -> dict[str, int | None]:
+    held: dict[str, int | None] = {}
+    for one in (holder for gpu in gpus for holder in gpu.holders if holder.pid in families):
+        engine = families[one.pid]
+        before = held.get(engine, 0)
+        held[engine] = None if one.used_bytes is None or before is None else before + one.used_bytes
+    return held
+
+
+def _memory(load: ModelLoad, held: _Held) -> Memory:
     engines = load.engines or (load,)
     planned = _sum(one.served.planned_bytes for one in engines if one.served)
     later = _sum(one.later_bytes for one in engines if one.later_bytes)
-    used_bytes = [one.used_bytes for gpu in gpus for one in gpu.holders if one.model == load.id]
-    known = [used for used in used_bytes if used is not None]
     return Memory(
         planned_gpu_bytes=_on_gpus(planned),
         planned_ram_bytes=planned.get(None),
         next_gpu_bytes=_on_gpus(later),
         next_ram_bytes=later.get(None),
-        gpu_bytes=sum(known) if known and len(known) == len(used_bytes) else None,
-        ram_bytes=ram_bytes,
+        gpu_bytes=held.on_gpus(engines),
+        ram_bytes=held.in_ram(engines),
     )
 
 
@@ -191,7 +221,7 @@ def _gpus(load: ModelLoad) -> list[int]:
     return sorted(place for place in found if place is not None)
 
 
-def _engines(health: ModelHealth, load: ModelLoad) -> list[EngineState]:
+def _engines(health: ModelHealth, load: ModelLoad, held: _Held) -> list[EngineState]:
     loads = {one.id: one for one in load.engines or (load,)}
     found = []
     for one in health.engines:
@@ -206,6 +236,8 @@ def _engines(health: ModelHealth, load: ModelLoad) -> list[EngineState]:
                 pids=list(own.pids),
                 running=own.running,
                 waiting=own.waiting,
+                gpu_bytes=held.on_gpus([own]),
+                ram_bytes=held.in_ram([own]),
             )
         )
     return found
@@ -215,7 +247,7 @@ def _on_gpus(planned: Mapping[int | None, int]) -> int | None:
     return sum(size for place, size in planned.items() if place is not None) or None
 
 
-def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMinute[Usage]) -> ModelState:
+def _model(health: ModelHealth, load: ModelLoad, held: _Held, recent: LastMinute[Usage]) -> ModelState:
     served, done, reason = load.served, recent.of(health.id), health.error or health.reason
     loaded = ServedWith(source=served.source, folder=served.folder, compiled=load.compiled) if served else None
     return ModelState(
@@ -229,7 +261,7 @@ def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMin
         restarts=health.restarts,
         served_with=loaded,
         gpus=_gpus(load),
-        memory=memory,
+        memory=_memory(load, held),
         pids=list(load.pids),
         running=load.running,
         waiting=health.waiting + load.waiting,
@@ -242,7 +274,7 @@ def _model(health: ModelHealth, load: ModelLoad, memory: Memory, recent: LastMin
             images=done.images,
             audio_seconds=round(done.audio_seconds, 1),
         ),
-        engines=_engines(health, load),
+        engines=_engines(health, load, held),
     )
 
 

@@ -61,20 +61,23 @@ class Tab:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium(*flags: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *flags])
         yield browser
         browser.close()
 
 
 @contextmanager
-def opened(browser: Browser, server: Server, *, address: str | None = None, **how: object) -> Iterator[Tab]:
-    """A tab of a browser of its own: no cookies of another. `how` is for Playwright's `new_context`."""
+def opened(browser: Browser, server: Server | str, **how: object) -> Iterator[Tab]:
+    """A tab of a browser of its own, of a server or an address: no cookies of another.
+
+    `how` is for Playwright's `new_context`.
+    """
     context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **how})
     context.set_default_timeout(45_000)  # other tests may share the cores
     with context:
-        yield new_tab(context, address or server.root_url)
+        yield new_tab(context, server if isinstance(server, str) else server.root_url)
 
 
 def new_tab(context: BrowserContext, address: str) -> Tab:

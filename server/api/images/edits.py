@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from engine import EditRequest
+from engine import EditRequest, ImageRequest
 from server.api.caller import Caller, CallerWith, checked_form
 from server.api.images.answer import ImageBody, TheImageFiles, TheImageLinks, answered
+from server.api.images.files import ImageFiles, ImageLinks
 from server.errors import ApiError
 from server.http.forms import Form, FormRoute, form_of
+from server.validation import FieldError
 
 router = APIRouter(prefix="/v1", tags=["images"], route_class=FormRoute)
 ImageCaller = Annotated[Caller, Depends(CallerWith("images"))]
@@ -27,6 +29,14 @@ class ImageVariationBody(ImageBody):
 
     strength: Annotated[float, Field(gt=0, le=1)] | None = None
     """How much of the picture changes. Default 0.7, within a mask 1."""
+    include_progress: Annotated[bool | None, Field(alias="stream_options[include_progress]")] = None
+    """With `stream: true`: adds an event `image_edit.progress` for each step, which strict clients do not know."""
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.include_progress is not None and not self.stream:
+            raise FieldError("stream_options", "needs `stream: true`")
+        return self
 
 
 class ImageEditBody(ImageVariationBody):
@@ -64,7 +74,7 @@ async def edit_images(form: TheForm, caller: ImageCaller, files: TheImageFiles, 
     body = checked_form(ImageEditBody, _fields(form))
     edit = _edit(form, body.strength, mask=_mask(form))
     asked = body.to_request(caller, prompt=body.prompt, negative_prompt=body.negative_prompt or None, edit=edit)
-    return await answered(caller, body, asked, files, links, events="image_edit")
+    return await _edited(caller, body, asked, files, links)
 
 
 @router.post("/images/variations", response_class=Response, openapi_extra=_described(ImageVariationBody, "image"))
@@ -72,7 +82,14 @@ async def vary_image(form: TheForm, caller: ImageCaller, files: TheImageFiles, l
     """Make images that are like a picture."""
     body = checked_form(ImageVariationBody, _fields(form))
     edit = _edit(form, body.strength or 0.7)
-    return await answered(caller, body, body.to_request(caller, edit=edit), files, links, events="image_edit")
+    return await _edited(caller, body, body.to_request(caller, edit=edit), files, links)
+
+
+async def _edited(
+    caller: Caller, body: ImageVariationBody, asked: ImageRequest, files: ImageFiles, links: ImageLinks
+) -> Response:
+    progress = bool(body.include_progress)
+    return await answered(caller, body, asked, files, links, events="image_edit", progress=progress)
 
 
 def _edit(form: Form, strength: float | None, *, mask: bytes | None = None) -> EditRequest:

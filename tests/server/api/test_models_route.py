@@ -27,6 +27,7 @@ FIELDS = [
     "sizes",
     "dimensions",
     "max_input_tokens",
+    "parent",
     "running",
     "waiting",
     "description",

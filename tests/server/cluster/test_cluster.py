@@ -10,6 +10,7 @@ import httpx2
 import openai
 import pytest
 from cluster_parts import CHAT, IMAGES, SPEECH, RayCluster, missing_reason, models_yaml
+from page_parts import CHROMIUM, MISSING, chromium, opened
 from postgres_parts import Postgres
 from serving import Key
 
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 OTHER_CHAT = "service-pro"
 ROLES = {"chat": {"models": [CHAT], "replicas": 2}, "more": {"models": [OTHER_CHAT, IMAGES, SPEECH]}}
 NODES = ("a", "b")
+BROWSER = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 HELLO = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -230,3 +232,18 @@ class both:  # noqa: N801  # used like a function
     async def __aexit__(self, *_: object) -> None:
         for client in self._clients:
             await client.aclose()
+
+
+@BROWSER
+def test_the_page_shows_machines_and_the_replicas_of_a_model(cluster: RayCluster, key: Key):
+    with chromium() as browser, opened(browser, cluster.root_url("b")) as tab:
+        tab.sign_in(key)
+        tab.go("Models")
+        replicas = tab.page.get_by_role("region", name="Replicas").get_by_role("row")
+        replicas.nth(3).wait_for()
+        roles = [row.split()[1:3] for row in replicas.all_inner_texts()[1:]]
+        assert sorted(roles) == [["chat", "ready"], ["chat", "ready"], ["more", "ready"]]
+        engines = tab.page.get_by_role("region", name=f"Engines of {CHAT}").get_by_role("row")
+        assert [row.split()[0] for row in engines.all_inner_texts()[1:]] == [CHAT, CHAT]
+        assert tab.page.get_by_role("region", name="Memory").get_by_role("img").count() >= 1
+        tab.check()

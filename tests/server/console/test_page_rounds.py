@@ -185,7 +185,7 @@ def test_the_page_works_behind_a_proxy_with_https(browser: Browser, server: Serv
     pair = make_pair(tmp_path / "pair")
     with (
         Proxy("nginx", tmp_path, urlsplit(server.root_url).netloc, pair) as proxy,
-        opened(browser, server, ignore_https_errors=True, address=proxy.url) as one,
+        opened(browser, proxy.url, ignore_https_errors=True) as one,
     ):
         one.sign_in(key)
         one.ask("What is the capital of France?")

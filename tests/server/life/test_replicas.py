@@ -91,6 +91,9 @@ async def test_requests_of_one_key_stay_with_one_engine_until_it_has_clearly_mor
     state = model(twins)
     assert [one["id"] for one in state["engines"]] == NAMES
     assert sorted(pid for one in state["engines"] for pid in one["pids"]) == sorted(state["pids"])
+    each = [one["ram_bytes"] for one in state["engines"]]
+    assert min(each) > 20 * 2**20
+    assert sum(each) == state["memory"]["ram_bytes"]
     assert await counted(client, 2) == [1, 1]  # each has been warmed up
     for _ in range(5):
         await answers(client, 1)

@@ -35,6 +35,9 @@ addEventListener("hashchange", () => {
   menu.value = false;
 });
 
+// A file that is dropped beside its place would replace the page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
+
 const Nav = ({ open, offered }) => html`<nav aria-label="Pages" id="menu" class=${menu.value ? "open" : ""}>
   <ul>${offered.map((name) => html`<li key=${name}>
     <a href=${`#/${name}`} aria-current=${open === name ? "page" : undefined}>${PAGES[name].title}</a>

@@ -1,8 +1,9 @@
 // Talking to a model: messages, what is sent, and how it is asked.
-import { base } from "./api.js";
+import { base, me } from "./api.js";
 import * as kept from "./chats.js";
 import { html, signal, useEffect, useRef, useSignal } from "./lib.js";
 import { Markdown } from "./markdown.js";
+import { Record, transcribe, transcribing } from "./sound.js";
 import { Copy, Failure, Field } from "./widgets.js";
 
 const problem = signal(null);
@@ -40,7 +41,7 @@ export function Chat({ models, failed }) {
     <${Failure} error=${problem.value ?? failed} />
     ${models && !able.length && html`<p>Your key may use no model that chats.</p>`}
     <${Composer} key=${chat.id} chat=${chat} live=${live} ask=${ask} ready=${Boolean(model) && !kept.live.value}
-      seeing=${model?.capabilities.includes("vision")} />`;
+      seeing=${model?.capabilities.includes("vision")} hears=${me.value.scopes.includes("audio") && transcribing(models)[0]?.id} />`;
 }
 
 const set = (chat, name, value) => kept.change(chat.id, { settings: { ...chat.settings, [name]: value } });
@@ -164,8 +165,20 @@ function Results({ calls, send }) {
   </form>`;
 }
 
-function Composer({ chat, live, ask, ready, seeing }) {
-  const text = useSignal(""), pictures = useSignal([]), file = useRef();
+function Composer({ chat, live, ask, ready, seeing, hears }) {
+  const text = useSignal(""), pictures = useSignal([]), listening = useSignal(false), file = useRef(), area = useRef();
+  const dictated = async (sound) => {
+    listening.value = true;
+    try {
+      const said = await transcribe(sound, { model: hears });
+      if (said) text.value = `${text.value}${text.value && !/\s$/.test(text.value) ? " " : ""}${said}`;
+      else problem.value = new Error("No speech was found in the recording.");
+    } catch (error) {
+      problem.value = error;
+    }
+    listening.value = false;
+    area.current?.focus();
+  };
   const take = async (files) => {
     const images = [...files].filter((one) => ["image/png", "image/jpeg", "image/webp"].includes(one.type));
     pictures.value = [...pictures.value, ...(await Promise.all(images.map(asDataUrl)))];
@@ -189,12 +202,14 @@ function Composer({ chat, live, ask, ready, seeing }) {
   return html`<form class="composer" onSubmit=${submit} onDrop=${dropped} onDragOver=${(event) => event.preventDefault()}>
     ${pictures.value.map((url, at) => html`<span class="picture" key=${at}><img src=${url} alt="Picture to send" />
       <button type="button" class="small" aria-label="Remove the picture" onClick=${() => drop(at)}>×</button></span>`)}
-    <textarea rows="2" dir="auto" aria-label="Message" placeholder="Message" autofocus value=${text.value} onKeyDown=${typed}
+    <textarea rows="2" dir="auto" ref=${area} aria-label="Message" placeholder=${listening.value ? "Listening" : "Message"} autofocus
+      value=${text.value} onKeyDown=${typed}
       onInput=${(event) => (text.value = event.target.value)} onPaste=${(event) => take(event.clipboardData.files)}></textarea>
     <div class="row">
       ${seeing && html`<button type="button" onClick=${() => file.current.click()}>Picture</button>
         <input type="file" ref=${file} class="hidden" multiple accept="image/png,image/jpeg,image/webp"
           aria-label="Pictures" tabindex="-1" onChange=${(event) => take(event.target.files)} />`}
+      ${hears && html`<${Record} label="Dictate" disabled=${listening.value} done=${dictated} failed=${(error) => (problem.value = error)} />`}
       ${live
         ? html`<button key="stop" type="button" class="main" onClick=${() => live.abort.abort()}>Stop</button>`
         : html`<button key="send" class="main" disabled=${!ready}>Send</button>`}

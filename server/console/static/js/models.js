@@ -1,24 +1,59 @@
 // The models: what each is doing, and for administrators who has which memory, loading and unloading, and what to fetch.
-import { events, get, isAdmin, send } from "./api.js";
+import { events, get, isAdmin, me, post, send } from "./api.js";
+import { chosen } from "./connect.js";
 import { html, useSignal } from "./lib.js";
-import { bytes, Failure, number, pace, say, usePoll } from "./widgets.js";
+import { bytes, Failure, Field, number, pace, say, usePoll } from "./widgets.js";
 
 const WORDS = { ready: "ready", loading: "loading", failed: "failed", sleeping: "asleep", unloaded: "not loaded" };
+// Where this page has something for a model: by its capability, the scope that it needs, and what the link says.
+const PLACES = [["chat", "chat", "chat", "Chat"], ["image_generation", "images", "images", "Make images"],
+  ["speech", "audio", "voices", "Speak"], ["transcription", "audio", "voices", "Transcribe"]];
 
 export function Models({ models, failed }) {
   const error = useSignal(null);
   const status = usePoll(isAdmin.value ? "v1/admin/status" : "health/ready", pace, error);
   const states = status.value?.models ?? {};
   const state = isAdmin.value ? Object.fromEntries(Object.values(states).map((one) => [one.id, one])) : states;
+  const listed = models ?? [], ids = new Set(listed.map((model) => model.id));
+  const fail = (failure) => (error.value = failure);
+  const replicas = status.value?.replicas ?? [];
   return html`<h1>Models</h1>
     <${Failure} error=${error.value ?? failed} />
     ${isAdmin.value && status.value?.models && html`<${Memory} status=${status.value} />`}
-    <ul class="cards">${(models ?? []).map((model) => html`<${Model} key=${model.id} model=${model}
-      state=${state[model.id]} failed=${(failure) => (error.value = failure)} />`)}</ul>
+    ${replicas.length > 0 && html`<${Cluster} replicas=${replicas} />`}
+    <ul class="cards">${listed.filter((model) => !ids.has(model.parent)).map((model) => html`<${Model} key=${model.id} model=${model}
+      state=${state[model.id]} failed=${fail} engines=${enginesOf(model.id, state[model.id], replicas)}
+      adapters=${listed.filter((one) => one.parent === model.id)} states=${state} />`)}</ul>
     ${isAdmin.value && html`<${Fetch} />`}`;
 }
 
-function Model({ model, state, failed }) {
+// Of a model with several engines, or of one that stands on several machines of a cluster: each of them.
+function enginesOf(id, state, replicas) {
+  if (!replicas.length) return state?.engines ?? [];
+  return replicas.flatMap(({ node, status }) => status.models.filter((model) => model.id === id).flatMap((model) => {
+    const whole = { ...model, gpu_bytes: model.memory.gpu_bytes, ram_bytes: model.memory.ram_bytes };
+    return (model.engines.length ? model.engines : [whole]).map((engine) => ({ ...engine, node }));
+  }));
+}
+
+function Engines({ name, engines }) {
+  const memory = (one) => [one.gpus.length && `GPU ${one.gpus.join(", ")}`, one.gpu_bytes && bytes(one.gpu_bytes),
+    one.ram_bytes && `RAM ${bytes(one.ram_bytes)}`].filter(Boolean).join(" · ");
+  const rows = engines.map((one) => [one.node ? `${one.id} on ${one.node}` : one.id, WORDS[one.status], one.running, one.waiting,
+    memory(one), one.restarts]);
+  return html`<${Table} title=${`Engines of ${name}`} columns=${["Engine", "State", "Running", "Waiting", "Memory", "Restarts"]} rows=${rows} />`;
+}
+
+const Table = ({ title, columns, rows }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
+  <thead><tr>${columns.map((column) => html`<th key=${column}>${column}</th>`)}</tr></thead>
+  <tbody>${rows.map((row, at) => html`<tr key=${at}>${row.map((cell, place) => html`<td key=${place}>${cell}</td>`)}</tr>`)}</tbody>
+</table></div>`;
+
+const Cluster = ({ replicas }) => html`<h2>Replicas</h2>
+  <${Table} title="Replicas" columns=${["Machine", "Role", "State", "Requests", "Models", "Replica"]} rows=${replicas.map(({ node, role, replica, status }) =>
+    [node, role, status.status, status.requests_running, status.models.map((model) => model.id).join(", "), html`<code>${replica}</code>`])} />`;
+
+function Model({ model, state, states, engines, adapters, failed }) {
   const busy = useSignal(false);
   const act = (what) => async () => {
     busy.value = true;
@@ -39,7 +74,12 @@ function Model({ model, state, failed }) {
     model.max_input_tokens && `${number(model.max_input_tokens)} tokens of each text`,
     state?.served_with && `${state.served_with.source}: ${state.served_with.folder}`,
     state?.restarts && `${state.restarts} restarts`,
+    model.parent && `an adapter of ${model.parent}`,
   ].filter(Boolean);
+  const places = PLACES.filter(([capability, scope]) => model.capabilities.includes(capability) && me.value.scopes.includes(scope));
+  const tries = ["embedding", "rerank"].some((one) => model.capabilities.includes(one)) && me.value.scopes.includes("embeddings");
+  const sum = (name) => engines.reduce((all, one) => all + one[name], 0);
+  const [running, waiting] = engines.some((one) => one.node) ? [sum("running"), sum("waiting")] : [model.running, model.waiting];
   return html`<li class="card">
     <h2>${model.id} <span class=${`state ${model.status}`}>${WORDS[model.status]}</span></h2>
     ${model.description && html`<p dir="auto">${model.description}</p>`}
@@ -48,10 +88,18 @@ function Model({ model, state, failed }) {
       ${" "}${state.phase}${left ? `, about ${Math.ceil(left)} s left` : ""}</p>`}
     ${state?.reason && html`<p class="failure">${state.reason}</p>`}
     <p><small>${model.tier} · ${model.capabilities.join(", ")}${facts.map((fact) => ` · ${fact}`)}</small></p>
-    <p><b>${model.running}</b> running, <b>${model.waiting}</b> waiting${last && html`;
-      in the last minute ${number(last.answers)} answers, ${number(last.tokens_per_second)} tokens/s${last.images ? `, ${last.images} images` : ""}`}
+    <p><b>${running}</b> running, <b>${waiting}</b> waiting${last && html`;
+      in the last minute ${number(last.answers)} answers${last.tokens_per_second ? `, ${number(last.tokens_per_second)} tokens/s` : ""}
+      ${last.images ? `, ${last.images} images` : ""}`}
       ${state?.kv_cache_usage != null && html`; KV cache <meter min="0" max="1" value=${state.kv_cache_usage} aria-label="KV cache in use"></meter>
         ${" "}${Math.round(state.kv_cache_usage * 100)} %`}</p>
+    ${engines.length > 0 && html`<${Engines} name=${model.id} engines=${engines} />`}
+    ${adapters.length > 0 && html`<h3>Adapters</h3><ul>${adapters.map((one) => html`<li key=${one.id}>
+      <b>${one.id}</b> (${one.tier})${one.description && html`: <span dir="auto">${one.description}</span>`}
+      ${one.status === "failed" && html`<p class="failure">${states[one.id]?.reason ?? "failed"}</p>`}</li>`)}</ul>`}
+    ${tries && html`<${Try} model=${model} />`}
+    <p class="row">${places.map(([, , page, title]) => html`<a key=${title} href=${`#/${page}`}>${title}</a>`)}
+      <a href="#/connect" onClick=${() => (chosen.value = model.id)}>Use it in a program</a></p>
     ${isAdmin.value && html`<div class="row">
       ${["unloaded", "sleeping", "failed"].includes(model.status) &&
       html`<button type="button" disabled=${busy.value} onClick=${act("load")}>Load</button>`}
@@ -60,19 +108,48 @@ function Model({ model, state, failed }) {
   </li>`;
 }
 
-// One bar per GPU, and one for RAM: who has how much.
-function Memory({ status }) {
-  const devices = status.gpus.map((gpu) => {
-    const held = new Map();
-    for (const one of gpu.holders) {
-      const name = one.model ?? one.name;
-      held.set(name, (held.get(name) ?? 0) + (one.used_bytes ?? 0));
+// Texts in the order in which they fit a question: by a model that ranks, or by the angle between vectors.
+function Try({ model }) {
+  const query = useSignal(""), texts = useSignal(""), found = useSignal(null), error = useSignal(null), busy = useSignal(false);
+  const submit = async (event) => {
+    event.preventDefault();
+    const documents = texts.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    busy.value = true;
+    error.value = null;
+    try {
+      if (model.capabilities.includes("rerank")) {
+        const { results } = await post("v1/rerank", { model: model.id, query: query.value, documents });
+        found.value = results.map(({ index, relevance_score: score }) => [documents[index], score]);
+      } else {
+        const { data } = await post("v1/embeddings", { model: model.id, input: [query.value, ...documents] });
+        const [asked, ...others] = data.map((one) => one.embedding);
+        found.value = others.map((other, at) => [documents[at], cosine(asked, other)]).sort(([, one], [, other]) => other - one);
+      }
+    } catch (failure) {
+      error.value = failure;
     }
-    return { name: `GPU ${gpu.index}: ${gpu.name}`, total: gpu.total_bytes, held: [...held], used: gpu.used_bytes };
-  });
-  const inRam = status.models.filter((model) => model.memory.ram_bytes).map((model) => [model.id, model.memory.ram_bytes]);
-  const usedRam = status.ram_total_bytes - status.ram_available_bytes;
-  devices.push({ name: "RAM", total: status.ram_total_bytes, held: inRam, used: usedRam });
+    busy.value = false;
+  };
+  const input = (signal) => ({ value: signal.value, dir: "auto", required: true, onInput: (event) => (signal.value = event.target.value) });
+  return html`<details><summary>Try it</summary><form onSubmit=${submit}>
+    <${Field} label="Question"><input ...${input(query)} /><//>
+    <${Field} label="Texts, one on each line"><textarea rows="3" ...${input(texts)}></textarea><//>
+    <button disabled=${busy.value}>${busy.value ? "Comparing" : "Sort by relevance"}</button>
+    <${Failure} error=${error.value} />
+    <div role="status">${found.value && html`<ol>${found.value.map(([text, score], at) => html`<li key=${at}>
+      <span dir="auto">${text}</span> <small>${score.toFixed(3)}</small></li>`)}</ol>`}</div>
+  </form></details>`;
+}
+
+function cosine(one, other) {
+  const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
+  return dot(one, other) / Math.sqrt(dot(one, one) * dot(other, other));
+}
+
+// One bar per GPU, and one for RAM: who has how much. In a cluster for each machine, all of its replicas together.
+function Memory({ status }) {
+  const nodes = status.replicas.length ? Object.entries(Object.groupBy(status.replicas, (one) => one.node)) : [["", [{ status }]]];
+  const devices = nodes.flatMap(([node, replicas]) => devicesOf(node && `${node}, `, replicas.map((one) => one.status)));
   return html`<section aria-label="Memory">${devices.map((device) => {
     const known = device.held.reduce((sum, [, size]) => sum + size, 0);
     const parts = [...device.held, ["others", Math.max(0, device.used - known)]];
@@ -84,6 +161,28 @@ function Memory({ status }) {
     </div>`;
   })}
   ${status.no_gpus && html`<p><small>No GPUs: ${status.no_gpus}</small></p>`}</section>`;
+}
+
+// The servers of one machine see the same GPUs, and each knows which processes are its own.
+function devicesOf(node, all) {
+  const models = new Map(all.flatMap((one) => one.gpus).flatMap((gpu) => gpu.holders).filter((one) => one.model).map((one) => [one.pid, one.model]));
+  const gpus = new Map(all.flatMap((one) => one.gpus).map((gpu) => [gpu.index, gpu]));
+  const [{ ram_total_bytes: total, ram_available_bytes: free }] = all;
+  return [
+    ...[...gpus.values()].map((gpu) => ({
+      name: `${node}GPU ${gpu.index}: ${gpu.name}`,
+      total: gpu.total_bytes,
+      used: gpu.used_bytes,
+      held: sums(gpu.holders.map((one) => [models.get(one.pid) ?? one.name, one.used_bytes ?? 0])),
+    })),
+    { name: `${node}RAM`, total, used: total - free, held: sums(all.flatMap((one) => one.models).map((one) => [one.id, one.memory.ram_bytes])) },
+  ];
+}
+
+function sums(pairs) {
+  const found = new Map();
+  for (const [name, size] of pairs) if (size) found.set(name, (found.get(name) ?? 0) + size);
+  return [...found];
 }
 
 const tone = (name, at) => (name === "others" ? 5 : (at % 4) + 1);

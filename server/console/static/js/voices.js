@@ -1,16 +1,17 @@
-// Speech: the voices by language, what they say, to hear and to save.
+// Speech: the voices by language, what they say, to hear and to save; and what is said in recordings.
 import { get, send } from "./api.js";
 import { html, useEffect, useSignal } from "./lib.js";
+import { Transcription } from "./sound.js";
 import { Failure, Field } from "./widgets.js";
 
 const NAMES = new Intl.DisplayNames(["en"], { type: "language" });
 // A greeting in each language that is shipped, to begin with.
 const GREETINGS = { am: "ሰላም ለዓለም።", ti: "ሰላም ንዓለም።", so: "Salaan adduunka.", om: "Akkam jirtu.", en: "Hello, world." };
 
-export function Voices() {
+export function Voices({ models: served }) {
   const error = useSignal(null), text = useSignal(""), language = useSignal(null), chosen = useSignal(null);
   const speed = useSignal("1"), format = useSignal("mp3"), sound = useSignal(null), busy = useSignal(false);
-  const found = useSignal([]);
+  const found = useSignal(null);
   useEffect(() => {
     const ask = async () => {
       const { data: models } = await get("v1/audio/models");
@@ -20,7 +21,7 @@ export function Voices() {
     ask().catch((failure) => (error.value = failure));
     return () => sound.value && URL.revokeObjectURL(sound.value.url);
   }, []);
-  const voices = found.value.filter((voice) => voice.available);
+  const voices = (found.value ?? []).filter((voice) => voice.available);
   const languages = [...new Set(voices.map((voice) => voice.language))];
   const spoken = language.value ?? languages[0];
   const able = voices.filter((voice) => voice.language === spoken);
@@ -66,5 +67,6 @@ export function Voices() {
       <audio controls autoplay src=${sound.value.url} aria-label=${sound.value.said}></audio>
       <a href=${sound.value.url} download=${sound.value.name}>Save ${sound.value.name}</a>
     </figure>`}
-    ${!error.value && !voices.length && html`<p>Your key may use no model that speaks, or none has a voice.</p>`}`;
+    ${found.value && !voices.length && html`<p>Your key may use no model that speaks, or none has a voice.</p>`}
+    <${Transcription} models=${served} />`;
 }

@@ -143,6 +143,15 @@ async def test_a_stream_has_previews_and_the_picture(http: httpx2.AsyncClient):
     assert picture(events[1]).tobytes() == picture(whole["data"][0]).tobytes()
 
 
+async def test_a_stream_has_the_progress_of_each_step_for_who_asks(http: httpx2.AsyncClient):
+    asked = {"stream_options[include_progress]": "true"}
+    events = image_events((await send(http, ("image", RED), stream="true", **asked)).content)
+    steps = [(one["step"], one["steps"]) for one in events[:-1]]
+    assert {one["type"] for one in events[:-1]} == {"image_edit.progress"}
+    assert steps == [(step, len(steps)) for step in range(1, len(steps) + 1)]
+    assert_error(await send(http, ("image", RED), **asked), 400, "invalid_value", "stream_options")
+
+
 @pytest.mark.parametrize(
     ("files", "fields", "param", "code"),
     [
