@@ -8,16 +8,17 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Engine, Table, exc, make_url
+from sqlalchemy import URL, Engine, Table, delete, exc, insert, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from server.store.errors import StoreError, StoreUnavailableError
 from server.store.migrations import HEAD, upgrade
+from server.store.schema import bucket
 from server.store.sqlite import SQLITE, SqliteFile
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _FORMS = f"{SQLITE}:////var/lib/hearth/hearth.db or {POSTGRESQL}://user:password
 _LOOK_EVERY_SECONDS = 2.0
 _LOOK_SECONDS = 3.0  # an answer that takes longer is none
 _LONGEST_TRANSACTION_SECONDS = 10.0
+_NO_BUCKET = "-"  # in the table of buckets for the length of a transaction
 _ESCAPE = ". In a password, write @ as %40, : as %3A, / as %2F and % as %25."
 _T = TypeVar("_T")
 _log = logging.getLogger("hearth.store")
@@ -45,6 +47,9 @@ class Database:
 
     failing: str | None = None
     """Why transactions are refused at the moment; safe to show."""
+
+    unwritable: str | None = None
+    """Why nothing can be written at the moment, though it can be read; safe to show."""
 
     def __init__(self, place: "SqliteFile | PostgresqlServer") -> None:
         self._place = place
@@ -111,7 +116,7 @@ class Database:
 
         `durable=False` spares the sync: a crash of the process loses nothing, a power cut the last seconds.
         """
-        with self._checked():
+        with self._checked(writes=True):
             # Our own writers queue here, in order; only other processes are left for SQLite's busy polling
             async with (
                 self._place.writer_turn,
@@ -122,7 +127,7 @@ class Database:
     @contextmanager
     def blocking(self) -> Iterator[Any]:
         """The driver's cursor in a transaction like `writing` without the sync, for one thread: a tenth of its time."""
-        with self._checked():
+        with self._checked(writes=True):
             connection = self._blocking_engine.raw_connection()
             try:
                 cursor = connection.cursor()
@@ -148,7 +153,7 @@ class Database:
     def check(self) -> None:
         """Raise StoreUnavailableError if it is known to fail."""
         if self.failing is not None:
-            raise StoreUnavailableError(self.failing)
+            raise StoreUnavailableError(self.failing, is_logged=True)
 
     async def _look(self) -> None:
         oldest = min(self._began.copy().values(), default=time.monotonic())
@@ -167,19 +172,43 @@ class Database:
             if self.failing is not None:
                 _log.warning("The key database answers again.")
             self.failing = None
+            if self.unwritable is not None:
+                await self._try_to_write()
         finally:
             overdue.cancel()
 
+    async def _try_to_write(self) -> None:
+        """Write a row and delete it, and so find out whether something can be written again."""
+        with suppress(StoreUnavailableError):
+            self._place.check_space()
+            async with self.writing(durable=False) as connection:
+                await connection.execute(insert(bucket).values(name=_NO_BUCKET, tat=0))
+                await connection.execute(delete(bucket).where(bucket.c.name == _NO_BUCKET))
+            self.unwritable = None
+            _log.warning("The key database can be written again.")
+
     @contextmanager
-    def _checked(self) -> Iterator[None]:
+    def _checked(self, *, writes: bool = False) -> Iterator[None]:
         self.check()
         transaction = object()
         self._began[transaction] = time.monotonic()
         try:
             with self._translated():
                 yield
+        except StoreUnavailableError as error:
+            if writes:
+                self._notice(error)
+            raise
         finally:
             del self._began[transaction]
+
+    def _notice(self, error: StoreUnavailableError) -> None:
+        """Know and log that nothing can be written, once; `_try_to_write` sees the end of that."""
+        if self._place.is_unwritable(error.__cause__):
+            if self.unwritable is None:
+                _log.error("The key database cannot be written: %s", error.message)
+            self.unwritable = error.message
+            error.is_logged = True
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -187,7 +216,8 @@ class Database:
         try:
             yield
         except (exc.DBAPIError, exc.TimeoutError, OSError, self._place.driver_error) as error:
-            raise StoreUnavailableError(self._place.error_message(getattr(error, "orig", None) or error)) from error
+            cause = getattr(error, "orig", None) or error
+            raise StoreUnavailableError(self._place.error_message(cause)) from cause
 
 
 def _place(url: URL, busy_timeout_seconds: float) -> "SqliteFile | PostgresqlServer":
@@ -269,6 +299,7 @@ class WrittenLater:
     """What is kept in memory and written by `flush`, again and again and at the end. Use as `async with`."""
 
     flush_every_seconds: float
+    _is_logged = False  # that it cannot be written
 
     @cached_property
     def tasks(self) -> SideTasks:
@@ -292,11 +323,13 @@ class WrittenLater:
     async def close(self) -> None:
         """Stop, and write what is left. A failing store does not hold up the shutdown for long."""
         await self.tasks.cancel()
-        await self._try_to_flush()
+        await self._try_to_flush(last=True)
 
-    async def _try_to_flush(self) -> None:
+    async def _try_to_flush(self, *, last: bool = False) -> None:
         try:
             await self.flush()
+            self._is_logged = False
         except StoreUnavailableError as error:
-            if what := self.unwritten():
+            if (what := self.unwritten()) and (last or not (self._is_logged or error.is_logged)):
                 _log.warning("%s not written yet: %s", what, error.message)
+            self._is_logged = True

@@ -18,7 +18,11 @@ class StoreError(Exception):
 
 
 class StoreUnavailableError(StoreError):
-    """It cannot answer now. The message is safe to show."""
+    """It cannot answer now. The message is safe to show. `is_logged`: the log has it already, at its beginning."""
+
+    def __init__(self, message: str, *, is_logged: bool = False) -> None:
+        super().__init__(message)
+        self.is_logged = is_logged
 
 
 class KeyNotFoundError(StoreError):

@@ -88,6 +88,9 @@ class PostgresqlServer:
         if await connection.scalar(_IS_STANDBY):
             raise errors.ReadOnlySqlTransaction
 
+    def check_space(self) -> None:
+        """Nothing to do: its disk is its own."""
+
     def cut_lines(self) -> None:
         """Have whatever waits for the server fail at once: libpq itself waits for ever, even after a cancel."""
         for line in list(self._lines):
@@ -102,10 +105,15 @@ class PostgresqlServer:
             return "The key database is busy. Try again in a few seconds."
         if isinstance(error, errors.ReadOnlySqlTransaction):
             return "The key database is read-only, as a standby is before it is promoted. Try again in a few seconds."
+        if self.is_unwritable(error):
+            return "The disk of the key database is full. Free space there; all goes on by itself then."
         return (
             "The key database does not answer. Try again in a few seconds; if it stays so, check that the "
             "PostgreSQL server runs and can be reached."
         )
+
+    def is_unwritable(self, error: BaseException | None) -> bool:
+        return isinstance(error, errors.DiskFull)
 
     async def backup(self, _: Path) -> None:
         raise StoreError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -30,6 +31,9 @@ FILE_NAME = "hearth.db"
 _SUFFIXES = ("", "-wal", "-shm")  # the database first: a log without its database is refused by every start
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _VERSION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our constant
+_SPARE_BYTES = 256 << 10
+_UNWRITABLE_ERRORS = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR")
+_UNWRITABLE = "The disk of the key database is full, or cannot be written. Free space there; all goes on by itself then."
 _REMEDY = (
     "Hearth has not changed it. Stop the server, move the file (and those ending in -wal and -shm) aside, "
     "and put a backup in its place; without a backup, start over and create new keys. See docs/keys.md, "
@@ -103,16 +107,28 @@ class SqliteFile:
         """Raise an error unless it can be read."""
         await connection.exec_driver_sql(_VERSION)
 
+    def check_space(self) -> None:
+        """Raise StoreUnavailableError while the disk has no room for more than a few pages."""
+        with suppress(OSError):
+            if shutil.disk_usage(self._path.parent).free < _SPARE_BYTES:
+                raise StoreUnavailableError(_UNWRITABLE)
+
     def cut_lines(self) -> None:
         """Nothing to do: the busy timeout ends every wait."""
 
     def error_message(self, error: BaseException) -> str:
         if "SQLITE_BUSY" in getattr(error, "sqlite_errorname", ""):
             return "The key database is locked by another program. Try again in a few seconds."
+        if self.is_unwritable(error):
+            return _UNWRITABLE
         return (
             "The key database cannot be read or written right now. Try again in a few seconds; if it stays so, "
             "check that the disk is not full, and restart the server, which checks the database."
         )
+
+    def is_unwritable(self, error: BaseException | None) -> bool:
+        """Whether it can be read, and not written."""
+        return getattr(error, "sqlite_errorname", "").startswith(_UNWRITABLE_ERRORS)
 
     async def backup(self, path: Path) -> None:
         self.check()
