@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import typer
-from bench import batch, chat, fair, files, images, many, pictures, speech, start, vectors
+from bench import batch, chat, fair, files, images, many, pictures, speech, start, tracing, vectors
 from bench.load import BenchError
 from cluster_plan import ClusterPlan
 
@@ -30,6 +30,7 @@ for command in (
     pictures.Pictures,
     speech.Speech,
     vectors.Vectors,
+    tracing.Tracing,
 ):
     app.command(command.__name__.lower())(command)
 app.command("cluster-plan")(ClusterPlan)

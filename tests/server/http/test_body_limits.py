@@ -91,6 +91,41 @@ async def test_a_body_that_its_head_rules_out_is_refused_before_it_is_read(heade
     assert record.error_code == {413: "request_too_large", 415: "unsupported_media_type"}[status]
 
 
+async def test_two_large_bodies_are_parsed_at_a_time_and_small_ones_do_not_wait():
+    router = APIRouter(route_class=StrictRoute)
+
+    @router.post("/")
+    async def route(body: dict[str, Any]) -> int:
+        return len(body["a"])
+
+    async def ask_with(size: int) -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": json.dumps({"a": "x" * size}).encode()}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        sent: list[dict[str, Any]] = []
+        state = {"record": RequestRecord("req_1", "POST", None)}
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "state": state}
+        await app({**scope, "headers": [(b"content-type", b"application/json")]}, receive, send)
+        assert (sent[0]["status"], json.loads(sent[1]["body"])) == (200, size)
+
+    app = FastAPI(routes=router.routes)
+    install(app)
+    app.state.settings, app.state.bodies = load_settings(), Bodies(2**30)
+    parsing = app.state.bodies.parsing
+    for _ in range(2):
+        assert not parsing.locked()
+        await parsing.acquire()
+    large = asyncio.create_task(ask_with(MIB))
+    for _ in range(3):
+        await ask_with(1000)
+    assert not large.done()
+    parsing.release()
+    await asyncio.wait_for(large, 10)
+
+
 @pytest.mark.parametrize(
     ("given", "kept"), [("mine-7_X", True), ("hk_abcdefghijkl_0123456789", False), ("x-hk_", False), ("h_k", True)]
 )

@@ -171,6 +171,29 @@ def test_a_database_that_hangs(office: Office) -> None:
             office.primary.thaw()
 
 
+def test_a_database_that_is_slow(office: Office) -> None:
+    """It answers a fifth of the time: requests take longer, and nothing is refused."""
+    ended = threading.Event()
+
+    def slow_down() -> None:
+        while not ended.is_set():
+            office.primary.freeze()
+            ended.wait(0.8)
+            office.primary.thaw()
+            ended.wait(0.2)
+
+    slowing = threading.Thread(target=slow_down)
+    with outage_under_load(office):
+        slowing.start()
+        try:
+            for number in range(3):
+                assert office.make_key(f"slow {number}").status_code == 200
+                assert office.ready()["degraded"] is None
+        finally:
+            ended.set()
+            slowing.join(10)
+
+
 def test_a_database_that_restarts(office: Office) -> None:
     with outage_under_load(office):
         office.primary.stop()
