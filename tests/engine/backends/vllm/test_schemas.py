@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -10,8 +11,18 @@ import xgrammar
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_schemas import SCHEMAS, with_definitions
+from serving import ROOT
 
-from engine.backends.vllm.schemas import applicable, enforceable, malformed, of_the_type, unenforced
+from engine.backends.vllm.schemas import (
+    _FORMATS,
+    _NEVER,
+    _TYPED,
+    applicable,
+    enforceable,
+    malformed,
+    of_the_type,
+    unenforced,
+)
 
 # A vocabulary of single bytes and an end.
 _END = 256
@@ -68,6 +79,23 @@ def test_what_is_accepted_as_strict_is_kept(schema: Any, one: Any, seed: int) ->
 @given(SCHEMAS, SCHEMAS, st.integers())
 def test_what_is_accepted_as_strict_is_kept_of_thousands(schema: Any, one: Any, seed: int) -> None:
     assert not _is_broken(with_definitions(schema, one), seed=seed)
+
+
+_SECTION = (ROOT / "docs/api.md").read_text().split("\nNot enforced:\n")[1].split("\n###")[0]
+
+
+def test_the_documentation_names_what_is_never_enforced_and_the_formats_that_are():
+    assert set(_NEVER) <= set(re.findall("`([^` ]+)`", _SECTION))
+    (formats,) = (line for line in _SECTION.splitlines() if line.startswith("- formats other than"))
+    assert set(re.findall("`([^`]+)`", formats)) == _FORMATS
+
+
+@settings(_RANDOM, max_examples=200)
+@given(SCHEMAS, SCHEMAS)
+def test_the_documentation_names_what_a_strict_schema_is_refused_for(schema: Any, one: Any) -> None:
+    keyword = unenforced(enforceable(with_definitions(schema, one)))
+    # Those of one type are refused beside another, which is said of all of them.
+    assert keyword is None or f"`{keyword}`" in _SECTION or keyword in _TYPED
 
 
 _A, _B = {"a": {"type": "integer"}}, {"b": {"type": "integer"}}
