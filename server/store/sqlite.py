@@ -33,7 +33,7 @@ _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 _VERSION = f"SELECT version_num FROM {VERSION_TABLE}"  # noqa: S608 - our constant
 _SPARE_BYTES = 256 << 10
 _UNWRITABLE_ERRORS = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR")
-_UNWRITABLE = "The disk of the key database is full, or cannot be written. Free space there; all goes on by itself then."
+_UNWRITABLE = "The disk of the key database is full or cannot be written. Free space there; all goes on by itself then."
 _REMEDY = (
     "Hearth has not changed it. Stop the server, move the file (and those ending in -wal and -shm) aside, "
     "and put a backup in its place; without a backup, start over and create new keys. See docs/keys.md, "

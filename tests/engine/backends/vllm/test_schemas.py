@@ -34,6 +34,7 @@ _VOCABULARY = xgrammar.TokenizerInfo(
 )
 _COMPILER = xgrammar.GrammarCompiler(_VOCABULARY, cache_enabled=False)
 
+
 def answer_of(schema: Any, chance: random.Random) -> Any:
     """A random answer that the schema's grammar lets through. Raises `RuntimeError` where there is no grammar."""
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -75,7 +76,9 @@ WAYS = [(make, ask) for make in (as_format, as_call) for ask in (plain, streamed
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.rounds)])
-async def test_what_is_accepted_as_strict_is_kept_by_the_engine(client: openai.AsyncOpenAI, count: int) -> None:
+async def test_what_is_accepted_as_strict_is_kept_by_the_engine(
+    client: openai.AsyncOpenAI, count: int, record_property: Callable[[str, object], None]
+) -> None:
     waiting = iter(list(zip(drawn(count), cycle(WAYS), strict=False)))
     outcomes: Counter[str] = Counter()
     broken = []
@@ -100,7 +103,7 @@ async def test_what_is_accepted_as_strict_is_kept_by_the_engine(client: openai.A
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_A_TIME):
             group.create_task(worker())
-    print(dict(outcomes))
+    record_property("outcomes", dict(outcomes))  # in --junit-xml
     assert not broken
     assert outcomes.total() == count
     assert outcomes.keys() <= {f"{make.__name__} {ask.__name__}" for make, ask in WAYS} | {
