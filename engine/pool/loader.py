@@ -7,6 +7,8 @@ import contextlib
 import functools
 import logging
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +36,7 @@ from engine.config import (
 )
 from engine.config.models import model_of
 from engine.demo import weights_dir
-from engine.errors import LoadError
+from engine.errors import LoadError, StartError
 from engine.media import Pictures, PixelLoad
 from engine.placement.hardware import GIB, Hardware, Prefer, meant_for, read_hardware
 from engine.placement.needs import ContextNeeds, Footprints, demo_need, own_folders, variants_here
@@ -71,11 +73,12 @@ class Loader:
         self._weights_dir, self._data_dir = weights_dir, data_dir
         # Read once: at a reload, what is taken is mostly taken by our own models
         hardware = meant_for(read_hardware(), ram_gib, prefer)
-        self._on_cpu = processes.runs_on_cpu()
-        self._hardware = replace(hardware, gpus=()) if self._on_cpu else hardware
+        self.on_cpu = processes.runs_on_cpu()
+        self._hardware = replace(hardware, gpus=()) if self.on_cpu else hardware
         self._under_way = self._begun = 0  # loads
         self.ledger = Ledger()
         self._loads: dict[str, _Load] = {}  # the last load of each model
+        self._outgrown: Counter[str] = Counter()  # loads of each model that ended for want of a GPU's memory
         self.lacks: dict[str, frozenset[str]] = {}  # capabilities that it does not have, though models.yaml claims them
         self._pictures = pictures
         self.compiled = compiled
@@ -84,7 +87,7 @@ class Loader:
         self._starter = functools.cache(processes.StarterThread)
         # On a CPU models load side by side; what shares a GPU loads one after the other, since it measures memory
         self._turn: contextlib.AbstractAsyncContextManager[Any] = (
-            contextlib.nullcontext() if self._on_cpu else asyncio.Lock()
+            contextlib.nullcontext() if self.on_cpu else asyncio.Lock()
         )
         self.use(config, Voices(config, weights_dir))
 
@@ -94,6 +97,7 @@ class Loader:
     def use(self, config: Config, voices: Voices) -> None:
         """From now on these are the models and their voices."""
         self._config = config
+        self._outgrown.clear()
         self.planned = Planned(config, self._weights_dir, self._data_dir, self._hardware)
         self.ledger.plan(self.planned.memory_plan())
         self.voices = voices
@@ -182,6 +186,9 @@ class Loader:
                         backend = await self._load_auxiliary(spec, planned, folder, report, is_demo=is_demo)
                     else:
                         backend = await self._load_images(spec, planned, folder, report, is_demo=is_demo)
+            except StartError as error:
+                self.note_failure(spec, error)
+                raise
             finally:
                 self._under_way -= 1
             if alone and begun == self._begun:  # else what was taken cannot be told apart
@@ -191,6 +198,24 @@ class Loader:
                     backend.terminate()
                     raise
             return backend
+
+    def note_failure(self, spec: ModelSpec, error: StartError) -> None:
+        """Have the next load take a smaller KV cache, where this one ended for want of a GPU's memory.
+
+        How much a model takes while it starts is stated, and measured only by loads that succeed.
+        """
+        if self.on_cpu or not isinstance(spec, ChatModelSpec) or _NO_MEMORY.search(str(error)) is None:
+            return
+        self._outgrown[spec.id] += 1
+        _log.warning(
+            "%s: the GPU's memory was not enough to load it as planned. Its next load takes %.0f %% of the planned KV "
+            "cache. If that keeps happening, raise `activations_gib` of its variant in models.yaml.",
+            *(spec.id, 100 * self.part_of_kv(spec)),
+        )
+
+    def part_of_kv(self, spec: ModelSpec) -> float:
+        """Return the part of its planned KV cache that a model's next load takes."""
+        return _KEPT_OF_KV ** self._outgrown[spec.id]
 
     def _plan_for(self, spec: ModelSpec) -> Planned:
         """Return the plan that it is loaded by: of an earlier one, where others still hold what this one gives it."""
@@ -211,13 +236,13 @@ class Loader:
     ) -> VllmChat:
         sleep = planned.sleep(spec, self._turn)
         said = spec.engine.context_length
-        spec = planned.chat_spec(spec, is_demo=is_demo)
+        spec = planned.chat_spec(spec, is_demo=is_demo, of_kv=self.part_of_kv(spec))
         self._check_cache(spec)
         spec = await asyncio.to_thread(with_fitting_context, spec, folder, self._hardware, chosen=said is None)
         tools = ChatTools(self._starter("grammars"), self._pictures)
         adapters = self._adapters(spec, is_demo=is_demo)
         launch = Launch(spec, folder, self._starter_of(spec), report, self._metrics(), sleep, adapters=adapters)
-        if not self._on_cpu:
+        if not self.on_cpu:
             return await VllmChat.load(replace(launch, compiled=not spec.engine.enforce_eager), tools)
         if adapters or not self.compiled.choose(spec, folder):
             return await VllmChat.load(replace(launch, compiled=False), tools)
@@ -227,7 +252,7 @@ class Loader:
     async def _load_auxiliary(
         self, spec: AuxiliaryModelSpec, planned: Planned, folder: Path, report: Report, *, is_demo: bool
     ) -> Backend:
-        compiled = not self._on_cpu and not spec.engine.enforce_eager
+        compiled = not self.on_cpu and not spec.engine.enforce_eager
         sleep = planned.sleep(spec, self._turn)
         spec = planned.auxiliary_spec(spec, is_demo=is_demo)
         starter, metrics = self._starter_of(spec), self._metrics()
@@ -243,7 +268,7 @@ class Loader:
         return loaded
 
     def _starter_of(self, spec: ModelSpec) -> processes.StarterThread:
-        return self._starter(f"cpu-{spec.id}" if self._on_cpu else "gpu")
+        return self._starter(f"cpu-{spec.id}" if self.on_cpu else "gpu")
 
     def _metrics(self) -> CollectorRegistry | None:
         return CollectorRegistry() if self._vllm_metrics else None
@@ -260,7 +285,7 @@ class Loader:
             self._pictures,
             threads=threads,
             mark=self._mark_files,
-            on_cpu=self._on_cpu,
+            on_cpu=self.on_cpu,
             report=report,
         )
 
@@ -275,13 +300,13 @@ class Loader:
         self._serve(spec, self.planned, served)
         threads = self._cpu_threads(spec)
         return await SpeechModel.load(
-            spec, voices.voices, threads=threads, mark=self._mark_files, on_cpu=self._on_cpu, report=report
+            spec, voices.voices, threads=threads, mark=self._mark_files, on_cpu=self.on_cpu, report=report
         )
 
     def _check_cache(self, spec: ChatModelSpec) -> None:
         """Raise `LoadError` for a KV cache that this machine can never hold; vLLM's own error names no knob of ours."""
         cache_gib, ram_gib = spec.engine.kv_cache_gib or 0.0, self._hardware.ram_bytes / GIB
-        if self._on_cpu and cache_gib > ram_gib:
+        if self.on_cpu and cache_gib > ram_gib:
             raise LoadError(
                 f"{spec.id}: `kv_cache_gib` is {cache_gib:g}, and this machine has {ram_gib:.1f} GiB of RAM in all. "
                 "Lower it in models.yaml; null takes 1."
@@ -320,6 +345,8 @@ class _Load:
 _DEMO_CONTEXT = 32768
 _DEMO_KV_GIB = 0.0625
 _DEMO_SHARE = 0.1
+_NO_MEMORY = re.compile(r"(?i)out of memory|free memory on device")
+_KEPT_OF_KV = 0.7  # of a KV cache, each time that a load ends for want of memory
 _LEAST_CONTEXT = 256  # tokens: with less no conversation is possible
 
 
@@ -441,9 +468,12 @@ class Planned:
         own = folder == self._weights_dir / spec.weights
         return Served("own" if own else "variant", folder.relative_to(self._weights_dir).as_posix(), planned_bytes)
 
-    def chat_spec(self, spec: ChatModelSpec, *, is_demo: bool) -> ChatModelSpec:
-        """Fill in what models.yaml leaves to the plan: context, split, and the memory in bytes."""
-        placed, engine = self.of(spec.id), spec.engine
+    def chat_spec(self, spec: ChatModelSpec, *, is_demo: bool, of_kv: float = 1.0) -> ChatModelSpec:
+        """Fill in what models.yaml leaves to the plan: context, split, and the memory in bytes.
+
+        `of_kv`: the part of the planned KV cache that is taken.
+        """
+        placed, engine = _with_less(self.of(spec.id), of_kv), spec.engine
         values: dict[str, Any] = {}
         if is_demo:
             values = {"context_length": _DEMO_CONTEXT, "kv_cache_gib": _DEMO_KV_GIB}
@@ -563,6 +593,13 @@ def with_fitting_context(spec: ChatModelSpec, folder: Path, hardware: Hardware, 
         *(spec.id, longest, wanted, cache_gib),
     )
     return spec.model_copy(update={"engine": engine.model_copy(update={"context_length": longest})})
+
+
+def _with_less(placed: Placed, of_kv: float) -> Placed:
+    """Return it with a part of its KV cache: what fits into that, context and sequences, follows."""
+    if of_kv == 1 or placed.utilization is None:
+        return placed
+    return replace(placed, kv_bytes=int(placed.kv_bytes * of_kv), utilization=placed.utilization * of_kv)
 
 
 def _taken(placed: Placed) -> dict[int, int]:

@@ -14,10 +14,12 @@ from serving import Server
 
 from engine import demo
 from engine.config import ChatModelSpec, ImageModelSpec, load_config
-from engine.errors import LoadError
+from engine.errors import LoadError, StartError
+from engine.media import ImageLimits, Pictures
 from engine.placement.hardware import GIB, imagined
 from engine.placement.needs import Footprints, own_folders
-from engine.pool.loader import Planned, with_fitting_context
+from engine.pool.loader import Loader, Planned, with_fitting_context
+from engine.pool.records import CompiledModels
 from engine.weights.manifest import Manifest, ModelFile, write_manifest
 
 CHATTY = variant("chatty", 4, kv_kib_per_token=128, context_length=4096, tensor_parallel_sizes=[1, 2], dtype="bfloat16")
@@ -267,3 +269,43 @@ def test_a_planned_folder_is_served_and_what_it_took_is_kept(tmp_path: Path):
     used = Footprints.read(server.data_dir).of(planned_variant, 0, "RAM")
     assert used is not None
     assert 0.28 * GIB < used < 2 * GIB
+
+
+def test_after_a_load_without_enough_memory_context_and_sequences_follow_a_smaller_kv_cache(tmp_path: Path):
+    """What a hybrid gets: vLLM does not start with more sequences than blocks."""
+    shape = {"kv_kib_per_token": 32, "kv_heads": 4, "state_mib_per_chat": 49, "context_length": 8192}
+    hybrid = variant("hybrid", 5.7, activations_gib=2, max_context_length=262144, min_compute_capability=8.0, **shape)
+    put(tmp_path / "hybrid")
+    spec = model("a", hybrid)
+    found = planned(tmp_path, spec, machine="1x12")
+    whole, less = (found.chat_spec(spec, is_demo=False, of_kv=part).engine for part in (1, 0.49))
+    assert less.kv_cache_gib == pytest.approx(0.49 * whole.kv_cache_gib)
+    assert 8192 <= less.context_length < whole.context_length
+    cache = found.of("a").need.cache
+    assert less.max_num_seqs <= cache.blocks(int(less.kv_cache_gib * GIB))
+    assert less.max_num_seqs < whole.max_num_seqs
+    assert less.gpu_memory_utilization < whole.gpu_memory_utilization
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 0.7),
+        ("ValueError: Free memory on device cuda:0 (7.1/7.8 GiB) on startup is less than desired", 0.7),
+        ("RuntimeError: NCCL error", 1.0),
+    ],
+)
+async def test_a_load_without_enough_memory_has_the_next_take_less(
+    tmp_path: Path, said: str, kept: float, caplog: pytest.LogCaptureFixture
+):
+    spec = model("a", CHATTY, demo="chat")
+    compiled = CompiledModels(None, lambda: "")
+    loader = Loader(config_of(spec), tmp_path, Pictures(ImageLimits()), compiled, mark_files=False)
+    loader.note_failure(spec, StartError(said))
+    assert loader.part_of_kv(spec) == 1, "on a CPU nothing of that kind happens"
+    loader.on_cpu = False
+    loader.note_failure(spec, StartError(said))
+    assert loader.part_of_kv(spec) == kept
+    assert ("Its next load takes 70 % of the planned KV cache" in caplog.text) == (kept < 1)
+    loader.use(config_of(spec), loader.voices)
+    assert loader.part_of_kv(spec) == 1, "a reload plans anew"

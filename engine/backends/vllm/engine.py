@@ -448,6 +448,7 @@ def start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]])
 
 def _start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -456,6 +457,7 @@ def _start_engine(launch: Launch[SpecT], arguments: Callable[[], dict[str, Any]]
         with processes.CONFIG_LOCK:
             launch.report("reading the model's configuration", 0.4)
             compat.apply("fresh folders", forget_folders)
+            forget_capability(current_platform)
             if isinstance(launch.spec, ChatModelSpec):
                 _check_known(launch.spec, AsyncEngineArgs)
             config = AsyncEngineArgs(**arguments()).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -500,6 +502,14 @@ def forget_folders() -> None:
         func_utils._supports_kw,  # noqa: SLF001
     ):
         remembered.cache_clear()
+
+
+def forget_capability(platform: Any) -> None:
+    """Have vLLM ask again what the first GPU that it sees can do: for another model that may be another GPU."""
+    for kind in type(platform).__mro__:
+        method: Any = getattr(vars(kind).get("get_device_capability"), "__func__", None)
+        if hasattr(method, "cache_clear"):
+            method.cache_clear()
 
 
 def stat_logger_into(registry: CollectorRegistry | None) -> type[Any]:

@@ -155,7 +155,7 @@ def _make_socket_folder() -> Path:
 def start_own_processes() -> None:
     """Have vLLM start its engine processes by `process_context`. It has no setting for that (0.32)."""
     if not compat.fits("processes"):
-        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"  # vLLM's own way would fork a server with threads
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # vLLM's own way would fork a server with threads
         return
     import vllm.v1.engine.utils as launcher
 
