@@ -172,7 +172,7 @@ class Pull:
     def _complete_all(self, report: manifest.Report) -> None:
         def watched(path: str, done: int, size: int) -> None:
             if self.stop.is_set():
-                raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to go on.")
+                raise StoppedError("Stopped. What was fetched so far is kept: run the same command again to continue.")
             report(path, done, size)
 
         # The largest last would have one connection work alone at the end.
@@ -207,8 +207,8 @@ class Pull:
                 return
             path.unlink()
         raise WeightsError(
-            f"{file.path} arrived twice with another content than its hash says, and was thrown away. Something "
-            "between here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
+            f"{file.path} was fetched twice, and its SHA-256 was wrong both times; it was deleted. Something between "
+            "here and the source changes files, or the source is damaged: use another network or HF_ENDPOINT."
         )
 
     def _finish(self) -> manifest.Manifest:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 
-_RESUMES = "What was fetched so far is kept: run the same command again to go on."
+_RESUMES = "What was fetched so far is kept: run the same command again to continue."
 
 _GATED = """\
 {address} is gated: its owner gives it to people who have accepted the conditions. Do this once:

@@ -88,7 +88,7 @@ def _row(one: Placed) -> tuple[str, ...]:
     context = one.context_length
     memory = gib(one.device_bytes) + (" each" if len(one.gpus) > 1 else "")
     cache = gib(one.kv_bytes) if one.kv_bytes else ""
-    chats = f"{one.chats} x {context}" if context and one.variant else ""
+    chats = f"{one.chats or 1} x {context}" if context and one.variant else ""
     state = one.state if one.swap_by is None else f"{one.state} ({one.swap_by})"
     return (one.id, name, licence, where(one), memory, cache, chats, state)
 

@@ -49,13 +49,13 @@ def prepare(settings: Settings, config: Config, *, yes: bool) -> None:
     try:
         outcome = pull_all(settings.weights_dir, [wanted_of(variant) for _, variant in fetched], quiet=False)
     except KeyboardInterrupt:
-        refuse("Stopped. What was fetched so far is kept: the same command goes on.", code=130)
+        refuse("Stopped. What was fetched so far is kept: run the same command again to continue.", code=130)
     for line in pulled_lines(outcome):
         typer.echo(line)
     if outcome["errors"]:
         for error in outcome["errors"]:
             typer.echo(f"{error['folder']}: {error['message']}", err=True)
-        refuse("The server was not started. What arrived whole is kept: the same command goes on.", code=1)
+        refuse("The server was not started. Complete files are kept: run the same command again to continue.", code=1)
 
 
 def _unfit(hardware: Hardware) -> str | None:

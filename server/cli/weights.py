@@ -43,7 +43,7 @@ _MEANINGS = {
     "complete": "complete",
     "damaged": f"damaged: {HEARTH} weights pull FOLDER --again",
     "own": "your own (no manifest)",
-    "partial": "unfinished: pull it again to go on",
+    "partial": "unfinished: pull it again to continue",
 }
 
 Gpus = Annotated[str | None, typer.Option(help="Plan for this machine, like 2x24GiB or cpu. Default: this one.")]
@@ -89,7 +89,7 @@ def pull_command(  # noqa: PLR0913 - one argument per option
             all_wanted = [replace(one, revision=revision or one.revision, again=again) for one in found]
         outcome = pull_all(settings.weights_dir, all_wanted, quiet=as_json)
     except KeyboardInterrupt:
-        refuse("Stopped. What was fetched so far is kept: the same command goes on.", code=130)
+        refuse("Stopped. What was fetched so far is kept: run the same command again to continue.", code=130)
     tell(outcome, *pulled_lines(outcome), as_json=as_json)
     for error in outcome["errors"]:
         typer.echo(f"{error['folder']}: {error['message']}", err=True)

@@ -190,6 +190,8 @@ def test_a_lock_keeps_only_what_linux_needs(tmp_path: Path):
         ("echo 'NVIDIA GeForce RTX 4090, 580.65.06, 8.9'", 0, "RTX 4090: driver 580.65.06, compute capability 8.9"),
         ("echo 'Tesla T4, 590.1, 7.5'", 0, "only SDXL and the demos run on it"),
         ("echo 'Failed to initialize NVML'; exit 9", 1, "driver does not answer (Failed to initialize NVML)"),
+        ("echo 'No devices were found'", 1, "nvidia-smi lists no GPU with a driver: No devices were found"),
+        ("echo 'GRID V100D-8Q, 580.65, [N/A]'", 0, "GRID V100D-8Q: driver 580.65"),
         (None, 1, "nvidia-smi is not here: there is no NVIDIA GPU, or no driver"),
     ],
 )

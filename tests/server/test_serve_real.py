@@ -1,8 +1,12 @@
 """`hearth serve --real`: from an empty folder to a first answer, and each way in which it does not come to that."""
 
+import contextlib
 import os
+import pty
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -60,14 +64,16 @@ def test_from_nothing_to_a_first_answer_over_a_line_that_is_cut(hub: HubServer, 
         assert "tiny-chat" in server.hearth("status")
 
 
-def _alone(folder: Path, hub: HubServer, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def _alone(
+    folder: Path, hub: HubServer, *arguments: str, stdin: int = subprocess.DEVNULL, **more: str
+) -> subprocess.CompletedProcess[str]:
     """`hearth serve --real`, which is expected to end by itself; nobody sits in front of it."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("HEARTH_", "HF_"))}
     folders = ["--data-dir", folder / "data", "--weights-dir", folder / "weights"]
     return subprocess.run(
         [BIN / "hearth", "serve", "--real", "--port", "0", *folders, *arguments],
         env=ours | environment(hub, folder) | more,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         capture_output=True,
         text=True,
         timeout=100,
@@ -86,7 +92,8 @@ def test_nothing_is_fetched_where_nobody_can_be_asked(hub: HubServer, tmp_path: 
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("wrong hash", "arrived twice with another content than its hash says"),
+        ("wrong hash", "its SHA-256 was wrong both times; it was deleted"),
+        ("cut again and again", "the connection breaks again and again"),
         ("gated", "is gated"),
         ("gone", "or this machine may not see it"),
         ("no hub", "cannot be reached"),
@@ -99,6 +106,8 @@ def test_what_cannot_be_fetched_is_said_and_nothing_half_fetched_is_served(
     repository, more = hub.repositories[REPOSITORY], {}
     if case == "wrong hash":
         repository.served[WEIGHTS] = bytes(len(repository.files[WEIGHTS]))
+    elif case == "cut again and again":
+        hub.faults[WEIGHTS] = [Fault(cut=10_000)] * 60
     elif case == "gated":
         repository.gated = True
     elif case == "gone":
@@ -114,3 +123,64 @@ def test_what_cannot_be_fetched_is_said_and_nothing_half_fetched_is_served(
     assert "Traceback" not in ended.stderr
     assert "Base URL" not in ended.stdout
     assert not (tmp_path / "weights" / "tiny-chat").exists()
+
+
+def test_who_says_no_gets_nothing_and_hears_how_the_demos_start(hub: HubServer, tmp_path: Path):
+    ours, terminal = pty.openpty()
+    with ExitStack() as stack:
+        for end in (ours, terminal):
+            stack.callback(os.close, end)
+        os.write(ours, b"n\n")
+        ended = _alone(tmp_path, hub, stdin=terminal)
+    assert (ended.returncode, hub.paths) == (1, [])
+    assert "Fetch them under these licences? [Y/n]" in ended.stdout
+    assert ended.stderr.endswith(
+        "Nothing was fetched, and the server was not started. ./scripts/serve starts the demos.\n"
+    )
+    assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.rounds
+def test_the_same_command_continues_after_a_line_that_broke(hub: HubServer, tmp_path: Path):
+    hub.faults[WEIGHTS] = [Fault(cut=400_000)] * 60
+    assert _alone(tmp_path, hub, "--yes").returncode == 1
+    hub.faults.clear()
+    size, before = len(hub.repositories[REPOSITORY].files[WEIGHTS]), hub.served_bytes[WEIGHTS]
+    folders = {"HEARTH_DATA_DIR": str(tmp_path / "data"), "HEARTH_WEIGHTS_DIR": str(tmp_path / "weights")}
+    with Server(tmp_path, arguments=["--real", "--yes"], environment=environment(hub, tmp_path) | folders) as server:
+        assert "fetched." in server.log()
+    assert hub.served_bytes[WEIGHTS] - before < size, "what was there is not fetched again"
+
+
+@pytest.mark.rounds
+def test_a_disk_that_fills_up_while_files_arrive_is_said(hub: HubServer, tmp_path: Path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1200m", "tmpfs", small], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a disk of its own takes the right to mount one")
+    try:
+        hub.faults[WEIGHTS] = [Fault(hold=200_000)]
+        waiting = threading.Thread(target=_fill, args=(hub, small))
+        waiting.start()
+        ended = _alone(tmp_path, hub, "--yes", "--weights-dir", str(small / "weights"))
+        waiting.join()
+        assert ended.returncode == 1
+        assert f"The disk of {small / 'weights'} is full" in ended.stderr
+        assert not (small / "weights" / "tiny-chat").exists()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def _fill(hub: HubServer, disk: Path) -> None:
+    """Once the file has begun, take all that is left, and let it go on."""
+    hub.holding.wait(90)
+    with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 20))
+    with (disk / "rest").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(512))
+    hub.release.set()

@@ -76,7 +76,7 @@ def test_a_fault_that_stays_is_an_error_that_says_how_to_go_on(fault: Fault, tol
 def test_a_content_that_is_not_what_its_hash_says_is_never_taken(path: str, hub: HubServer, tmp_path: Path):
     content = hub.repositories[REPOSITORY].files[path]
     hub.repositories[REPOSITORY].served = {path: content[:-1] + bytes([content[-1] ^ 1])}
-    assert f"{path} arrived twice with another content" in refusal(tmp_path, wanted(hub))
+    assert f"{path} was fetched twice, and its SHA-256 was wrong" in refusal(tmp_path, wanted(hub))
     assert not [part for part in tmp_path.rglob(path) if part.is_file()]
     hub.repositories[REPOSITORY].served = {}
     pull(tmp_path, wanted(hub))

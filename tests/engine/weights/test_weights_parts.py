@@ -227,7 +227,7 @@ def test_a_part_that_was_damaged_is_fetched_once_more_from_zero_and_no_oftener(t
         pull._complete(FILE, lambda _path, done, _size: reports.append(done))
         assert (len(fetched), reports[4:]) == (2, [200])
         (pull.model / "w.bin").unlink()
-        with pytest.raises(WeightsError, match="arrived twice"):
+        with pytest.raises(WeightsError, match="was fetched twice"):
             pull._complete(FILE, lambda *_: None)
         assert len(fetched) == 4
         assert not (pull.parts / "w.bin").exists()

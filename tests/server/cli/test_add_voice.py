@@ -158,7 +158,7 @@ def test_a_cut_fetch_goes_on_wrong_bytes_are_refused_and_the_voice_travels(
     repository, file = large
     before, source = packages(), desk.hub.repositories[repository]
     source.served[file] = b"x" * len(source.files[file])
-    assert "another content than its hash says" in desk.run(*arguments, code=1)
+    assert "its SHA-256 was wrong both times" in desk.run(*arguments, code=1)
     assert not list(desk.weights.glob("voices/*"))
     source.served.clear()
     desk.hub.forget_counts()
