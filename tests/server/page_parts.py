@@ -34,6 +34,10 @@ class Tab:
         self.page.get_by_role("button", name="Sign in").click()
         self.page.locator("nav").wait_for(state="attached")
 
+    def sign_out(self) -> None:
+        self.page.get_by_role("button", name="Sign out").click()
+        self.page.get_by_label("Your key").wait_for()
+
     def go(self, name: str) -> None:
         """Open a page by its name in the menu."""
         menu = self.page.get_by_role("button", name="Menu")

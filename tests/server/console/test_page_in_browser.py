@@ -82,8 +82,7 @@ def test_a_second_tab_is_signed_in_and_signing_out_ends_both(tab: Tab):
     other = new_tab(tab.page.context, tab.address)
     other.page.goto(tab.address)
     other.page.get_by_role("main", name="Chat").wait_for()
-    tab.page.get_by_role("button", name="Sign out").click()
-    tab.page.get_by_label("Your key").wait_for()
+    tab.sign_out()
     other.page.get_by_label("Your key").wait_for()
 
 
@@ -129,7 +128,7 @@ def test_hostile_texts_are_shown_as_they_are_written_and_do_nothing(tab: Tab, se
 def test_a_hostile_name_of_a_key_is_only_a_name(tab: Tab, server: Server, admin_key: Key):
     name = "<img src=x onerror=window.ran=1>" + "W" * 30
     server.make_key(name)
-    tab.page.get_by_role("button", name="Sign out").click()
+    tab.sign_out()
     tab.sign_in(admin_key)
     tab.go("Keys")
     tab.page.get_by_text(name).wait_for()

@@ -5,14 +5,22 @@ const TOKEN = "hearth.session";
 export const base = new URL(".", location.origin + location.pathname).href; // ends in a slash, also behind a proxy's path
 export const me = signal(null); // the key that has signed in, as GET /v1/key shows it
 export const isAdmin = computed(() => me.value?.scopes.includes("admin") ?? false);
+export const ended = signal(null); // why somebody who was signed in is so no more
 let token = sessionStorage.getItem(TOKEN);
+export let leaving = false;
+let heard = 0; // when the server last accepted this session
 
-// A new tab asks the others for their half of the session; the cookie it has already.
+// A new tab asks the others for their half of the session; the cookie it has already. Who signs in replaces that cookie,
+// so that all tabs have to change with it.
 const tabs = new BroadcastChannel("hearth");
+let arrived = () => refreshMe().catch(() => {});
 tabs.onmessage = ({ data }) => {
   if (data === "token?" && token) tabs.postMessage({ token });
-  if (data === "signed out") forget();
-  if (data?.token && !token) keep(data.token);
+  if (data === "signed out") leave();
+  if (data?.token && (data.fresh || !token)) {
+    keep(data.token);
+    arrived();
+  }
 };
 
 function keep(value) {
@@ -20,10 +28,20 @@ function keep(value) {
   sessionStorage.setItem(TOKEN, value);
 }
 
+// Chats stay in the tab: who was signed out by the end of a key goes on with another.
 function forget() {
   token = null;
   me.value = null;
+  sessionStorage.removeItem(TOKEN);
+  ended.value = new Error("Your session has ended: it was too old, or its key has expired or was revoked. "
+    + "Sign in again; the chats of this tab are still here.");
+}
+
+// Nothing of it stays for whoever comes next.
+function leave() {
+  leaving = true;
   sessionStorage.clear();
+  location.reload();
 }
 
 export class ApiError extends Error {
@@ -51,6 +69,7 @@ export async function send(path, { method, body, signal: abort } = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, { message: "The server cannot be reached. Is it running?" });
   }
+  if (answer.ok && token) heard = performance.now();
   if (answer.ok || path === "health/ready") return answer; // that one is 503 while a model loads
   const failure = await answer.json().catch(() => ({}));
   if (answer.status === 401 && token && path !== "console/session") forget();
@@ -60,41 +79,60 @@ export async function send(path, { method, body, signal: abort } = {}) {
 export const get = async (path, options) => (await send(path, options)).json();
 export const post = (path, body) => get(path, { method: "POST", body });
 
-// The events of a stream, parsed, without the last "[DONE]".
+// The events of a stream, parsed, without the last "[DONE]". Ending it early ends the request.
 export async function* events(path, body, abort) {
   const answer = await send(path, { body, signal: abort });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
-      if (data && data !== "[DONE]") {
-        const event = JSON.parse(data);
-        if (event.error) throw new ApiError(500, event.error);
-        yield event;
+  try {
+    for (;;) {
+      const { done, value } = await read(reader);
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const data = part.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
+        if (data && data !== "[DONE]") {
+          const event = JSON.parse(data);
+          if (event.error) throw new ApiError(500, event.error);
+          yield event;
+        }
       }
     }
+  } finally {
+    reader.cancel().catch(() => {});
   }
 }
+
+async function read(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { message: "The connection was lost before the answer was complete." });
+  }
+}
+
+// Seconds since the server last accepted this session.
+export const sinceHeard = () => (performance.now() - heard) / 1000;
 
 export async function signIn(body) {
   const answer = await post("console/session", body);
   keep(answer.token);
+  tabs.postMessage({ token: answer.token, fresh: true });
+  ended.value = null;
   me.value = answer.key;
 }
 
 export async function signOut() {
   await send("console/session", { method: "DELETE" }).catch(() => {});
   tabs.postMessage("signed out");
-  forget();
+  leave();
 }
 
 export async function refreshMe() {
   me.value = await get("v1/key");
+  ended.value = null;
 }
 
 // A sign-in link, a session of this tab, or one of another tab. Nothing of the link stays in the address.
@@ -103,8 +141,10 @@ export async function start() {
   if (once) history.replaceState(null, "", location.pathname);
   if (once) return signIn({ once });
   if (!token) {
+    const later = arrived;
     tabs.postMessage("token?");
-    await new Promise((resolve) => setTimeout(resolve, 100));
+    await new Promise((resolve) => ((arrived = resolve), setTimeout(resolve, 200)));
+    arrived = later;
   }
   if (token) await refreshMe();
 }

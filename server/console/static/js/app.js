@@ -1,5 +1,5 @@
 // The frame: who is signed in, which page is open (behind the # of the address), and the way to the others.
-import { isAdmin, me, signOut, start } from "./api.js";
+import { ended, isAdmin, me, signOut, sinceHeard, start } from "./api.js";
 import { Batches } from "./batches.js";
 import { Chat, ChatList } from "./chat.js";
 import { Connect } from "./connect.js";
@@ -52,13 +52,14 @@ const Nav = ({ open, offered }) => html`<nav aria-label="Pages" id="menu" class=
 
 function App() {
   if (!started.value) return null;
-  return me.value ? html`<${Frame} />` : html`<${SignIn} problem=${problem.value} />`;
+  return me.value ? html`<${Frame} />` : html`<${SignIn} problem=${ended.value ?? problem.value} />`;
 }
 
-// The models are asked for on every page, which is also how one whose key has ended is noticed.
+// The models are asked for on every page, which is also how one whose key has ended is noticed: unless something else
+// was answered meanwhile, as the next message of a chat.
 function Frame() {
   const failed = useSignal(null);
-  const models = usePoll("v1/models", (found) => (place.value === "models" ? pace(found) : 5), failed);
+  const models = usePoll("v1/models", (found) => (place.value === "models" ? pace(found) : 5), failed, () => (place.value === "models" ? 0 : 5 - sinceHeard()));
   const offered = Object.keys(PAGES).filter((name) => PAGES[name].shown());
   const open = offered.includes(place.value) ? place.value : offered[0];
   const { page, title } = PAGES[open];

@@ -1,7 +1,7 @@
 // Talking to a model: messages, what is sent, and how it is asked.
 import { base, me } from "./api.js";
 import * as kept from "./chats.js";
-import { html, signal, useEffect, useRef, useSignal } from "./lib.js";
+import { Component, html, signal, useEffect, useRef, useSignal } from "./lib.js";
 import { Markdown } from "./markdown.js";
 import { Record, transcribe, transcribing } from "./sound.js";
 import { Copy, Failure, Field } from "./widgets.js";
@@ -20,9 +20,14 @@ export function Chat({ models, failed }) {
   const chat = kept.current();
   const able = (models ?? []).filter((model) => model.capabilities.includes("chat"));
   const model = able.find((one) => one.id === chat.settings.model) ?? able[0];
-  const live = kept.live.value?.chat === chat.id ? kept.live.value : null;
+  const live = kept.live.value[chat.id];
+  useEffect(() => {
+    const escape = (event) => event.key === "Escape" && kept.live.value[kept.open.value]?.abort.abort();
+    addEventListener("keydown", escape);
+    return () => removeEventListener("keydown", escape);
+  }, []);
   const ask = (messages, changes = {}) => {
-    if (kept.live.value) return;
+    if (live || !model) return;
     problem.value = null;
     kept.change(chat.id, { ...changes, messages });
     kept.answer(chat.id, model.id);
@@ -40,7 +45,7 @@ export function Chat({ models, failed }) {
     <${Messages} chat=${chat} live=${live} ask=${ask} />
     <${Failure} error=${problem.value ?? failed} />
     ${models && !able.length && html`<p>Your key may use no model that chats.</p>`}
-    <${Composer} key=${chat.id} chat=${chat} live=${live} ask=${ask} ready=${Boolean(model) && !kept.live.value}
+    <${Composer} key=${chat.id} chat=${chat} live=${live} ask=${ask} ready=${Boolean(model) && !live}
       seeing=${model?.capabilities.includes("vision")} hears=${me.value.scopes.includes("audio") && transcribing(models)[0]?.id} />`;
 }
 
@@ -58,7 +63,11 @@ function Settings({ chat, model }) {
       return error.message;
     }
   };
-  const take = (event) => kept.importFrom(event.target.files[0]).catch((error) => (problem.value = error));
+  const take = async (event) => {
+    problem.value = null;
+    await kept.importFrom(event.target.files[0]).catch((error) => (problem.value = error));
+    event.target.value = ""; // so that the same file can be chosen again
+  };
   return html`<div class="settings">
     <${Field} label="System prompt"><textarea rows="2" dir="auto" ...${input("system")}></textarea><//>
     <div class="row">
@@ -94,31 +103,50 @@ function Messages({ chat, live, ask }) {
     follow.current = end.current.scrollHeight - end.current.scrollTop - end.current.clientHeight < 60;
   };
   const all = live ? [...chat.messages, live.message] : chat.messages; // where it stays when it is whole: drawn once
-  const until = (at) => chat.messages.slice(0, at);
+  const act = useRef({}).current; // the same for all messages and at all times, so that they need not be drawn again
+  Object.assign(act, {
+    edit: (at, text) => ask([...chat.messages.slice(0, at), { ...chat.messages[at], text }]),
+    again: (at) => ask(chat.messages.slice(0, at)),
+    result: (results) => ask([...chat.messages, ...results]),
+  });
   const empty = !all.length;
   return html`<div class="messages" ref=${end} onScroll=${scrolled} tabindex="0" role="log" aria-label="Messages" aria-live="off">
     ${empty && html`<p class="empty">Ask something. Answers come from models on this server; nothing leaves it.</p>`}
-    ${all.map((one, at) => html`<${Message} key=${`${chat.id}-${at}`} one=${one === live?.message ? { ...one } : one}
-      busy=${Boolean(live)} streaming=${one === live?.message}
-      edit=${(text) => ask([...until(at), { ...one, text }])}
-      again=${() => ask(until(at))}
-      result=${at === chat.messages.length - 1 && ((results) => ask([...chat.messages, ...results]))} />`)}
+    ${all.map((one, at) => html`<${Drawn} key=${`${chat.id}-${at}`} one=${one === live?.message ? { ...one } : one} at=${at} act=${act}
+      busy=${Boolean(live)} streaming=${one === live?.message} last=${at === all.length - 1} />`)}
   </div>`;
 }
 
-function Message({ one, busy, streaming, edit, again, result }) {
+class Drawn extends Component {
+  shouldComponentUpdate(next) {
+    return ["one", "busy", "last"].some((name) => next[name] !== this.props[name]);
+  }
+
+  render(props) {
+    return html`<${Message} ...${props} />`;
+  }
+}
+
+const focus = (element) => element?.focus();
+
+function Message({ one, at, act, busy, streaming, last }) {
   const draft = useSignal(null);
   const button = (text, act) => html`<button type="button" class="small" disabled=${busy} onClick=${act}>${text}</button>`;
   if (draft.value !== null) {
+    const close = () => {
+      draft.value = null;
+      focus(document.getElementById("message"));
+    };
     const submit = (event) => {
       event.preventDefault();
-      edit(draft.value);
-      draft.value = null;
+      if (busy || !draft.value.trim()) return;
+      act.edit(at, draft.value);
+      close();
     };
     return html`<form class="message user" onSubmit=${submit}>
-      <textarea rows="3" dir="auto" aria-label="Your message" autofocus value=${draft.value}
+      <textarea rows="3" dir="auto" aria-label="Your message" ref=${focus} value=${draft.value}
         onInput=${(event) => (draft.value = event.target.value)}></textarea>
-      <div class="row"><button class="main">Send</button><button type="button" onClick=${() => (draft.value = null)}>Cancel</button></div>
+      <div class="row"><button class="main" disabled=${busy}>Send</button><button type="button" onClick=${close}>Cancel</button></div>
     </form>`;
   }
   const waits = streaming && !one.text && !one.calls.length;
@@ -130,14 +158,14 @@ function Message({ one, busy, streaming, edit, again, result }) {
     ${one.calls.map((call, at) => html`<div class="call" key=${at}>
       <p>Calls <code>${call.name}</code></p><pre tabindex="0"><code>${pretty(call.arguments)}</code></pre>
     </div>`)}
-    ${!streaming && one.calls.length > 0 && result && html`<${Results} calls=${one.calls} send=${result} />`}
+    ${!streaming && one.calls.length > 0 && last && html`<${Results} calls=${one.calls} send=${act.result} />`}
     ${waits && html`<p class="wait">${one.reasoning ? "Thinking" : "Waiting for the first token"}</p>`}
     <${Failure} error=${one.error} />
     ${!streaming && html`<footer>
       ${one.stats && html`<small>${one.stats}</small>`}
       ${one.text && html`<${Copy} text=${one.text} />`}
       ${one.role === "user" && button("Edit", () => (draft.value = one.text))}
-      ${one.role === "assistant" && button("Regenerate", again)}
+      ${one.role === "assistant" && button("Regenerate", () => act.again(at))}
     </footer>`}
   </article>`;
 }
@@ -181,6 +209,8 @@ function Composer({ chat, live, ask, ready, seeing, hears }) {
   };
   const take = async (files) => {
     const images = [...files].filter((one) => ["image/png", "image/jpeg", "image/webp"].includes(one.type));
+    if (files.length && !seeing) return (problem.value = new Error("This model does not see pictures. Choose one that does."));
+    if (images.length < files.length) problem.value = new Error("Only pictures can be sent: PNG, JPEG or WebP.");
     pictures.value = [...pictures.value, ...(await Promise.all(images.map(asDataUrl)))];
   };
   const submit = (event) => {
@@ -194,21 +224,22 @@ function Composer({ chat, live, ask, ready, seeing, hears }) {
   const typed = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   };
-  const dropped = (event) => {
-    event.preventDefault();
-    take(event.dataTransfer.files);
-  };
+  useEffect(() => {
+    const dropped = (event) => take(event.dataTransfer.files); // anywhere on the page
+    addEventListener("drop", dropped);
+    return () => removeEventListener("drop", dropped);
+  }, [seeing]);
   const drop = (at) => (pictures.value = pictures.value.toSpliced(at, 1));
-  return html`<form class="composer" onSubmit=${submit} onDrop=${dropped} onDragOver=${(event) => event.preventDefault()}>
+  return html`<form class="composer" onSubmit=${submit}>
     ${pictures.value.map((url, at) => html`<span class="picture" key=${at}><img src=${url} alt="Picture to send" />
       <button type="button" class="small" aria-label="Remove the picture" onClick=${() => drop(at)}>×</button></span>`)}
-    <textarea rows="2" dir="auto" ref=${area} aria-label="Message" placeholder=${listening.value ? "Listening" : "Message"} autofocus
+    <textarea id="message" rows="2" dir="auto" ref=${area} aria-label="Message" placeholder=${listening.value ? "Listening" : "Message"} autofocus
       value=${text.value} onKeyDown=${typed}
       onInput=${(event) => (text.value = event.target.value)} onPaste=${(event) => take(event.clipboardData.files)}></textarea>
     <div class="row">
       ${seeing && html`<button type="button" onClick=${() => file.current.click()}>Picture</button>
         <input type="file" ref=${file} class="hidden" multiple accept="image/png,image/jpeg,image/webp"
-          aria-label="Pictures" tabindex="-1" onChange=${(event) => take(event.target.files)} />`}
+          aria-label="Pictures" tabindex="-1" onChange=${(event) => (take(event.target.files), (event.target.value = ""))} />`}
       ${hears && html`<${Record} label="Dictate" disabled=${listening.value} done=${dictated} failed=${(error) => (problem.value = error)} />`}
       ${live
         ? html`<button key="stop" type="button" class="main" onClick=${() => live.abort.abort()}>Stop</button>`

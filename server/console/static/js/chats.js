@@ -1,5 +1,5 @@
 // The chats of this tab: kept in its sessionStorage, never on the server. Asking the model, and what it answers.
-import { ApiError, events } from "./api.js";
+import { ApiError, events, leaving } from "./api.js";
 import { signal } from "./lib.js";
 import { save, say } from "./widgets.js";
 
@@ -7,7 +7,7 @@ const KEPT = "hearth.chats";
 export const SETTINGS = { model: "", system: "", temperature: "", top_p: "", max_tokens: "", seed: "", reasoning_effort: "", tools: "" };
 export const chats = signal(restored());
 export const open = signal(chats.value[0].id);
-export const live = signal(null); // the answer that comes in: {chat, message, abort}
+export const live = signal({}); // answers that come in, one for each chat at most: {message, abort} by the chat's id
 export const pulse = signal(0); // grows with every frame that has more of it
 
 function fresh(settings = SETTINGS) {
@@ -31,13 +31,19 @@ export function change(id, changes) {
   keep();
 }
 
+addEventListener("pagehide", () => !leaving && keep()); // with what has come of answers that are not complete
+
 function keep() {
+  const all = chats.value.map((chat) => {
+    const came = live.value[chat.id]?.message;
+    return came ? { ...chat, messages: [...chat.messages, { ...came, stats: "stopped" }] } : chat;
+  });
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify(chats.value));
+    sessionStorage.setItem(KEPT, JSON.stringify(all));
   } catch {
     const small = (key, value) => (key === "pictures" ? [] : value); // there is room for some MB
     try {
-      sessionStorage.setItem(KEPT, JSON.stringify(chats.value, small));
+      sessionStorage.setItem(KEPT, JSON.stringify(all, small));
     } catch {
       say("These chats are too long to be kept when the page is loaded again. Export them.");
     }
@@ -52,7 +58,7 @@ export function add() {
 }
 
 export function remove(id) {
-  if (live.value?.chat === id) live.value.abort.abort();
+  live.value[id]?.abort.abort();
   chats.value = chats.value.filter((chat) => chat.id !== id);
   if (!chats.value.length) chats.value = [fresh()];
   if (open.value === id) open.value = chats.value[0].id;
@@ -62,11 +68,12 @@ export function remove(id) {
 export const exportAll = () => save("hearth-chats.json", JSON.stringify({ chats: chats.value }, null, 1), "application/json");
 
 export async function importFrom(file) {
-  const read = JSON.parse(await file.text());
-  if (!Array.isArray(read.chats)) throw new Error("This file has no chats that were exported here.");
-  const taken = new Set(chats.value.map((chat) => chat.id));
-  const came = read.chats.map(checked).map((chat) => (taken.has(chat.id) ? { ...chat, id: fresh().id } : chat));
-  chats.value = [...came, ...chats.value];
+  const found = await file.text().then(JSON.parse).catch(() => null);
+  if (!Array.isArray(found?.chats) || !found.chats.length) {
+    throw new Error("There are no chats in this file. Choose one that “Export all chats” has saved.");
+  }
+  chats.value = [...found.chats.map((chat) => ({ ...checked(chat), id: fresh().id })), ...chats.value];
+  say(`${found.chats.length} chats were added.`);
   open.value = chats.value[0].id;
   keep();
 }
@@ -74,10 +81,10 @@ export async function importFrom(file) {
 // A file may hold anything: what is not of our form is left out, and every text is a text.
 function checked(chat) {
   const text = (value) => (typeof value === "string" ? value : "");
-  const settings = Object.fromEntries(Object.keys(SETTINGS).map((name) => [name, text(chat.settings?.[name])]));
-  const list = (value) => (Array.isArray(value) ? value : []);
+  const settings = Object.fromEntries(Object.keys(SETTINGS).map((name) => [name, text(chat?.settings?.[name])]));
+  const list = (value) => (Array.isArray(value) ? value.filter((one) => one) : []);
   const call = (it) => ({ id: text(it.id), name: text(it.name), arguments: text(it.arguments) });
-  const messages = list(chat.messages).map((one) => ({
+  const messages = list(chat?.messages).map((one) => ({
     role: ["user", "assistant", "tool"].includes(one.role) ? one.role : "user",
     text: text(one.text),
     pictures: list(one.pictures).filter((it) => /^data:image\/(png|jpeg|webp);/.test(it)),
@@ -87,7 +94,7 @@ function checked(chat) {
     stats: text(one.stats),
     error: text(one.error),
   }));
-  return { id: text(chat.id) || fresh().id, title: text(chat.title) || "Chat", settings, messages };
+  return { id: text(chat?.id) || fresh().id, title: text(chat?.title) || "Chat", settings, messages };
 }
 
 const EMPTY = { text: "", pictures: [], reasoning: "", calls: [], call: "", stats: "", error: "" };
@@ -134,7 +141,7 @@ export async function answer(id, model) {
     if (!asked) requestAnimationFrame(() => ((asked = false), pulse.value++));
     asked = true;
   };
-  live.value = { chat: id, message: came, abort };
+  live.value = { ...live.value, [id]: { message: came, abort } };
   try {
     const body = { ...bodyOf(chat, model), stream: true, stream_options: { include_usage: true } };
     for await (const event of events("v1/chat/completions", body, abort.signal)) {
@@ -160,7 +167,8 @@ export async function answer(id, model) {
     else came.error = error.message;
   }
   came.stats = summary(usage, began, first, finish);
-  live.value = null;
+  const { [id]: _, ...others } = live.value;
+  live.value = others;
   const now = chats.value.find((one) => one.id === id);
   if (now && (came.text || came.reasoning || came.calls.length || came.error)) change(id, { messages: [...now.messages, came] });
 }

@@ -82,12 +82,18 @@ class Block extends Component {
   }
 }
 
-export function Markdown({ text }) {
-  let tokens;
-  try {
-    tokens = lexer(text, { gfm: true, breaks: true });
-  } catch {
-    return html`<p dir="auto" class="raw">${text}</p>`; // nested too deep for the lexer
+export class Markdown extends Component {
+  shouldComponentUpdate(next) {
+    return next.text !== this.props.text;
   }
-  return html`<div class="markdown">${tokens.map((token, at) => html`<${Block} key=${at} token=${token} />`)}</div>`;
+
+  render({ text }) {
+    let tokens;
+    try {
+      tokens = lexer(text, { gfm: true, breaks: true });
+    } catch {
+      return html`<p dir="auto" class="raw">${text}</p>`; // nested too deep for the lexer
+    }
+    return html`<div class="markdown">${tokens.map((token, at) => html`<${Block} key=${at} token=${token} />`)}</div>`;
+  }
 }

@@ -20,7 +20,7 @@ export function Models({ models, failed }) {
   return html`<h1>Models</h1>
     <${Failure} error=${error.value ?? failed} />
     ${isAdmin.value && status.value?.models && html`<${Memory} status=${status.value} />`}
-    ${replicas.length > 0 && html`<${Cluster} replicas=${replicas} />`}
+    ${replicas.length > 0 && html`<${Cluster} status=${status.value} />`}
     <ul class="cards">${listed.filter((model) => !ids.has(model.parent)).map((model) => html`<${Model} key=${model.id} model=${model}
       state=${state[model.id]} failed=${fail} engines=${enginesOf(model.id, state[model.id], replicas)}
       adapters=${listed.filter((one) => one.parent === model.id)} states=${state} />`)}</ul>
@@ -49,9 +49,12 @@ const Table = ({ title, columns, rows }) => html`<div class="scroll" tabindex="0
   <tbody>${rows.map((row, at) => html`<tr key=${at}>${row.map((cell, place) => html`<td key=${place}>${cell}</td>`)}</tr>`)}</tbody>
 </table></div>`;
 
-const Cluster = ({ replicas }) => html`<h2>Replicas</h2>
-  <${Table} title="Replicas" columns=${["Machine", "Role", "State", "Requests", "Models", "Replica"]} rows=${replicas.map(({ node, role, replica, status }) =>
-    [node, role, status.status, status.requests_running, status.models.map((model) => model.id).join(", "), html`<code>${replica}</code>`])} />`;
+const Cluster = ({ status }) => html`<h2>Machines</h2>
+  <${Table} title="Machines" columns=${["Machine", "State", "GPUs", "CPUs", "Memory"]} rows=${status.machines.map((one) =>
+    [one.address, `${one.alive ? "here" : "left or died"}${one.head ? ", the head" : ""}`, one.gpus, one.cpus, bytes(one.memory_bytes)])} />
+  <h2>Replicas</h2>
+  <${Table} title="Replicas" columns=${["Machine", "Role", "State", "Requests", "Models", "Replica"]} rows=${status.replicas.map((one) =>
+    [one.node, one.role, one.status.status, one.status.requests_running, one.status.models.map(({ id }) => id).join(", "), one.replica])} />`;
 
 function Model({ model, state, states, engines, adapters, failed }) {
   const busy = useSignal(false);

@@ -4,7 +4,7 @@ import { html, useSignal } from "./lib.js";
 import { Failure, Field } from "./widgets.js";
 
 export function SignIn({ problem }) {
-  const key = useSignal(""), error = useSignal(problem), busy = useSignal(false);
+  const key = useSignal(""), error = useSignal(null), busy = useSignal(false);
   const submit = async (event) => {
     event.preventDefault();
     busy.value = true;
@@ -25,7 +25,7 @@ export function SignIn({ problem }) {
           value=${key.value} onInput=${(event) => (key.value = event.target.value)} />
       <//>
       <button class="main" disabled=${busy.value}>Sign in</button>
-      <${Failure} error=${error.value} />
+      <${Failure} error=${error.value ?? problem} />
     </form>
     <details><summary>Where do I get a key?</summary>
       <p>From the administrator of this server, who makes one in this page under “Keys”, or on the machine itself:</p>

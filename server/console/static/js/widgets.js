@@ -57,14 +57,16 @@ export function Dialog({ title, open, onClose, children }) {
 }
 
 // Asks again and again, and not while the tab is hidden. Returns a signal, null until the first answer. `seconds` may
-// be a function of the last answer; 0: asked once.
-export function usePoll(path, seconds, failed) {
+// be a function of the last answer; 0: asked once. `later` says how long there is no need to ask again.
+export function usePoll(path, seconds, failed, later) {
   const found = useSignal(null);
   useEffect(() => {
     let timer, ended = false;
     const abort = new AbortController();
     const ask = async () => {
       clearTimeout(timer);
+      const rest = found.value && !failed?.value ? (later?.() ?? 0) : 0;
+      if (rest > 0.1) return (timer = setTimeout(ask, rest * 1000));
       if (!document.hidden) {
         try {
           found.value = await get(path, { signal: abort.signal });
