@@ -224,7 +224,7 @@ def test_a_chat_in_the_page_costs_the_server_no_more_than_one_by_curl(
 
     Both are sent by curl: a browser that draws on the same cores makes everything on them slower.
     """
-    process, turns, talks = psutil.Process(server.pid), 12, 6
+    process, turns, talks = psutil.Process(server.pid), 24, 6
     with opened(browser, server) as one:
         one.sign_in(key)
         asked: list[Any] = []
@@ -232,7 +232,7 @@ def test_a_chat_in_the_page_costs_the_server_no_more_than_one_by_curl(
             one.ask("Count from one to fifty.")
             one.answered(at)
             if at == 1:  # what opening the page takes is behind it
-                one.page.on("request", lambda request: asked.append(request))
+                one.page.on("request", asked.append)
         sent = [(urlsplit(each.url).path, each.all_headers(), each.post_data) for each in asked]
     chats = [body or "" for path, _, body in sent if path == "/v1/chat/completions"]
     told(f"{len(chats)} chats of the page, and beside them {[path for path, _, body in sent if not body]}")
