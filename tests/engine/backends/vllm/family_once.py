@@ -35,7 +35,8 @@ GREETING = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "greeting", "schema": GREETING}}
-COSTS = (250, 8000)
+COSTS = {250: 16, 8000: 1}
+"""Tokens of an answer, and how many answers: the short ones are over before anything can be told of them."""
 
 
 async def main(family: str, folder: Path) -> None:
@@ -76,7 +77,7 @@ async def _asked(engine: Engine, family: str) -> dict[str, Any]:
         asked = _request(known.conversations[1])
         forced = replace(asked, tools=FORCED, tool_choice="required", max_tokens=200)
         said["forced"] = [await _read(engine, replace(forced, whole=whole)) for whole in (True, False)]
-    said["token_seconds"] = [await _cost(engine, _request(known.conversations[0]), tokens) for tokens in COSTS]
+    said["token_seconds"] = [await _cost(engine, _request(known.conversations[0]), *one) for one in COSTS.items()]
     return said
 
 
@@ -121,14 +122,16 @@ async def _read(engine: Engine, request: ChatRequest) -> dict[str, Any]:
     }
 
 
-async def _cost(engine: Engine, request: ChatRequest, tokens: int) -> float:
-    """Return seconds of this process (the API's) for each token of an answer that goes on and on."""
-    stream = await engine.chat(
-        replace(request, request_id=_new_id(), max_tokens=tokens, ignore_eos=True), TokenStream()
-    )
-    begun = time.process_time()
-    steps: list[ChatStep] = [step async for step in stream]
-    return (time.process_time() - begun) / _tokens(steps)
+async def _cost(engine: Engine, request: ChatRequest, tokens: int, answers: int) -> float:
+    """Return seconds of this process (the API's) for each token of answers that go on and on."""
+    seconds, made = 0.0, 0
+    for _ in range(answers):
+        asked = replace(request, request_id=_new_id(), max_tokens=tokens, ignore_eos=True)
+        stream = await engine.chat(asked, TokenStream())
+        begun = time.process_time()
+        steps: list[ChatStep] = [step async for step in stream]
+        seconds, made = seconds + time.process_time() - begun, made + _tokens(steps)
+    return seconds / made
 
 
 def _tokens(steps: Iterable[ChatStep]) -> int:

@@ -13,9 +13,19 @@ import pytest
 from plan_parts import shipped
 from test_kv_blocks import CONFIGS, SHIPPED
 
-from engine.config import ChatModelSpec, Config
+from engine.config import AuxiliaryModelSpec, ChatModelSpec, Config
+from engine.demo import weights_dir
 
 FOLDER = Path(__file__).parent
+# What pooled_once.py loads, and what the small models are that no family above is for, by their repositories.
+POOLED = {"Qwen3ForCausalLM", "XLMRobertaForSequenceClassification"}
+OTHERS = {
+    "qwen3-embedding-0.6b": "Qwen3ForCausalLM",
+    "bge-reranker-v2-m3": "XLMRobertaForSequenceClassification",
+    "bge-reranker-v2-m3-on-cpu": "XLMRobertaForSequenceClassification",
+    "whisper-large-v3-turbo": "WhisperForConditionalGeneration",
+    "whisper-small": "WhisperForConditionalGeneration",
+}
 NAMES = ("qwen3", "qwen3_5", "qwen3_5_moe", "gpt_oss", "llama", "gemma3", "mistral")
 
 
@@ -34,12 +44,34 @@ def loaded_architectures() -> set[str]:
     return {ast.literal_eval(call.args[0]) for call in calls}
 
 
+def _run(program: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run a program of this folder, and return what it has printed last."""
+    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment |= {"VLLM_SYSTEM_START_DATE": "2026-11-23"}  # it is part of gpt-oss' prompts
+    ended = subprocess.run(
+        [sys.executable, str(FOLDER / program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=1400,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
 def unloaded(config: Config) -> set[str]:
-    """Return the chat variants whose architecture no test of this file loads."""
-    chat = [spec for spec in config.models.values() if isinstance(spec, ChatModelSpec)]
-    shapes = {variant.id: CONFIGS.get(SHIPPED.get(variant.id, ""), {}) for spec in chat for variant in spec.variants}
-    loaded = loaded_architectures()
-    return {name for name, shape in shapes.items() if not shape or not set(shape["architectures"]) <= loaded}
+    """Return the variants on vLLM whose architecture no test of this file, and no demo, loads."""
+    chat, others = (
+        [variant.id for spec in config.models.values() if isinstance(spec, kind) for variant in spec.variants]
+        for kind in (ChatModelSpec, AuxiliaryModelSpec)
+    )
+    shapes = {name: CONFIGS.get(SHIPPED.get(name, ""), {}).get("architectures") for name in chat}
+    shapes |= {name: [OTHERS[name]] if name in OTHERS else None for name in others}
+    demo = json.loads((weights_dir("transcription") / "config.json").read_text())["architectures"]
+    loaded = loaded_architectures() | POOLED | set(demo)
+    return {name for name, architectures in shapes.items() if not architectures or not set(architectures) <= loaded}
 
 
 def test_no_variant_is_shipped_whose_architecture_is_not_loaded_here():
@@ -49,24 +81,24 @@ def test_no_variant_is_shipped_whose_architecture_is_not_loaded_here():
 def test_a_variant_of_an_architecture_that_nobody_loaded_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(CONFIGS, "gpt-oss-20b", {"architectures": ["NewFamilyForCausalLM"]})
     monkeypatch.delitem(SHIPPED, "qwen3-1.7b")
-    assert unloaded(shipped()) == {"gpt-oss-20b", "qwen3-1.7b"}
+    monkeypatch.setitem(OTHERS, "whisper-small", "NewHearing")
+    monkeypatch.delitem(OTHERS, "bge-reranker-v2-m3")
+    assert unloaded(shipped()) == {"gpt-oss-20b", "qwen3-1.7b", "whisper-small", "bge-reranker-v2-m3"}
+
+
+@pytest.mark.engine
+@pytest.mark.rounds
+def test_vectors_and_scores_of_the_shipped_architectures_are_those_of_transformers(tmp_path: Path):
+    said = _run("pooled_once.py", tmp_path)
+    assert said["errors"] == []
+    assert said["vectors"] < 1e-5
+    assert said["scores"] < 1e-4
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp(request.param)
-    environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    environment |= {"VLLM_SYSTEM_START_DATE": "2026-11-23"}  # it is part of gpt-oss' prompts
-    ended = subprocess.run(
-        [sys.executable, str(FOLDER / "family_once.py"), request.param, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=1400,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    found = json.loads(ended.stdout.splitlines()[-1])
+    found = _run("family_once.py", request.param, folder)
     assert found["error"] is None, found["error"]
     return request.param, found
 
